@@ -255,9 +255,9 @@ def _load(who: str, model: Any, folder: Path, places: dict[str, Any]) -> Any:
 
 
 def _units(model: Any) -> list[Any]:
-    from accel_nb.bigmodel.offload.dispatch import stream_of
+    from accel_nb.bigmodel.offload.dispatch import get_prefetcher
 
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     return list(dict.fromkeys(stream._order))
 

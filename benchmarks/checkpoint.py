@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.load import materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin
 from accel_nb.checkpoint.store import LocalStore
 from accel_nb.runtime.distributed.communicator import LocalComm
 from benchmarks.measure import ROOT, Figure, Report, main, shuffled_rounds
@@ -46,7 +46,7 @@ class Contest:
         }
         self.flat = {f"{kind}/{name}": value for kind, part in self.state.items() for name, value in part.items()}
         self.num_bytes = sum(value.numel() * value.element_size() for value in self.flat.values())
-        self._saver = Saver(LocalComm(), torch.device("cpu"))
+        self._saver = CheckpointSaver(LocalComm(), torch.device("cpu"))
         self._store = LocalStore(str(folder / "ours"))
         save_file(self.flat, folder / "theirs.safetensors")
         self._save("loaded", blocking=True)
@@ -90,7 +90,7 @@ class Contest:
 
     def load(self) -> dict[str, Tensor]:
         """Return the state by flat names, verified."""
-        found = materialise(open_checkpoint(self._folder / "ours" / "loaded", LocalComm()).tree())
+        found = materialize(open_checkpoint(self._folder / "ours" / "loaded", LocalComm()).read_tree())
         return {f"{kind}/{name}": value for kind, part in found.items() for name, value in part.items()}
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Contest:
         self._saver.close()
 
     def _save(self, name: str, *, blocking: bool) -> None:
-        facts = Facts(run="benchmark", step=0, world_size=1, strategy="single")
+        facts = CheckpointOrigin(run="benchmark", step=0, world_size=1, strategy="single")
         self._saver.save(self._store, name, self.state, facts, blocking=blocking)
 
     def _torch_save(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accel_nb.forecast.measurement import default_loss
 from accel_nb.forecast.model_building import forecast_model
-from accel_nb.forecast.plans import Setting
+from accel_nb.forecast.plans import RunSetting
 from accel_nb.forecast.sizes import size_text
 from benchmarks.measure import Figure, Report, main
 from tests.support.measured import held_bytes, peak_bytes
@@ -92,7 +92,7 @@ def forecast(quick: bool = False) -> Report:
         for precision, half in (("no", None), ("bf16", torch.bfloat16)):
             model, batch = make()
             optimizer = torch.optim.AdamW(model.parameters())
-            setting = Setting(1, "cpu", 2**40, 2**40, precision, len(batch[0]), len(batch[0]), is_host=True)
+            setting = RunSetting(1, "cpu", 2**40, 2**40, precision, len(batch[0]), len(batch[0]), is_host=True)
             started = time.perf_counter()
             found = forecast_model(model, setting, optimizer=optimizer, batch=batch).plans[0].usage.total
             took = time.perf_counter() - started

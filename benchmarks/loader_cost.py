@@ -86,7 +86,7 @@ def _ways(rank: int) -> dict[str, Iterable[Any]]:
 
     from accel_nb.accelerator import Accelerator
     from accel_nb.runtime.distributed.communicator import TorchComm
-    from accel_nb.runtime.distributed.process_group import Group
+    from accel_nb.runtime.distributed.process_group import DefaultGroup
     from accel_nb.runtime.world import World
 
     class Stream(IterableDataset[Any]):
@@ -97,7 +97,7 @@ def _ways(rank: int) -> dict[str, Iterable[Any]]:
     data = TensorDataset(torch.randn(16 * STEPS, 16), torch.randint(0, 4, (16 * STEPS,)))
     half = TensorDataset(*(tensor[: 8 * STEPS] for tensor in data.tensors))
     world = World(rank, 2, rank, 2, "cpu")
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     ours = Accelerator(world=world, comm=comm)
     ours_global = Accelerator(world=world, comm=comm, batch="global")
     peer = Peer(cpu=True)

@@ -256,7 +256,7 @@ def _memory_sampling(quick: bool) -> tuple[float, float, int]:
         started = time.perf_counter()
         meter.sample(started, step, [model], [optimizer], (0, 0) if step < 100 else (0, 8))
         times.append(time.perf_counter() - started)
-    assert meter.held == {"parameters": number * 16, "gradients": number * 16, "optimizer": number * 32 + 8}
+    assert meter.bytes_by_kind == {"parameters": number * 16, "gradients": number * 16, "optimizer": number * 32 + 8}
     return statistics.median(times) * 1e6, times[100], 4 * number
 
 

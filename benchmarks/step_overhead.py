@@ -112,7 +112,7 @@ def _ways(rank: int) -> dict[str, Way]:
     from accel_nb.accelerator import Accelerator
     from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
     from accel_nb.runtime.distributed.communicator import TorchComm
-    from accel_nb.runtime.distributed.process_group import Group
+    from accel_nb.runtime.distributed.process_group import DefaultGroup
     from accel_nb.runtime.world import World
     from accel_nb.telemetry.ring import RingWriter, create_ring
 
@@ -134,7 +134,7 @@ def _ways(rank: int) -> dict[str, Way]:
     x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
     data = TensorDataset(torch.randn(16 * STEPS, 16), torch.randint(0, 4, (16 * STEPS,)))
     world = World(rank, 2, rank, 2, "cpu")
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     criterion = nn.functional.cross_entropy
     ways: dict[str, Way] = {}
 
@@ -196,7 +196,7 @@ def _ways(rank: int) -> dict[str, Way]:
         cells = PlainCells(plain)
         cells.prepare(names, list(names))
         # The context changes torch for as long as it lasts, so it is entered for each block.
-        add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None, cells.running)
+        add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None, cells.run_cell)
 
         model, optimizer = fresh()
         loader = DataLoader(data, batch_size=8)

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.components import Components
-from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook
-from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
-from accel_nb.checkpoint.full_tensors import whole_weights
-from accel_nb.data.loader import Skipping, skip_first_batches
+from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates, save_plain
+from accel_nb.checkpoint.full_tensors import gather_weights
+from accel_nb.data.loader import SkippedBatchesLoader, skip_first_batches
 from accel_nb.errors import CheckpointError, MisuseError
 from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.strategies.base import Bundle
@@ -23,7 +23,7 @@ from accel_nb.strategies.base import Bundle
 T = TypeVar("T")
 
 
-class CheckpointMethods(Placed):
+class CheckpointMethods(ProcessView):
     """Saving and loading, as methods of an accelerator."""
 
     components: Components
@@ -76,7 +76,7 @@ class CheckpointMethods(Placed):
             )
         return self.components.state.load_foreign(input_dir, strict=strict)
 
-    def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
+    def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
         """Return what iterates a prepared loader without its first batches of this rank; they are not read.
 
         After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
@@ -109,7 +109,7 @@ class CheckpointMethods(Placed):
         ``unwrap`` may be anything: keys are those of the plain model.
         """
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
-        return dict(whole_weights(state, self._comm))
+        return dict(gather_weights(state, self._comm))
 
     def save_model(
         self,
@@ -136,9 +136,9 @@ class CheckpointMethods(Placed):
         is_divided = self.components.strategy.capabilities.shards_params
         if not is_divided and not self.is_main_process:
             return
-        files = WeightFiles(save_directory, max_shard_size, dtype)
+        files = WeightWriter(save_directory, max_shard_size, dtype)
         state = self.components.strategy.read_state(Bundle((model,)), copied=False)["models"][0]
-        for name, value in whole_weights(distinct(state, find_tied(model)), self._comm):
+        for name, value in gather_weights(drop_tied_duplicates(state, find_tied(model)), self._comm):
             if self.is_main_process:
                 files.add(name, value)
         if is_divided:

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import torch
 
 from accel_nb.accelerator.components import Components
-from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.tracking.metrics import RowHistory, cut_to_samples, gather_for_metrics
 from accel_nb.accelerator.training.trigger import Trigger
-from accel_nb.data.order import Share
+from accel_nb.data.order import BatchShare
 from accel_nb.runtime.distributed.communicator import Operation
 
 T = TypeVar("T")
 
 
-class CollectiveMethods(Placed):
+class CollectiveMethods(ProcessView):
     """Collectives over nested tensors and plain values, as methods of an accelerator."""
 
     components: Components
@@ -45,13 +45,13 @@ class CollectiveMethods(Placed):
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti
-        share, reading = self.components.stepper.window.share, self.components.preparer.whole_reading
-        if reading.lasts(share):
+        share, reading = self.components.stepper.window.share, self.components.preparer.undivided_batch
+        if reading.is_current(share):
             if self._world.size > 1:
                 known = reading.num_samples
                 return input_data if known is None else cut_to_samples(input_data, known, self._row_history, site)
             known = reading.num_samples
-            share = None if known is None else Share(known, known, is_last=False, is_filler=False)
+            share = None if known is None else BatchShare(known, known, is_last=False, is_filler=False)
         if self._data_owners is None:
             self._data_owners = self._find_data_owners()
         return gather_for_metrics(

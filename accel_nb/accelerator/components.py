@@ -8,16 +8,16 @@ from enum import Enum
 
 import torch
 
-from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
 from accel_nb.accelerator.prepare.compiling import Compiler
 from accel_nb.accelerator.prepare.preparer import Preparer
 from accel_nb.accelerator.prepare.strategy_selection import StrategySelection
-from accel_nb.accelerator.process.init_world import enter
+from accel_nb.accelerator.process.init_world import initialize_world
 from accel_nb.accelerator.process.seeding import checked_types
 from accel_nb.accelerator.settings import Settings
 from accel_nb.accelerator.state.training_state import TrainingState
 from accel_nb.accelerator.tracking.tracked_run import TrackedRun
-from accel_nb.accelerator.training.run_control import current_steering
+from accel_nb.accelerator.training.run_control import current_control_receiver
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.accelerator.training_run import TrainingRun
 from accel_nb.config import Resolved
@@ -25,12 +25,12 @@ from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Registry, Strategy, choose
+from accel_nb.strategies import Strategy, StrategyRegistry, choose
 from accel_nb.strategies.choice import AUTO
-from accel_nb.telemetry.events import Sink, current_sink
+from accel_nb.telemetry.events import EventSink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
 
@@ -41,15 +41,15 @@ class Components:
 
     resolved: Resolved
     comm: Communicator
-    group: Group | None
+    group: DefaultGroup | None
     """The process group, if the accelerator has opened it and so must close it."""
     collectives: Collectives
     device: torch.device
-    sink: Sink
+    sink: EventSink
     stepper: Stepper
     compiler: Compiler
     float8: Float8Layers | None
-    recomputer: Recomputer
+    recomputer: ActivationCheckpointer
     selection: StrategySelection
     preparer: Preparer
     tracked: TrackedRun
@@ -94,19 +94,19 @@ def build_components(
     comm: Communicator | None,
     world: World | None,
     cpu: bool,
-    sink: Sink | None,
-    registry: Registry | None,
+    sink: EventSink | None,
+    registry: StrategyRegistry | None,
     is_placing: bool,
     rng_types: Sequence[str | Enum] | None,
 ) -> Components:
     """Enter the world and build the components of the accelerator ``owner``; every rank must call."""
     options = settings.options
-    comm, group = enter(comm, world, cpu, options.group)
+    comm, group = initialize_world(comm, world, cpu, options.group)
     collectives = Collectives(comm, verify=options.debug)
     if options.debug and comm.world.size > 1:
         comm = VerifiedComm(comm)
     world = comm.world
-    registry = registry or Registry()
+    registry = registry or StrategyRegistry()
     requested = AUTO if settings.ignores_plugin(world) else options.strategy
     strategy_class = choose(requested, world, registry)
     device = strategy_class.capabilities.open_device(world)
@@ -115,16 +115,16 @@ def build_components(
     strategy.open(world, comm)
     sink = current_sink.get() if sink is None else sink
     stepper = _build_stepper(strategy, comm, device, sink, settings)
-    compiler, recomputer = Compiler(options.compile), Recomputer(options.activation_checkpointing)
+    compiler, recomputer = Compiler(options.compile), ActivationCheckpointer(options.activation_checkpointing)
     float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
-    run = TrainingRun(stepper, comm, sink, options.checkpoint, current_steering.get())
+    run = TrainingRun(stepper, comm, sink, options.checkpoint, current_control_receiver.get())
     preparer = Preparer(
         owner,
         stepper,
         comm,
         device,
         compiler=compiler,
-        recomputer=recomputer,
+        checkpointer=recomputer,
         float8=float8,
         options=options,
         is_placing=is_placing,
@@ -147,7 +147,7 @@ def build_components(
 
 
 def _build_stepper(
-    strategy: Strategy, comm: Communicator, device: torch.device, sink: Sink, settings: Settings
+    strategy: Strategy, comm: Communicator, device: torch.device, sink: EventSink, settings: Settings
 ) -> Stepper:
     options, rank, precision = settings.options, comm.world.rank, strategy.precision
     return Stepper(

@@ -26,16 +26,16 @@ from accel_nb.accelerator.options.plugins import (
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
-    one_of_two,
-    refuse_later,
+    argument_or_record,
+    refuse_unsupported,
 )
 from accel_nb.accelerator.prepare.preparer import LoopPolicy, TrainingLoops
 from accel_nb.accelerator.process.memory_release import release_memory
 from accel_nb.accelerator.process_state import AcceleratorState, GradientState
 from accel_nb.accelerator.settings import read_settings
 from accel_nb.accelerator.tracking.metrics import RowHistory
-from accel_nb.accelerator.tracking.run_tracking import Tracked
-from accel_nb.accelerator.training.join import joined
+from accel_nb.accelerator.tracking.run_tracking import TrackingMixin
+from accel_nb.accelerator.training.join import join_uneven
 from accel_nb.accelerator.training.profiling import Profiler, profiled
 from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
@@ -43,19 +43,19 @@ from accel_nb.config.sections import AutocastOptions
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
-from accel_nb.precision.forward import plain_view_in
+from accel_nb.precision.forward import plain_view_in_precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.process.built_accelerators import note_built
+from accel_nb.runtime.process.built_accelerators import register_built_accelerator
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Registry
-from accel_nb.telemetry.events import Sink
+from accel_nb.strategies import StrategyRegistry
+from accel_nb.telemetry.events import EventSink
 
 T = TypeVar("T")
 
 
-class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
+class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
 
     Every rank builds it and makes the same calls. Accelerators share nothing: several may exist at the same time, if
@@ -125,8 +125,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         project_config: ProjectConfiguration | None = None,
         comm: Communicator | None = None,
         world: World | None = None,
-        sink: Sink | None = None,
-        registry: Registry | None = None,
+        sink: EventSink | None = None,
+        registry: StrategyRegistry | None = None,
         log_with: Any = None,
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
@@ -135,13 +135,14 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         torch_tp_plugin: object = None,
         parallelism_config: object = None,
     ) -> None:
-        refuse_later(
+        refuse_unsupported(
             {"deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
              "torch_tp_plugin": torch_tp_plugin, "parallelism_config": parallelism_config}
         )  # fmt: skip
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
-            "seed": seed, "clip": clip, "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
+            "seed": seed, "clip": clip,
+            "batch": argument_or_record("batch", batch, "split_batches", _BATCH[split_batches]),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
         plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin)
@@ -159,7 +160,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         self._project, self._tracker_choice = settings.project, settings.trackers
         self._trigger, self._row_history, self._is_closed = Trigger(parts.comm), RowHistory(), False
         if settings.options.checkpoint.dir is not None or settings.options.checkpoint.resume is not None:
-            note_built(self)
+            register_built_accelerator(self)
 
     # --- what it runs with ---
 
@@ -187,7 +188,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
     @property
     def sync_gradients(self) -> bool:
         """Whether the current (or latest) micro-batch closes its accumulation window, so that optimizers step."""
-        return self._stepper.window.synchronises
+        return self._stepper.window.syncs_gradients
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -197,8 +198,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
     @property
     def state(self) -> AcceleratorState:
         """Where this rank stands and in which precision it trains, as a record to read."""
-        return AcceleratorState.of(
-            self, self.mixed_precision, debug=self._settings.options.debug, divider=self._settings.sharding_plugin
+        return AcceleratorState.from_accelerator(
+            self, self.mixed_precision, debug=self._settings.options.debug, plugin=self._settings.sharding_plugin
         )
 
     @property
@@ -219,7 +220,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
     @property
     def step(self) -> int:
         """How many micro-batches of the open accumulation window have ended."""
-        return self._stepper.window.num_held
+        return self._stepper.window.num_pending
 
     @property
     def scaler(self) -> torch.amp.grad_scaler.GradScaler | None:
@@ -273,21 +274,21 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         return self._project.project_dir
 
     @property
-    def holds_optimizers(self) -> bool:
+    def has_optimizers(self) -> bool:
         """Whether anything that trains has been prepared."""
         return bool(self._stepper.bundle.optimizers)
 
     @property
-    def is_torn(self) -> bool:
+    def has_interrupted_backward(self) -> bool:
         """Whether an error ended a backward pass in its middle: models are then to be prepared anew."""
-        return self._stepper.is_torn
+        return self._stepper.has_interrupted_backward
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
         """Everything that is prepared, in the order in which it came."""
         return tuple(self.components.preparer.objects)
 
-    def divided_tensors(self) -> list[Tensor]:
+    def sharded_tensors(self) -> list[Tensor]:
         """Return the prepared parameters, and tensors of optimizers, of which this rank holds a part.
 
         They are the same in the same order on every rank.
@@ -304,7 +305,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
 
         They are measured at the first optimizer step, and at most five times a second after that.
         """
-        return self._stepper.held_bytes
+        return self._stepper.memory_bytes
 
     @property
     def is_closed(self) -> bool:
@@ -335,7 +336,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
             if is_placed is not None
         }
         preparer = self.components.preparer
-        with preparer.placing(placing):
+        with preparer.override_placement(placing):
             is_new = self.prepare_jointly(
                 objects, batch=self._settings.options.batch or "per-worker", loops=TrainingLoops(preparer)
             )
@@ -354,7 +355,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         parts = self.components
         before = set(map(id, parts.preparer.objects))
         parts.selection.select(objects, batch, parts.stepper, parts.recomputer)
-        parts.stepper.keeps_sums = batch == "global" and self._world.size > 1
+        parts.stepper.preserves_sums = batch == "global" and self._world.size > 1
         parts.preparer.prepare(objects, batch=batch, loops=loops)
         return [item for item in parts.preparer.objects if id(item) not in before]
 
@@ -367,7 +368,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         not trained, such as a teacher. Ranks then need not all call.
         """
         if evaluation_mode:
-            with self.components.preparer.placing({} if device_placement is None else {id(model): device_placement}):
+            with self.components.preparer.override_placement(
+                {} if device_placement is None else {id(model): device_placement}
+            ):
                 self.components.preparer.prepare_for_evaluation(model, self.components.strategy.precision)
             return model
         return self.prepare(model, device_placement=[device_placement])
@@ -442,7 +445,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         try:
             yield
         finally:
-            self.components.strategy.grad_sync(model, self._stepper.window.averages)
+            self.components.strategy.grad_sync(model, self._stepper.window.averages_gradients)
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
@@ -471,7 +474,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
                 f"uneven inputs cannot be joined under the strategy {strategy.name!r}, whose ranks hold a part "
                 "of the model each; prepare the loader, which gives every rank as many batches"
             )
-        return joined(self._stepper, self._comm, self._collectives)
+        return join_uneven(self._stepper, self._comm, self._collectives)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Return a context that computes in the run's precision; prepared models do so by themselves.
@@ -514,7 +517,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
                 "free_memory(model) gives it back without, or set compile.regional to false"
             )
         precision = parts.strategy.precision if keep_fp32_wrapper and model in parts.preparer else None
-        return plain_view_in(model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model))
+        return plain_view_in_precision(
+            model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model)
+        )
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Give objects back as they came (none named: all), and free cached device memory.
@@ -545,11 +550,11 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         """
         self.components.run.save_every(steps, seconds)
 
-    def ask_for_checkpoint(self) -> None:
+    def request_checkpoint(self) -> None:
         """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
         self.components.run.request_checkpoint()
 
-    def ask_to_stop(self) -> bool:
+    def request_stop(self) -> bool:
         """Save and raise KeyboardInterrupt at the end of a step, on every rank after the same one; any thread may ask.
 
         Returns False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
@@ -640,13 +645,13 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         report_run(self.components, chosen)
 
     @property
-    def has_diverged(self) -> bool:
+    def has_rank_rng(self) -> bool:
         """Whether the ranks draw random numbers of their own since this accelerator divided a loader."""
-        return self._stepper.has_diverged
+        return self._stepper.has_rank_rng
 
     def note_equal_rng(self) -> None:
         """Record that every rank has the same random numbers again; every rank must call."""
-        self._stepper.has_diverged = False
+        self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
         """Return what this rank runs with, as the receipt shows it, with the objects ``chosen`` by id, or all."""

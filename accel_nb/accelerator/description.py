@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from accel_nb.accelerator.components import Components
-from accel_nb.accelerator.prepare.preparer import describe_object, notes_on
+from accel_nb.accelerator.prepare.preparer import collect_notes, describe_object
 from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.telemetry.events import Prepared
+from accel_nb.telemetry.events import WorkerPrepared
 
 
 def describe_run(components: Components, chosen: Collection[int] | None = None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def describe_run(components: Components, chosen: Collection[int] | None = None) 
         "precision": components.strategy.precision.policy.name,
         "accumulate": stepper.window.size,
         "objects": [
-            describe_object(item, names.get(id(item)), preparer.batches)
+            describe_object(item, names.get(id(item)), preparer.batch_descriptions)
             for item in objects
             if not isinstance(item, nn.Module) or any(True for _ in item.parameters())
         ],
@@ -43,7 +43,7 @@ def report_run(components: Components, chosen: Collection[int] | None = None) ->
     """Send the description to the sink; it becomes the receipt."""
     facts = describe_run(components, chosen)
     components.sink.emit(
-        Prepared(
+        WorkerPrepared(
             rank=components.world.rank,
             time=time.time(),
             device=facts["device"],
@@ -57,7 +57,7 @@ def report_run(components: Components, chosen: Collection[int] | None = None) ->
 
 def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
     options, device, preparer = components.resolved.config, components.device, components.preparer
-    notes = notes_on(objects, components.world.size, device, preparer.whole)
+    notes = collect_notes(objects, components.world.size, device, preparer.undivided_loaders)
     if components.selection.line is not None:
         notes.insert(0, components.selection.line)
     models = [item for item in objects if isinstance(item, nn.Module)]

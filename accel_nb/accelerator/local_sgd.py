@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.collectives import all_reduce_together
+from accel_nb.runtime.distributed.collectives import all_reduce_bucketed
 
 if TYPE_CHECKING:
     from accel_nb.accelerator.core import Accelerator
@@ -65,7 +65,7 @@ class LocalSGD:
         self._stepper.keep_local([self._model], False)
         if kind is None:
             with torch.no_grad():
-                all_reduce_together(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
+                all_reduce_bucketed(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
 
     def step(self) -> None:
         """Count an optimizer step, and average weights where due; do nothing inside of an accumulation window."""
@@ -74,7 +74,7 @@ class LocalSGD:
         self._num_steps += 1
         if self._num_steps % self._period == 0:
             with torch.no_grad():
-                all_reduce_together(self._comm, self._weights(), "mean")
+                all_reduce_bucketed(self._comm, self._weights(), "mean")
 
     def _weights(self) -> Iterator[Tensor]:
         yield from (value for value in self._model.parameters() if value.requires_grad)

@@ -17,20 +17,20 @@ import torch
 
 from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.options.plugins import DeepSpeedPlugin
-from accel_nb.accelerator.process.init_world import enter
+from accel_nb.accelerator.process.init_world import initialize_world
 from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
-from accel_nb.data.split import split
+from accel_nb.data.split import split_inputs
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.world import World
 
 if TYPE_CHECKING:
-    from accel_nb.accelerator.training.accumulation import Window
+    from accel_nb.accelerator.training.accumulation import AccumulationWindow
     from accel_nb.config.schema import Config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ class DistributedType(str, Enum):
         return self.value
 
 
-class Placed:
+class ProcessView:
     """Properties and methods that depend on this process's rank: ranks, order of execution, division of inputs."""
 
     _world: World
@@ -121,7 +121,7 @@ class Placed:
         Lengths of parts differ by at most one. Parts are empty if there are fewer items than ranks; with
         ``apply_padding`` the last item is repeated until all parts have the same length. The input is not changed.
         """
-        yield split(inputs, self.process_index, self.num_processes, pad=apply_padding)
+        yield split_inputs(inputs, self.process_index, self.num_processes, pad=apply_padding)
 
     def wait_for_everyone(self) -> None:
         """Wait until every rank has made this call."""
@@ -174,7 +174,7 @@ class Placed:
                 self._comm.barrier()
 
 
-class PartialState(Placed):
+class PartialState(ProcessView):
     """This process's rank and device, without anything to train.
 
     Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
@@ -186,7 +186,7 @@ class PartialState(Placed):
         self._set_up(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu)
 
     def _set_up(self, config: Config, cpu: bool) -> None:
-        self._comm, self._group = enter(None, None, cpu, config.group)
+        self._comm, self._group = initialize_world(None, None, cpu, config.group)
         self._collectives = Collectives(self._comm, verify=config.debug)
         self._world = self._comm.world
         self._device = device_type(self._world.device).make_current(torch.device(self._world.device))
@@ -195,7 +195,7 @@ class PartialState(Placed):
     @property
     def backend(self) -> str | None:
         """The backend of the process group; None for a single process."""
-        return Group.name_of_open() if Group.is_open() else None
+        return DefaultGroup.open_backend() if DefaultGroup.is_open() else None
 
     @property
     def initialized(self) -> bool:
@@ -241,23 +241,23 @@ class AcceleratorState(PartialState):
         self.mixed_precision = choose_precision(config.precision, self._device)
 
     @classmethod
-    def of(
+    def from_accelerator(
         cls,
-        placed: Placed,
+        process: ProcessView,
         mixed_precision: str,
         *,
         debug: bool,
-        divider: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
+        plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
     ) -> AcceleratorState:
         """Return the state of an accelerator; it opens no process group and owns none."""
         state = cls.__new__(cls)
-        state._comm, state._collectives, state._group = placed._comm, placed._collectives, None
-        state._world, state._device, state.debug = placed._world, placed._device, debug
+        state._comm, state._collectives, state._group = process._comm, process._collectives, None
+        state._world, state._device, state.debug = process._world, process._device, debug
         state.mixed_precision = mixed_precision
-        if isinstance(divider, DeepSpeedPlugin):
-            state.deepspeed_plugin = divider
+        if isinstance(plugin, DeepSpeedPlugin):
+            state.deepspeed_plugin = plugin
         else:
-            state.fsdp_plugin = divider
+            state.fsdp_plugin = plugin
         return state
 
 
@@ -274,7 +274,7 @@ class _AccumulationOptions(Protocol):
 class GradientState:
     """The position of an accelerator in its accumulation window: a live view, read-only."""
 
-    def __init__(self, window: Window | None = None, options: _AccumulationOptions | None = None) -> None:
+    def __init__(self, window: AccumulationWindow | None = None, options: _AccumulationOptions | None = None) -> None:
         if window is None or options is None:
             raise MisuseError(
                 "a GradientState belongs to an accelerator: read accelerator.gradient_state instead of building one"
@@ -285,7 +285,7 @@ class GradientState:
     @property
     def sync_gradients(self) -> bool:
         """Whether the current (or latest) micro-batch closes its window."""
-        return self._window.synchronises
+        return self._window.syncs_gradients
 
     @property
     def num_steps(self) -> int:

@@ -13,9 +13,9 @@ from accel_nb.accelerator.options.plugins import (
     DeepSpeedPlugin,
     ProfileKwargs,
     ProjectConfiguration,
+    argument_or_record,
     checked_handlers,
-    layers_of,
-    one_of_two,
+    option_layers,
 )
 from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
 from accel_nb.config.schema import Config
@@ -82,7 +82,7 @@ def read_settings(
     """
     checked = checked_handlers(handlers)
     project = project or ProjectConfiguration()
-    folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
+    folder = argument_or_record("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
     project = replace(project, project_dir=folder)
     trackers = checked_choice(log_with)
     given = {**arguments, "schedule": "calls" if step_scheduler_with_optimizer is False else None}
@@ -101,7 +101,7 @@ def _resolve(
 ) -> Resolved:
     if isinstance(config, str | os.PathLike):
         config = {"config": os.fspath(config)}
-    own = layers_of(config, arguments, records)
+    own = option_layers(config, arguments, records)
     if not own and (ambient := ambient_config()) is not None:
         return ambient
     return resolve([*(ambient_layers() or [environment_layer(option_variables())]), *own])

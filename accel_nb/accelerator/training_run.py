@@ -8,19 +8,19 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.prepare.preparer import Preparer
-from accel_nb.accelerator.state.resuming import Resumer
-from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
+from accel_nb.accelerator.state.resuming import RunResumer
+from accel_nb.accelerator.state.save_report import CompletedSave, describe_saves, describe_unsaved
 from accel_nb.accelerator.state.training_state import TrainingState
 from accel_nb.accelerator.training.autosave import Autosave
 from accel_nb.accelerator.training.lr_preview import RatePlanner
-from accel_nb.accelerator.training.run_control import Helm, Steering
+from accel_nb.accelerator.training.run_control import ControlReceiver, RunController
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.sections import CheckpointOptions
 from accel_nb.config.value_types import seconds_of
 from accel_nb.errors import CheckpointError, MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.events import CheckpointSaved, NullSink, Sink
+from accel_nb.telemetry.events import CheckpointSaved, EventSink, NullEventSink
 
 
 class TrainingRun:
@@ -31,17 +31,22 @@ class TrainingRun:
     """
 
     def __init__(
-        self, stepper: Stepper, comm: Communicator, sink: Sink, options: CheckpointOptions, steering: Steering | None
+        self,
+        stepper: Stepper,
+        comm: Communicator,
+        sink: EventSink,
+        options: CheckpointOptions,
+        steering: ControlReceiver | None,
     ) -> None:
         self._stepper = stepper
         self._comm = comm
         self._sink = sink
         self._options = options
         self._autosave: Autosave | None = None
-        self._helm = None if steering is None else Helm(steering, stepper, stepper.meter)
+        self._helm = None if steering is None else RunController(steering, stepper, stepper.meter)
         self._state: TrainingState | None = None
-        self._resumer: Resumer | None = None
-        self._saved: list[Saved] = []
+        self._resumer: RunResumer | None = None
+        self._saved: list[CompletedSave] = []
         self._first_step = 0
         self.schedule_observer: RatePlanner | None = None
         """What reports the future of schedules; on the main rank, if someone reads its events."""
@@ -49,9 +54,9 @@ class TrainingRun:
     def start(self, state: TrainingState, preparer: Preparer) -> None:
         """Begin the first run, once the parts that it drives exist."""
         self._state = state
-        self._resumer = Resumer(state)
+        self._resumer = RunResumer(state)
         rank = self._comm.world.rank
-        if rank == 0 and not isinstance(self._sink, NullSink):
+        if rank == 0 and not isinstance(self._sink, NullEventSink):
             self.schedule_observer = RatePlanner(self._sink, rank, self._stepper, preparer.epoch_lengths)
         every = self._options.every
         if isinstance(every, str):
@@ -65,7 +70,7 @@ class TrainingRun:
     def on_loader_prepared(self, loader: DataLoader[Any]) -> None:
         """Resume a loader that a loaded checkpoint has a position for."""
         if self._state is not None:
-            self._state.adopt(loader)
+            self._state.resume_loader(loader)
 
     def on_epoch_start(self) -> None:
         """Load the checkpoint to resume from, before the first epoch that trains."""
@@ -75,11 +80,11 @@ class TrainingRun:
     def on_batch_end(self) -> None:
         """Save where that is due, and do what was requested of the run."""
         if self._autosave is not None and not self._stepper.is_joined:  # ranks without data answer no messages
-            self._autosave.boundary()
+            self._autosave.on_batch_end()
         if self._helm is not None:
-            self._helm.boundary()
+            self._helm.on_batch_end()
 
-    def on_checkpoint_saved(self, saved: Saved) -> None:
+    def on_checkpoint_saved(self, saved: CompletedSave) -> None:
         """Record a checkpoint and report it to the sink."""
         self._saved.append(saved)
         rank, cost = self._comm.world.rank, saved.cost
@@ -92,7 +97,7 @@ class TrainingRun:
     def on_checkpoint_loaded(self, step: int) -> None:
         """Count the interval between saves from the loaded step."""
         if self._autosave is not None:
-            self._autosave.go_on_from(step)
+            self._autosave.resume_from(step)
 
     # --- a run ---
 
@@ -105,7 +110,7 @@ class TrainingRun:
         """Begin a run; see `Accelerator.begin_run`."""
         assert self._resumer is not None
         self._saved.clear()
-        if self._stepper.is_plain and self._options.dir is None and resume is None:
+        if self._stepper.is_plain_cell and self._options.dir is None and resume is None:
             self._stepper.meter.step = 0
         self._first_step = self._stepper.num_steps
         for part in (self._autosave, self._helm, self.schedule_observer):
@@ -121,11 +126,11 @@ class TrainingRun:
         self._state.wait()
         lines = self._resumer.end_run()
         autosave = self._autosave
-        if autosave and autosave.has_interval and not autosave.is_reached and self.has_trained:
+        if autosave and autosave.has_interval and not autosave.has_reached_boundary and self.has_trained:
             lines.append(
                 "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
             )
-        return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_late)
+        return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_postponed)
 
     def end_interrupted(self) -> list[str]:
         """Return what an interrupted run has saved; waits for the other ranks only if all of them stopped."""
@@ -133,7 +138,7 @@ class TrainingRun:
         if autosave is None or not self.has_trained:
             return []
         if autosave.stopped_step is None:
-            return [describe_nothing_saved(self._saved)]
+            return [describe_unsaved(self._saved)]
         try:
             lines = self.end()
         except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
@@ -144,7 +149,7 @@ class TrainingRun:
 
     def fingerprint(self) -> str | None:
         """Return a digest of the weights that the run has trained; None if there are none, or ranks hold parts."""
-        return self._stepper.fingerprint() if self.has_trained else None
+        return self._stepper.replica_digest() if self.has_trained else None
 
     # --- saving and stopping on request ---
 
@@ -176,8 +181,8 @@ class TrainingRun:
     def request_checkpoint(self) -> None:
         """Save at the end of a step soon; safe in signal handlers and threads."""
         if self._autosave is not None:
-            self._autosave.ask()
+            self._autosave.request_save()
 
     def request_stop(self) -> bool:
         """Save and stop at the end of a step soon; return whether this rank is in a loop that ends steps."""
-        return self._autosave is not None and self._autosave.ask_to_stop()
+        return self._autosave is not None and self._autosave.request_stop()

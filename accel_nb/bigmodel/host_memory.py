@@ -18,16 +18,16 @@ _PAGE_BYTES = 2 << 20
 _REGION_BYTES = 256 << 20
 """Tensors allocated together share regions of about this size; a region is freed with its last tensor."""
 
-Layout = tuple[Sequence[int], torch.dtype]
+TensorLayout = tuple[Sequence[int], torch.dtype]
 """A shape and a dtype."""
 
 
-def empty_tensors(layouts: Sequence[Layout]) -> list[Tensor]:
+def empty_tensors(layouts: Sequence[TensorLayout]) -> list[Tensor]:
     """Return uninitialized CPU tensors in the order of their layouts; each has a storage of its own."""
     sizes = [_nbytes(shape, dtype) for shape, dtype in layouts]
     made: list[Tensor] = []
     for group in _groups(sizes):
-        places = list(accumulate((aligned(sizes[at]) for at in group[:-1]), initial=0))
+        places = list(accumulate((align_up(sizes[at]) for at in group[:-1]), initial=0))
         total = places[-1] + sizes[group[-1]]
         region = _region(total) if total >= _PAGE_BYTES else None
         for place, (shape, dtype) in zip(places, layouts[group.start : group.stop], strict=True):
@@ -40,12 +40,12 @@ def empty_tensors(layouts: Sequence[Layout]) -> list[Tensor]:
     return made
 
 
-def aligned(nbytes: int) -> int:
+def align_up(nbytes: int) -> int:
     """Return a size rounded up to `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return free memory of malloc to the system, if the C library has ``malloc_trim``."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
@@ -62,7 +62,7 @@ def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 def _groups(sizes: Sequence[int]) -> Iterator[range]:
     begin, nbytes = 0, 0
     for at, size in enumerate(sizes):
-        nbytes += aligned(size)
+        nbytes += align_up(size)
         if nbytes >= _REGION_BYTES or at == len(sizes) - 1:
             yield range(begin, at + 1)
             begin, nbytes = at + 1, 0

@@ -80,7 +80,7 @@ class _Moves:
         if parameter is None or not self._concerns(parameter):
             return None
         if parameter not in self._moved:
-            self._moved[parameter] = moved_parameter(parameter, parameter.detach().to(self._device))
+            self._moved[parameter] = clone_parameter_onto(parameter, parameter.detach().to(self._device))
         return self._moved[parameter]
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> Tensor | None:
@@ -94,7 +94,7 @@ class _Moves:
         return threading.get_ident() == self._thread and tensor.device != self._device and not is_lazy(tensor)
 
 
-def moved_parameter(parameter: nn.Parameter, data: Tensor) -> nn.Parameter:
+def clone_parameter_onto(parameter: nn.Parameter, data: Tensor) -> nn.Parameter:
     """Return a parameter with the class and attributes of ``parameter`` that holds ``data``."""
     made = type(parameter)(data, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():

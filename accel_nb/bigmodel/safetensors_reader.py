@@ -43,7 +43,7 @@ _POPULATE_READ = 22
 """Linux' ``MADV_POPULATE_READ``, which Python defines since 3.14."""
 
 
-class ShardFile:
+class SafetensorsFile:
     """An open safetensors file and its tensors; several threads may read at once.
 
     It stays readable if its name is removed while it is open. `acquire_lease` delays writes by other processes.
@@ -131,7 +131,7 @@ class ShardFile:
             pages.madvise(mmap.MADV_RANDOM)
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
-    def hold(self) -> None:
+    def acquire_lease(self) -> None:
         """Acquire a read lease: processes that open the file for writing or truncate it wait until `release_lease`.
 
         Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
@@ -145,22 +145,22 @@ class ShardFile:
                 raise OSError(errno.EBUSY, f"another process waits to write to {self.path}")
             self._num_holders += 1
 
-    def let_go(self) -> None:
+    def release_lease(self) -> None:
         """Release the lease of `acquire_lease`."""
         with self._holding:
             self._num_holders -= 1
             if not self._num_holders:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
-    def can_be_held(self) -> bool:
+    def can_lease(self) -> bool:
         """Whether a lease can be acquired now."""
         if not hasattr(fcntl, "F_SETLEASE"):
             return False
         try:
-            self.hold()
+            self.acquire_lease()
         except OSError:
             return False
-        self.let_go()
+        self.release_lease()
         return True
 
     def check_length(self) -> None:
@@ -176,7 +176,7 @@ class ShardFile:
         places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
         return all(_is_page_cached(self.fd, place) for place in places)
 
-    def will_read(self, offset: int, nbytes: int) -> None:
+    def advise_read(self, offset: int, nbytes: int) -> None:
         """Advise the system to read bytes into the page cache."""
         if self._direct is None and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
@@ -210,7 +210,7 @@ class FileTensor:
     """A tensor in a file; ``offset`` in bytes from the start of the file."""
 
     name: str
-    file: ShardFile
+    file: SafetensorsFile
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -228,24 +228,24 @@ class FileTensor:
         """Its size in the file."""
         return self.numel * self.dtype.itemsize
 
-    def part(self, begin: int, count: int) -> FileTensor:
+    def slice(self, begin: int, count: int) -> FileTensor:
         """Return ``count`` elements from ``begin`` on as a one-dimensional tensor in the file."""
         return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
 
-    def mapped(self) -> Tensor:
+    def map(self) -> Tensor:
         """Return a tensor over the file's mapped pages."""
         if not self.numel:
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
         return flat.view(self.shape)
 
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether it is in the page cache, so that reading it does not wait for a disk."""
         return self.file.is_cached(self.offset, self.nbytes)
 
-    def will_read(self) -> None:
+    def advise_read(self) -> None:
         """Advise the system to read it into the page cache."""
-        self.file.will_read(self.offset, self.nbytes)
+        self.file.advise_read(self.offset, self.nbytes)
 
     def read_into(self, out: Tensor) -> None:
         """Fill a contiguous CPU tensor with as many elements, converted in chunks to its dtype if that differs."""
@@ -270,16 +270,16 @@ class FileTensor:
             yield begin, part.view(self.dtype)
 
 
-class Checkpoint:
+class SafetensorsCheckpoint:
     """The tensors of one or several safetensors files, by name."""
 
-    def __init__(self, path: Path, files: list[ShardFile], tensors: dict[str, FileTensor]) -> None:
+    def __init__(self, path: Path, files: list[SafetensorsFile], tensors: dict[str, FileTensor]) -> None:
         self.path = path
         self.files = files
         self.tensors = tensors
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsCheckpoint:
     """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
 
     Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except those of a
@@ -295,8 +295,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not path.exists() and not path.is_symlink():
         raise ConfigError(f"there is no checkpoint at {path}; give a {SUFFIX} file, an index of them, or their folder")
     # A file named by the user may be a link; one found in a folder may not.
-    file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
-    return Checkpoint(path, [file], dict(file.tensors))
+    file = SafetensorsFile(
+        _checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True
+    )
+    return SafetensorsCheckpoint(path, [file], dict(file.tensors))
 
 
 @functools.cache
@@ -360,14 +362,14 @@ def _refuse_pickled(path: Path) -> None:
         )
 
 
-def _open_index(path: Path) -> Checkpoint:
+def _open_index(path: Path) -> SafetensorsCheckpoint:
     weight_map = _read_index(path)
     root = path.parent.resolve()
     problems: list[str] = []
-    files: dict[str, ShardFile] = {}
+    files: dict[str, SafetensorsFile] = {}
     for name in dict.fromkeys(weight_map.values()):
         try:
-            files[name] = ShardFile(_checked(root, name, path))
+            files[name] = SafetensorsFile(_checked(root, name, path))
         except ConfigError as error:
             problems += error.problems
     tensors: dict[str, FileTensor] = {}
@@ -384,7 +386,7 @@ def _open_index(path: Path) -> Checkpoint:
             tensors.setdefault(tensor.name, tensor)
     if problems:
         raise ConfigError(problems)
-    return Checkpoint(path, list(files.values()), tensors)
+    return SafetensorsCheckpoint(path, list(files.values()), tensors)
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.layout import MAX_JSON_BYTES, checked_file_name, parse_json
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint, NoCheckpoint
 from accel_nb.runtime.process.rng import RngStates
@@ -33,7 +33,7 @@ _ARRAY_PARTS = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.
 
 
 @dataclass
-class ForeignState:
+class AccelerateState:
     """The content of such a folder; lists are in the order in which objects were prepared."""
 
     url: str
@@ -45,7 +45,7 @@ class ForeignState:
     random: list[RngStates] = field(default_factory=list)
     """Of each rank."""
 
-    left_alone: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     """Files in the folder that were not read, one line each."""
 
     @property
@@ -55,13 +55,13 @@ class ForeignState:
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
 
-def is_foreign(path: str | os.PathLike[str]) -> bool:
+def is_accelerate_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a folder has the files of ``accelerate``'s ``save_state``."""
     folder = Path(path)
     return any((folder / name).is_file() for name in ("random_states_0.pkl", "optimizer.bin"))
 
 
-def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
+def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
     """Read a folder that ``accelerate``'s ``save_state`` has written; tensors are on the CPU.
 
     Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
@@ -73,9 +73,9 @@ def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
             f"{OLDEST_TORCH} and newer can"
         )
     folder = Path(path)
-    if not is_foreign(folder):
+    if not is_accelerate_folder(folder):
         raise NoCheckpoint(f"{folder}: there is no checkpoint of accelerate: neither optimizer.bin nor random states")
-    state = ForeignState(str(folder))
+    state = AccelerateState(str(folder))
     state.models = list(_models(folder))
     state.optimizers = [_unpickled(file) for file in _numbered(folder, "optimizer", ".bin")]
     state.schedulers = [_unpickled(file) for file in _numbered(folder, "scheduler", ".bin")]
@@ -84,7 +84,7 @@ def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
     if (folder / "scaler.pt").exists():
         state.precision = _unpickled(folder / "scaler.pt")
     for kind in ("sampler", "dl_state_dict"):
-        state.left_alone += [
+        state.unread += [
             f"{file.name} was left alone: a loader begins its epoch anew; skip_first_batches passes what was trained on"
             for file in _numbered(folder, kind, ".bin")
         ]
@@ -120,7 +120,7 @@ def _weights(file: Path) -> dict[str, Any]:
     if ".safetensors" in file.name:
         _check_plain(file)
         try:
-            stored = open_checkpoint(file).tensors
+            stored = open_safetensors(file).tensors
         except AccelNbError as error:
             raise CorruptCheckpoint(str(error)) from error
         return {name: _read(tensor) for name, tensor in stored.items()}

@@ -11,34 +11,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.discovery import prune
-from accel_nb.checkpoint.layout import part_file
-from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.discovery import remove_oldest
+from accel_nb.checkpoint.layout import write_report_file
+from accel_nb.checkpoint.manifest import CheckpointOrigin
 from accel_nb.checkpoint.save import (
-    Draft,
-    Part,
-    Place,
+    ReservedFolder,
+    SavePlan,
+    WriteReport,
     abandon,
     commit,
-    draft,
     live_buffers,
-    part_of,
+    plan_save,
+    task_tensor,
     write_share,
 )
 from accel_nb.checkpoint.store import Store
-from accel_nb.checkpoint.write_plan import Task
+from accel_nb.checkpoint.write_plan import WriteTask
 from accel_nb.errors import AccelNbError, CheckpointError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 
-PART_TIMEOUT_S = 1800.0
-PATIENCE_S = 2.0
+REPORT_TIMEOUT_S = 1800.0
+MAX_WAIT_S = 2.0
 """The longest acceptable wait of the training for a save in the background."""
 _POLL_S = (0.005, 0.2)
 _ALIGNMENT = 64
 
 
-class Saver:
+class CheckpointSaver:
     """Saves checkpoints of one world; every rank has one and makes the same calls.
 
     `save`, `wait` and `close` wait for other ranks. A failure in the background is raised by the next call, on every
@@ -47,11 +47,11 @@ class Saver:
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
         self._comm = comm
-        self._staging = Staging(device)
+        self._staging = StagingBuffer(device)
         self._job: _Job | None = None
         # Of the last save: bytes on all ranks, and duration on this rank.
         self.num_bytes = 0
-        self.took_s = 0.0
+        self.last_duration_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -59,20 +59,20 @@ class Saver:
         return self._job is not None and not self._job.is_done
 
     @property
-    def is_behind(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether a background save is running, and it or the last one takes longer than `MAX_WAIT_S`."""
-        return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
+        return self.is_busy and max(self.last_duration_s, self._job.elapsed_s if self._job else 0.0) > MAX_WAIT_S
 
     def save(
         self,
         store: Store,
         name: str,
         tree: Any,
-        facts: Facts,
+        facts: CheckpointOrigin,
         *,
         blocking: bool = True,
         keep: int | None = None,
-        place: Place | None = None,
+        reserved: ReservedFolder | None = None,
         may_replace: bool = False,
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return its URL.
@@ -83,13 +83,13 @@ class Saver:
         """
         self.wait()
         started = time.monotonic()
-        plan = draft(store, name, tree, facts, self._comm, place, may_replace=may_replace)
+        plan = plan_save(store, name, tree, facts, self._comm, reserved, may_replace=may_replace)
         finish = _Finish(plan, keep)
-        self.num_bytes = sum(task.num_bytes for tasks in plan.plan.tasks for task in tasks)
+        self.num_bytes = sum(task.num_bytes for tasks in plan.writes.tasks for task in tasks)
         if not blocking:
             staged: dict[int, memoryview] | str
             try:
-                staged = self._staging.stage(plan)
+                staged = self._staging.copy(plan)
             except (RuntimeError, MemoryError) as error:  # reported by the job, since the other ranks continue
                 staged = f"{type(error).__name__}: {error}"
             self._job = _Job(plan, staged, self._comm.world.size, finish, started)
@@ -103,7 +103,7 @@ class Saver:
             raise
         problem = finish(parts) if self._comm.world.is_main else None
         _raise(self._comm.broadcast_json(problem))
-        self.took_s = time.monotonic() - started
+        self.last_duration_s = time.monotonic() - started
         return plan.url
 
     def wait(self) -> None:
@@ -115,23 +115,23 @@ class Saver:
         problems = self._comm.all_gather_json(None if is_main else job.join())
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
         if is_main and failed:
-            job.give_up(failed[0])
+            job.cancel(failed[0])
         problem = job.join() if is_main else None
-        self.took_s = job.elapsed_s
+        self.last_duration_s = job.elapsed_s
         self._job = None
         _raise(self._comm.broadcast_json(problem))
 
     def abort(self) -> None:
         """Cancel the background save, without the other ranks, and remove its files."""
         if self._job is not None:
-            self._job.give_up("it was aborted")
+            self._job.cancel("it was aborted")
             self._job.join()
             self._job = None
 
-    def leave(self) -> None:
+    def close_alone(self) -> None:
         """Close without the other ranks, of which some may have ended; cancel a save that takes over `MAX_WAIT_S`."""
         if self._job is not None:
-            self._job.join(PATIENCE_S)
+            self._job.join(MAX_WAIT_S)
         self.abort()
         self._staging.free()
 
@@ -148,14 +148,14 @@ class Saver:
             self._staging.free()
 
 
-class Staging:
+class StagingBuffer:
     """A buffer reused for each save: copying into mapped memory costs a fraction of cloning."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer: Tensor | None = None
 
-    def stage(self, draft: Draft) -> dict[int, memoryview]:
+    def copy(self, draft: SavePlan) -> dict[int, memoryview]:
         """Copy the tensors that this rank writes, and return each task's bytes by the task's id."""
         places, end = [], 0
         for task in draft.tasks:
@@ -165,7 +165,7 @@ class Staging:
         staged: dict[int, memoryview] = {}
         with torch.no_grad():
             for task, start in zip(draft.tasks, places, strict=True):
-                source = part_of(draft.leaves[task.tensor.path], task)
+                source = task_tensor(draft.leaves[task.tensor.path], task)
                 flat = buffer[start : start + task.num_bytes]
                 if source.numel():
                     flat.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
@@ -190,20 +190,20 @@ class Staging:
 class _Finish:
     """Completes the save on rank 0 once all ranks have reported; returns a problem instead of raising it."""
 
-    def __init__(self, draft: Draft, keep: int | None) -> None:
+    def __init__(self, draft: SavePlan, keep: int | None) -> None:
         self._draft = draft
         self._keep = keep
 
-    def __call__(self, parts: Sequence[Part]) -> str | None:
+    def __call__(self, parts: Sequence[WriteReport]) -> str | None:
         draft = self._draft
         try:
             commit(draft, parts)
         except CheckpointError as error:
             return str(error)
         try:
-            draft.store.point_latest(draft.name)
+            draft.store.write_latest(draft.name)
             if self._keep is not None:
-                prune(draft.store, draft.facts.run, self._keep, newest=draft.name)
+                remove_oldest(draft.store, draft.origin.run, self._keep, newest=draft.name)
         except (AccelNbError, OSError) as error:
             return f"{draft.url} is saved and complete, but tidying up after it failed: {error}"
         return None
@@ -217,10 +217,10 @@ class _Job:
 
     def __init__(
         self,
-        draft: Draft,
+        draft: SavePlan,
         staged: dict[int, memoryview] | str,
         world_size: int,
-        finish: Callable[[Sequence[Part]], str | None],
+        finish: Callable[[Sequence[WriteReport]], str | None],
         started: float,
     ) -> None:
         self._draft = draft
@@ -250,7 +250,7 @@ class _Job:
         self._thread.join(timeout_s)
         return self._problem
 
-    def give_up(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Cancel the save; its files are removed unless the checkpoint is complete already."""
         self._reason = reason
         self._is_cancelled.set()
@@ -266,30 +266,32 @@ class _Job:
         draft = self._draft
         part = {"problem": self._staged} if isinstance(self._staged, str) else write_share(draft, self._buffers)
         if draft.rank > 0:
-            draft.store.post(draft.folder, part_file(draft.rank, draft.suffix), json.dumps(part).encode())
+            draft.store.write_atomically(
+                draft.folder, write_report_file(draft.rank, draft.suffix), json.dumps(part).encode()
+            )
             return part.get("problem")
         parts = [part]
-        names = [part_file(rank, draft.suffix) for rank in range(1, self._world_size)]
+        names = [write_report_file(rank, draft.suffix) for rank in range(1, self._world_size)]
         for rank, name in enumerate(names, 1):
             parts.append(self._await_part(rank, name) if "problem" not in part else {"problem": "rank 0 failed"})
         draft.store.remove_files(draft.folder, names)
         return self._finish(parts)
 
-    def _buffers(self, tasks: Sequence[Task]) -> Iterator[memoryview]:
+    def _buffers(self, tasks: Sequence[WriteTask]) -> Iterator[memoryview]:
         assert not isinstance(self._staged, str), "there is nothing to write"
         for task in tasks:
             if self._is_cancelled.is_set():
                 raise CheckpointError(self._reason)
             yield self._staged[id(task)]
 
-    def _await_part(self, rank: int, name: str) -> Part:
+    def _await_part(self, rank: int, name: str) -> WriteReport:
         pause, last = _POLL_S
-        deadline = time.monotonic() + PART_TIMEOUT_S
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
         while not self._is_cancelled.is_set():
-            if self._draft.store.has(self._draft.folder, name):
+            if self._draft.store.exists(self._draft.folder, name):
                 return json.loads(self._draft.store.read(self._draft.folder, name, 1 << 28))
             if time.monotonic() > deadline:
-                return {"problem": f"rank {rank} did not finish writing within {PART_TIMEOUT_S:.0f} s"}
+                return {"problem": f"rank {rank} did not finish writing within {REPORT_TIMEOUT_S:.0f} s"}
             self._is_cancelled.wait(pause)
             pause = min(2 * pause, last)
         return {"problem": self._reason}

@@ -9,23 +9,23 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, tensor_of
-from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.save import Draft, abandon, commit, live_buffers, refuse_foreign, write_share
+from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, leaf_tensor
+from accel_nb.checkpoint.load import materialize, open_checkpoint
+from accel_nb.checkpoint.save import SavePlan, abandon, check_name_is_free, commit, live_buffers, write_share
 from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import LocalComm
 
 
-def weights_of(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:
+def load_weights(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:
     """Return the weights of one of the checkpoint's models; raises `CheckpointError` if there is none."""
-    tree = open_checkpoint(url, LocalComm()).tree()
+    tree = open_checkpoint(url, LocalComm()).read_tree()
     models = tree.get("models") if isinstance(tree, Mapping) else None
     if not isinstance(models, list) or not 0 <= model < len(models):
         count = len(models) if isinstance(models, list) else 0
         raise CheckpointError(f"{os.fspath(url)}: there is no model {model}; it holds {count}, counted from 0")
-    values: dict[str, Any] = materialise(models[model]["values"])
+    values: dict[str, Any] = materialize(models[model]["values"])
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
@@ -35,22 +35,22 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
     Raises `CheckpointError` if the target exists.
     """
     source = open_checkpoint(url, LocalComm())
-    encoded = encode(materialise(source.tree()))
+    encoded = encode(materialize(source.read_tree()))
     plans = [
-        TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], tuple(tensor_of(leaf).shape), "replicated")
+        TensorPlan(path, DTYPE_NAMES[leaf_tensor(leaf).dtype], tuple(leaf_tensor(leaf).shape), "replicated")
         for path, leaf in encoded.leaves.items()
     ]
     root, name = split_url(target)
     store, save_id = open_store(root), uuid.uuid4().hex[:12]
     if name in store.folders():
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")
-    refuse_foreign(store, name, source.manifest.facts.run)
-    suffix = "" if store.renames else f"-{save_id}"
+    check_name_is_free(store, name, source.manifest.origin.run)
+    suffix = "" if store.supports_rename else f"-{save_id}"
     plan = plan_writes(plans, [{}] * num_shares, suffix)
     folder = store.begin(name, save_id)
-    state = encoded.text()
+    state = encoded.to_bytes()
     drafts = [
-        Draft(store, name, folder, save_id, source.manifest.facts, state, plan, encoded.leaves, rank, suffix)
+        SavePlan(store, name, folder, save_id, source.manifest.origin, state, plan, encoded.leaves, rank, suffix)
         for rank in range(num_shares)
     ]
     try:

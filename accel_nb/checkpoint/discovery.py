@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside, step_of
+from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, parse_step_name, parse_temporary_name
 from accel_nb.checkpoint.manifest import Manifest, read_manifest
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.errors import CorruptCheckpoint, NoCheckpoint
 
 
-def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
+def find_checkpoints(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
     """Return the store and the names of the checkpoints at a URL, newest first.
 
     The URL is that of one checkpoint, or of a folder: then these are all ``step_N`` in it with a manifest, ordered by
@@ -22,27 +22,27 @@ def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
         store = open_store(root)
         if is_complete(store, name):
             return store, [name]
-        if waiting := [folder for folder in store.folders() if aside(folder) == (name, "old")]:
+        if waiting := [folder for folder in store.folders() if parse_temporary_name(folder) == (name, "old")]:
             # The process was killed between the two renames of a replacement.
             return store, [folder for folder in waiting if is_complete(store, folder)]
     store = open_store(url)
-    names = candidates(store)
+    names = list_checkpoints(store)
     if not names:
-        beside = candidates(open_store(root))[:3] if name else []
+        beside = list_checkpoints(open_store(root))[:3] if name else []
         hint = f"; beside it there is {', '.join(beside)}" if beside else ""
         what = "there is no complete checkpoint, neither itself nor a step_N in it"
         raise NoCheckpoint(f"{os.fspath(url)}: {what}{hint}")
     return store, names
 
 
-def candidates(store: Store) -> list[str]:
+def list_checkpoints(store: Store) -> list[str]:
     """Return the names of the automatic checkpoints that have a manifest, newest first."""
     found: list[tuple[int, int, str]] = []
     for folder in store.folders():
-        kind = aside(folder)
+        kind = parse_temporary_name(folder)
         if kind is not None and kind[1] != "old":
             continue
-        step = step_of(kind[0] if kind else folder)
+        step = parse_step_name(kind[0] if kind else folder)
         if step is not None and is_complete(store, folder):
             found.append((step, 0 if kind else 1, folder))
     return [folder for _, _, folder in sorted(found, reverse=True)]
@@ -50,23 +50,23 @@ def candidates(store: Store) -> list[str]:
 
 def is_complete(store: Store, name: str) -> bool:
     """Whether a folder has a manifest, which is written last."""
-    return store.has(name, MANIFEST)
+    return store.exists(name, MANIFEST)
 
 
-def manifest_of(store: Store, name: str) -> Manifest:
+def load_manifest(store: Store, name: str) -> Manifest:
     """Read and check a checkpoint's manifest; raises `CorruptCheckpoint`."""
     return read_manifest(store.read(name, MANIFEST, MAX_JSON_BYTES), f"{store.url}/{name}/{MANIFEST}")
 
 
-def prune(store: Store, run: str, keep: int, *, newest: str) -> list[str]:
+def remove_oldest(store: Store, run: str, keep: int, *, newest: str) -> list[str]:
     """Remove the oldest checkpoints of a run until ``keep`` are left, and return their names.
 
     Removes only folders with an automatic name and a manifest of the same run, and never ``newest``.
     """
     own: list[str] = []
-    for name in candidates(store):
+    for name in list_checkpoints(store):
         try:
-            if aside(name) is None and manifest_of(store, name).facts.run == run:
+            if parse_temporary_name(name) is None and load_manifest(store, name).origin.run == run:
                 own.append(name)
         except CorruptCheckpoint:
             continue

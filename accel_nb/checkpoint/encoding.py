@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.layout import Region, parse_json, whole
+from accel_nb.checkpoint.layout import Region, full_region, parse_json
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.safetensors_header import DTYPES
@@ -57,41 +57,41 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class FromMain:
+class FromRankZero:
     """A tensor that every rank has and that may differ between ranks: rank 0's is saved."""
 
     tensor: Tensor
 
 
-Leaf: TypeAlias = "Tensor | Slice | FromMain"
+StateLeaf: TypeAlias = "Tensor | Slice | FromRankZero"
 
 
 @dataclass
-class Encoded:
+class EncodedState:
     """An encoded tree: its JSON, and its tensors by path; the same tensor in several places has one path."""
 
     document: Any = None
-    leaves: dict[str, Leaf] = field(default_factory=dict)
+    leaves: dict[str, StateLeaf] = field(default_factory=dict)
 
-    def text(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the JSON text."""
         return json.dumps(self.document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def tensor_of(leaf: Leaf) -> Tensor:
+def leaf_tensor(leaf: StateLeaf) -> Tensor:
     """Return this rank's tensor of a leaf."""
     return leaf if isinstance(leaf, Tensor) else leaf.tensor
 
 
-def region_of(leaf: Leaf) -> tuple[Region, tuple[int, ...]]:
+def leaf_region(leaf: StateLeaf) -> tuple[Region, tuple[int, ...]]:
     """Return the region of the global tensor that the leaf is, and the global shape."""
     if isinstance(leaf, Slice):
         return Region(tuple(leaf.offsets), tuple(leaf.tensor.shape)), tuple(leaf.shape)
-    shape = tuple(tensor_of(leaf).shape)
-    return whole(shape), shape
+    shape = tuple(leaf_tensor(leaf).shape)
+    return full_region(shape), shape
 
 
-def encode(tree: Any) -> Encoded:
+def encode(tree: Any) -> EncodedState:
     """Encode a tree; raises `CheckpointError` with the path of a value that cannot be stored."""
     encoder = _Encoder()
     encoder.result.document = encoder.encode(tree, (), 0)
@@ -100,7 +100,7 @@ def encode(tree: Any) -> Encoded:
 
 class _Encoder:
     def __init__(self) -> None:
-        self.result = Encoded()
+        self.result = EncodedState()
         self._known: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
@@ -123,7 +123,7 @@ class _Encoder:
             return {_SEQUENCES[kind]: self._items(value, path, depth)}
         if kind in (set, frozenset):
             return {"$set" if kind is set else "$frozenset": self._items(sorted(value, key=repr), path, depth)}
-        if isinstance(value, Tensor | Slice | FromMain):
+        if isinstance(value, Tensor | Slice | FromRankZero):
             return {"$tensor": self._tensor(value, path)}
         return self._rare(value, path)
 
@@ -151,14 +151,14 @@ class _Encoder:
             "dicts, lists, tuples and sets. Give it state_dict and load_state_dict that return and take such values",
         )
 
-    def _tensor(self, leaf: Leaf, path: tuple[str, ...]) -> str:
-        name, tensor = "/".join(path) or "tensor", tensor_of(leaf)
+    def _tensor(self, leaf: StateLeaf, path: tuple[str, ...]) -> str:
+        name, tensor = "/".join(path) or "tensor", leaf_tensor(leaf)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
             raise _refusal(
                 path, f"it is a tensor of {tensor.dtype}, {tensor.layout}; a checkpoint holds dense ones of {known}"
             )
-        region, shape = region_of(leaf)
+        region, shape = leaf_region(leaf)
         if not region.is_inside(shape):
             raise _refusal(path, f"its part {region} is outside of the global shape {list(shape)}")
         identity = _identity(leaf, tensor)
@@ -180,7 +180,7 @@ class _Encoder:
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
         encoded = self.encode(key, path, MAX_DEPTH - 4)
-        if isinstance(key, Tensor | Slice | FromMain | np.ndarray):
+        if isinstance(key, Tensor | Slice | FromRankZero | np.ndarray):
             raise _refusal(path, "one of its keys is a tensor")
         return encoded
 
@@ -202,11 +202,11 @@ def _segment(key: Any) -> str:
     return f'"{text}"' if text.lstrip("-").isdigit() or text.startswith('"') else text
 
 
-def _identity(leaf: Leaf, tensor: Tensor) -> tuple[Any, ...] | None:
+def _identity(leaf: StateLeaf, tensor: Tensor) -> tuple[Any, ...] | None:
     if tensor.numel() == 0 or tensor.is_meta or not device_type(tensor.device).has_addresses:
         return None
     place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj()
-    return (*place, type(leaf), *region_of(leaf))
+    return (*place, type(leaf), *leaf_region(leaf))
 
 
 def _refusal(path: tuple[str, ...], why: str) -> CheckpointError:
@@ -222,7 +222,7 @@ def decode(text: bytes, tensor: Callable[[str], Any], where: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayOf:
+class StoredArray:
     """The placeholder of a NumPy array in the result of `decode`; its tensor is not read yet."""
 
     tensor: Any
@@ -309,5 +309,5 @@ _TAGS: Mapping[str, Callable[[_Decoder, Any, int], Any]] = {
     "$dtype": lambda decoder, value, depth: _dtype(value),
     "$numpy": lambda decoder, value, depth: _numpy(decoder, value),
     "$tensor": lambda decoder, value, depth: decoder.tensor(value),
-    "$array": lambda decoder, value, depth: ArrayOf(decoder.tensor(value)),
+    "$array": lambda decoder, value, depth: StoredArray(decoder.tensor(value)),
 }

@@ -21,7 +21,7 @@ _SIZE = re.compile(r"([0-9]{1,9})\s*([KMGT]I?B)", re.IGNORECASE)
 _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 
 
-class WeightFiles:
+class WeightWriter:
     """Writes ``model.safetensors``, or shards with ``model.safetensors.index.json``, of tensors in the order they come.
 
     With ``dtype`` floating-point tensors are converted to it. Holds the tensors of at most one file. The folder changes
@@ -91,13 +91,13 @@ class WeightFiles:
 
 def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
     """Write complete tensors with `WeightWriter`; tied ones once."""
-    files = WeightFiles(folder, max_shard_size)
-    for name, value in distinct(weights).items():
+    files = WeightWriter(folder, max_shard_size)
+    for name, value in drop_tied_duplicates(weights).items():
         files.add(name, value)
     files.finish()
 
 
-def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
+def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the weights with one name for each tensor.
 
     Complete tensors are the same if they share memory; for others the names in each group of ``ties`` are one tensor.
@@ -127,13 +127,13 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
         ):
             raise CheckpointError(f"{target}: a safetensors file holds a dict of tensors by name, and nothing else")
         tensors: dict[str, Tensor] = {}
-        for key, item in distinct(value).items():
+        for key, item in drop_tied_duplicates(value).items():
             tensors[key] = _copy_if_shared(item.detach().cpu(), tensors.values())
         save_file(tensors, target)
     elif target.suffix == ".json":
         if encoded.leaves:
             raise CheckpointError(f"{target}: {next(iter(encoded.leaves))} is a tensor; use the ending .safetensors")
-        target.write_bytes(encoded.text())
+        target.write_bytes(encoded.to_bytes())
     else:
         torch.save(value, target)
 

@@ -13,7 +13,7 @@ from accel_nb.checkpoint.layout import Region
 from accel_nb.runtime.distributed.communicator import Communicator
 
 
-def whole_weights(values: Mapping[str, Any], comm: Communicator) -> Iterator[tuple[str, Any]]:
+def gather_weights(values: Mapping[str, Any], comm: Communicator) -> Iterator[tuple[str, Any]]:
     """Yield the items of a state dict with each `Slice` gathered from all ranks; every rank must iterate.
 
     Only one complete tensor exists at a time, unless the caller retains them.

@@ -52,12 +52,12 @@ class Region:
         )
 
 
-def whole(shape: Sequence[int]) -> Region:
+def full_region(shape: Sequence[int]) -> Region:
     """Return the region of a whole tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
-def tiles(regions: Iterable[Region], shape: Sequence[int]) -> bool:
+def covers_exactly(regions: Iterable[Region], shape: Sequence[int]) -> bool:
     """Whether the regions cover a tensor of ``shape`` exactly once."""
     filled = sorted((region for region in regions if region.size), key=lambda region: region.offsets)
     if sum(region.size for region in filled) != math.prod(shape):
@@ -74,12 +74,12 @@ def tiles(regions: Iterable[Region], shape: Sequence[int]) -> bool:
     return True
 
 
-def step_name(step: int) -> str:
+def format_step_name(step: int) -> str:
     """Return the name of the checkpoint of a step."""
     return f"step_{step}"
 
 
-def step_of(name: str) -> int | None:
+def parse_step_name(name: str) -> int | None:
     """Return the step of an automatic name ``step_N``; None for other names."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -100,7 +100,7 @@ def removed_name(name: str, removal_id: str) -> str:
     return f"{name}.gone-{removal_id}"
 
 
-def aside(folder: str) -> tuple[str, str] | None:
+def parse_temporary_name(folder: str) -> tuple[str, str] | None:
     """Return the checkpoint's name and ``tmp`` (being written), ``old`` (replaced) or ``gone`` (removed); else None."""
     match = _ASIDE.fullmatch(folder)
     return (match[1], match[2]) if match else None
@@ -116,7 +116,7 @@ def state_file(suffix: str) -> str:
     return f"state{suffix}.json"
 
 
-def part_file(rank: int, suffix: str) -> str:
+def write_report_file(rank: int, suffix: str) -> str:
     """Return the name of the file by which a rank reports to rank 0 that its files are written."""
     return f"part-{rank:05}{suffix}.json"
 
@@ -133,7 +133,7 @@ def checked_file_name(name: object, where: str) -> str:
 
 def checked_name(name: str) -> str:
     """Return a checkpoint's name given by the user; raises `CheckpointError` if it is not a plain folder name."""
-    if not name or name in (".", "..") or set(name) & set("/\\\0") or aside(name):
+    if not name or name in (".", "..") or set(name) & set("/\\\0") or parse_temporary_name(name):
         raise CheckpointError(f"{name!a} cannot be the name of a checkpoint; give a plain folder name")
     return name
 

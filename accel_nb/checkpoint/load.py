@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.discovery import locate, manifest_of
-from accel_nb.checkpoint.encoding import ArrayOf, decode
-from accel_nb.checkpoint.layout import MAX_JSON_BYTES, Region, whole
+from accel_nb.checkpoint.discovery import find_checkpoints, load_manifest
+from accel_nb.checkpoint.encoding import StoredArray, decode
+from accel_nb.checkpoint.layout import MAX_JSON_BYTES, Region, full_region
 from accel_nb.checkpoint.manifest import Manifest, TensorRecord
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
@@ -28,7 +28,7 @@ class StoredTensor:
 
     path: str
     record: TensorRecord
-    source: Checkpoint
+    source: StoredCheckpoint
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,22 +45,22 @@ class StoredTensor:
 
         It may be a view of a copy-on-write memory map, so changes do not reach the file.
         """
-        return self.source.read(self.record, region or whole(self.shape))
+        return self.source.read(self.record, region or full_region(self.shape))
 
 
 @dataclass
-class Checkpoint:
+class StoredCheckpoint:
     """A checkpoint open for reading, with files verified by `open_checkpoint`."""
 
     url: str
     manifest: Manifest
     files: Mapping[str, memoryview]
-    passed_over: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     """Problems of newer checkpoints that were skipped, one line each."""
 
     _headers: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
 
-    def tree(self) -> Any:
+    def read_tree(self) -> Any:
         """Return the state tree, with a `StoredTensor` in place of each tensor.
 
         Raises `CorruptCheckpoint` if the state refers to tensors that are not there, or files and manifest disagree.
@@ -114,7 +114,7 @@ class Checkpoint:
                 )
 
 
-def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoint:
+def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCheckpoint:
     """Open the newest valid checkpoint at ``url``; every rank must call, and all open the same one.
 
     Sizes and checksums are compared first, divided among the ranks. In a folder of checkpoints damaged ones are
@@ -123,7 +123,7 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoi
     """
     found, problem = None, None
     try:
-        found = locate(url)
+        found = find_checkpoints(url)
     except AccelNbError as error:
         problem = error
     sent = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
@@ -131,7 +131,7 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoi
         raise problem or CorruptCheckpoint(f"rank 0: {sent['problem']}")
     passed_over: list[str] = []
     for name in sent["names"]:
-        opened: Checkpoint | None = None
+        opened: StoredCheckpoint | None = None
         reason = "rank 0 finds a checkpoint here, but this rank does not: the folder must be shared by all ranks"
         if found is not None:
             try:
@@ -145,13 +145,13 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoi
         if first is None and len({save_id for _, save_id in reasons}) > 1:
             first = f"{name}: ranks read different checkpoints"
         if first is None and opened is not None:
-            opened.passed_over.extend(passed_over)
+            opened.skipped.extend(passed_over)
             return opened
         passed_over.append(str(first))
     raise CorruptCheckpoint("\n".join(passed_over))
 
 
-def materialise(tree: Any) -> Any:
+def materialize(tree: Any) -> Any:
     """Return a tree with every stored tensor read whole; references to one tensor stay references to one."""
     read: dict[int, Tensor] = {}
 
@@ -160,19 +160,19 @@ def materialise(tree: Any) -> Any:
             if id(leaf) not in read:
                 read[id(leaf)] = leaf.read()
             return read[id(leaf)]
-        if isinstance(leaf, ArrayOf):
+        if isinstance(leaf, StoredArray):
             return read_leaf(leaf.tensor).numpy().copy()
         return leaf
 
     return map_state(read_leaf, tree)
 
 
-def _open(store: Store, name: str, comm: Communicator) -> Checkpoint:
-    manifest = manifest_of(store, name)
+def _open(store: Store, name: str, comm: Communicator) -> StoredCheckpoint:
+    manifest = load_manifest(store, name)
     url = f"{store.url}/{name}"
     files = map_files(store, name, manifest)
     verify_files(files, manifest, url, share=(comm.world.rank, comm.world.size))
-    return Checkpoint(url, manifest, files)
+    return StoredCheckpoint(url, manifest, files)
 
 
 def _overlaps(record: TensorRecord, region: Region) -> list[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:

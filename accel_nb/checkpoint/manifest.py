@@ -20,8 +20,8 @@ from accel_nb.checkpoint.layout import (
     MANIFEST,
     Region,
     checked_file_name,
+    covers_exactly,
     parse_json,
-    tiles,
 )
 from accel_nb.errors import CorruptCheckpoint
 from accel_nb.runtime.safetensors_header import DTYPES, checked_dtype, checked_shape
@@ -40,7 +40,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPiece:
     """A part of a global tensor, stored under ``key`` in ``file``."""
 
     file: str
@@ -54,7 +54,7 @@ class TensorRecord:
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredPiece, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +63,7 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckpointOrigin:
     """Origin of a checkpoint.
 
     ``run`` is the same for all checkpoints of one training, resumed parts included; ``created`` is for display only,
@@ -84,7 +84,7 @@ class Manifest:
     """The description of a checkpoint: metadata, files and tensors."""
 
     save_id: str
-    facts: Facts
+    origin: CheckpointOrigin
     state: str
     files: Mapping[str, FileRecord]
     tensors: Mapping[str, TensorRecord]
@@ -96,7 +96,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        facts = self.facts
+        facts = self.origin
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -154,7 +154,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
     if state not in files:
         raise CorruptCheckpoint(f"{where}: it does not list its state file {state!a}")
     tensors = {path: _tensor(path, entry, files, where) for path, entry in _object(content, "tensors", where).items()}
-    facts = Facts(
+    facts = CheckpointOrigin(
         run=_text(content, "run", where),
         step=_whole(content, "step", where),
         world_size=_whole(content, "world_size", where),
@@ -166,7 +166,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
     return Manifest(_text(content, "id", where), facts, state, files, tensors)
 
 
-def chunks_of(size: int) -> Iterator[tuple[int, int]]:
+def iter_chunks(size: int) -> Iterator[tuple[int, int]]:
     """Yield the ``[start, end)`` of each chunk of a file; an empty file has none."""
     for start in range(0, size, CHUNK_BYTES):
         yield start, min(start + CHUNK_BYTES, size)
@@ -177,15 +177,15 @@ def checksum(content: bytes | memoryview) -> int:
     return xxh3_64_intdigest(content)
 
 
-def running_checksum() -> xxh3_64:
+def incremental_checksum() -> xxh3_64:
     """Return an incremental checksum."""
     return xxh3_64()
 
 
-def record_of(content: bytes) -> FileRecord:
+def make_file_record(content: bytes) -> FileRecord:
     """Return the record of a file's content."""
     view = memoryview(content)
-    return FileRecord(len(content), tuple(checksum(view[start:end]) for start, end in chunks_of(len(content))))
+    return FileRecord(len(content), tuple(checksum(view[start:end]) for start, end in iter_chunks(len(content))))
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -217,17 +217,19 @@ def _tensor(path: str, entry: Any, files: Mapping[str, FileRecord], where: str) 
         raise CorruptCheckpoint(f"{where} is not described by dtype, shape and pieces")
     dtype, shape = checked_dtype(entry["dtype"], where), checked_shape(entry["shape"], where)
     pieces = tuple(_piece(piece, files, where) for piece in entry["pieces"])
-    if any(not piece.region.is_inside(shape) for piece in pieces) or not tiles((p.region for p in pieces), shape):
+    if any(not piece.region.is_inside(shape) for piece in pieces) or not covers_exactly(
+        (p.region for p in pieces), shape
+    ):
         raise CorruptCheckpoint(f"{where}: its pieces do not cover its shape {list(shape)} exactly once")
     return TensorRecord(dtype, shape, pieces)
 
 
-def _piece(entry: Any, files: Mapping[str, FileRecord], where: str) -> Piece:
+def _piece(entry: Any, files: Mapping[str, FileRecord], where: str) -> StoredPiece:
     if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[1], str):
         raise CorruptCheckpoint(f"{where}: a piece is not given by file, key, offsets and shape")
     if checked_file_name(entry[0], where) not in files:
         raise CorruptCheckpoint(f"{where}: its file {entry[0]} is not listed")
-    return Piece(entry[0], entry[1], Region(checked_shape(entry[2], where), checked_shape(entry[3], where)))
+    return StoredPiece(entry[0], entry[1], Region(checked_shape(entry[2], where), checked_shape(entry[3], where)))
 
 
 def _object(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def _as_os_errors(what: str) -> Iterator[None]:
 class RemoteStore:
     """A store on any file system of fsspec, such as ``s3://``, ``gs://`` and ``memory://``."""
 
-    renames = False
+    supports_rename = False
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs
@@ -60,12 +60,12 @@ class RemoteStore:
             for buffer in content:
                 target.write(buffer)
 
-    def post(self, folder: str, file: str, content: bytes) -> None:
+    def write_atomically(self, folder: str, file: str, content: bytes) -> None:
         """Upload the file; object stores write objects atomically."""
         with _as_os_errors(self._format_url(folder, file)):
             self._fs.pipe_file(self._path(folder, file), content)
 
-    def has(self, folder: str, file: str) -> bool:
+    def exists(self, folder: str, file: str) -> bool:
         """Whether a file exists."""
         self._fs.invalidate_cache()
         with _as_os_errors(self._format_url(folder, file)):
@@ -120,7 +120,7 @@ class RemoteStore:
                 raise
         self.remove_files(folder, replaced)
 
-    def point_latest(self, name: str) -> None:
+    def write_latest(self, name: str) -> None:
         """Upload the name."""
         with _as_os_errors(self._format_url(LATEST)):
             self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
@@ -148,11 +148,11 @@ class RemoteStore:
             if self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
 
-    def sweep(self) -> None:
+    def remove_stale(self) -> None:
         """Do nothing: the store has no record of the process that wrote a file, or whether it is alive."""
 
     def _manifest(self, folder: str) -> bytes | None:
-        return self.read(folder, MANIFEST, MAX_JSON_BYTES) if self.has(folder, MANIFEST) else None
+        return self.read(folder, MANIFEST, MAX_JSON_BYTES) if self.exists(folder, MANIFEST) else None
 
     def _names(self, folder: str, kind: str) -> list[str]:
         self._fs.invalidate_cache()

@@ -17,52 +17,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.encoding import DTYPE_NAMES, Encoded, FromMain, Leaf, Slice, encode, region_of, tensor_of
+from accel_nb.checkpoint.encoding import (
+    DTYPE_NAMES,
+    EncodedState,
+    FromRankZero,
+    Slice,
+    StateLeaf,
+    encode,
+    leaf_region,
+    leaf_tensor,
+)
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, state_file
 from accel_nb.checkpoint.manifest import (
     CHUNK_BYTES,
-    Facts,
+    CheckpointOrigin,
     FileRecord,
     Manifest,
+    incremental_checksum,
+    make_file_record,
     read_manifest,
-    record_of,
-    running_checksum,
 )
 from accel_nb.checkpoint.store import Store
-from accel_nb.checkpoint.write_plan import Task, TensorPlan, WritePlan, plan_writes
+from accel_nb.checkpoint.write_plan import TensorPlan, WritePlan, WriteTask, plan_writes
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.safetensors_header import encode_header
 
 logger = logging.getLogger(__name__)
 
-ALONE_AFTER_S = 10.0
+MISSING_RANKS_WARNING_S = 10.0
 _SMALL_BYTES = 1 << 20
 
-Part = dict[str, Any]
+WriteReport = dict[str, Any]
 """A rank's report of its writes as JSON: ``files`` with sizes and checksums, or ``problem``."""
 
 
 @dataclass(frozen=True)
-class Draft:
+class SavePlan:
     """The plan of one save, on which all ranks have agreed."""
 
     store: Store
     name: str
     folder: str
     save_id: str
-    facts: Facts
+    origin: CheckpointOrigin
     state: bytes
-    plan: WritePlan
-    leaves: dict[str, Leaf]
+    writes: WritePlan
+    leaves: dict[str, StateLeaf]
     rank: int
     suffix: str
     may_replace: bool = False
 
     @property
-    def tasks(self) -> Sequence[Task]:
+    def tasks(self) -> Sequence[WriteTask]:
         """The tensors that this rank writes."""
-        return self.plan.tasks[self.rank]
+        return self.writes.tasks[self.rank]
 
     @property
     def url(self) -> str:
@@ -71,19 +80,21 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReservedFolder:
     """A temporary folder reserved for a checkpoint whose content is not known yet."""
 
     save_id: str
     folder: str
 
 
-def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replace: bool = False) -> Place:
+def reserve_folder(
+    store: Store, name: str, run: str, comm: Communicator, *, may_replace: bool = False
+) -> ReservedFolder:
     """Create the folder of a checkpoint, which others can write to before `plan_save`; every rank must call.
 
     Raises `CheckpointError` on every rank, as `plan_save` does. Release it with ``store.discard`` if it is not used.
     """
-    place: Place | None = None
+    place: ReservedFolder | None = None
     problem: str | None = None
     if comm.world.is_main:
         try:
@@ -94,27 +105,27 @@ def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replac
         sent = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
     if sent[1] is not None:
         raise CheckpointError(f"{name} was not saved; rank 0: {sent[1]}")
-    return Place(*sent[0])
+    return ReservedFolder(*sent[0])
 
 
-def _begin(store: Store, name: str, run: str, may_replace: bool) -> Place:
+def _begin(store: Store, name: str, run: str, may_replace: bool) -> ReservedFolder:
     checked_name(name)
     save_id = uuid.uuid4().hex[:12]
-    refuse_foreign(store, name, run, may_replace=may_replace)
-    store.sweep()
-    return Place(save_id, store.begin(name, save_id))
+    check_name_is_free(store, name, run, may_replace=may_replace)
+    store.remove_stale()
+    return ReservedFolder(save_id, store.begin(name, save_id))
 
 
-def draft(
+def plan_save(
     store: Store,
     name: str,
     tree: Any,
-    facts: Facts,
+    facts: CheckpointOrigin,
     comm: Communicator,
-    place: Place | None = None,
+    reserved: ReservedFolder | None = None,
     *,
     may_replace: bool = False,
-) -> Draft:
+) -> SavePlan:
     """Agree with all ranks on the files that each writes; every rank must call.
 
     ``place`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run with
@@ -124,31 +135,31 @@ def draft(
     in use by anything that this run has not written.
     """
     rank, world_size = comm.world.rank, comm.world.size
-    encoded, problem = Encoded(), None
+    encoded, problem = EncodedState(), None
     try:
         checked_name(name)
         if world_size > 1 and not store.is_shared:
             raise CheckpointError(f"{store.url}: each process has a store of its own there; ranks cannot share it")
         encoded = encode(tree)
-        if rank == 0 and place is None:
-            place = _begin(store, name, facts.run, may_replace)
+        if rank == 0 and reserved is None:
+            reserved = _begin(store, name, facts.run, may_replace)
     except (AccelNbError, OSError) as error:
         problem = str(error)
     plans = [_plan(path, leaf) for path, leaf in encoded.leaves.items()]
-    parts = {path: region_of(leaf)[0] for path, leaf in encoded.leaves.items() if isinstance(leaf, Slice)}
+    parts = {path: leaf_region(leaf)[0] for path, leaf in encoded.leaves.items() if isinstance(leaf, Slice)}
     message = {
         "problem": problem,
         "tensors": hashlib.blake2b(
             json.dumps([_plan_as_list(plan) for plan in plans]).encode(), digest_size=16
         ).hexdigest(),
         "parts": {path: [region.offsets, region.shape] for path, region in parts.items()},
-        "id": "" if place is None else place.save_id,
-        "folder": "" if place is None else place.folder,
+        "id": "" if reserved is None else reserved.save_id,
+        "folder": "" if reserved is None else reserved.folder,
     }
     with _warn_if_alone(comm, name):
         messages = comm.all_gather_json(message)
     save_id, folder = messages[0]["id"], messages[0]["folder"]
-    suffix = "" if store.renames else f"-{save_id}"
+    suffix = "" if store.supports_rename else f"-{save_id}"
     try:
         for other, received in enumerate(messages):
             if received["problem"] is not None:
@@ -167,8 +178,8 @@ def draft(
         if rank == 0 and folder:
             store.discard(folder, ())
         raise
-    state = encoded.text() if rank == 0 else b""
-    return Draft(store, name, folder, save_id, facts, state, plan, encoded.leaves, rank, suffix, may_replace)
+    state = encoded.to_bytes() if rank == 0 else b""
+    return SavePlan(store, name, folder, save_id, facts, state, plan, encoded.leaves, rank, suffix, may_replace)
 
 
 @contextmanager
@@ -178,7 +189,7 @@ def _warn_if_alone(comm: Communicator, name: str) -> Iterator[None]:
         yield
         return
     timer = threading.Timer(
-        ALONE_AFTER_S,
+        MISSING_RANKS_WARNING_S,
         logger.warning,
         (
             "rank %d waits for the other ranks to save %s: every rank must call save_state, not the main one alone",
@@ -194,14 +205,14 @@ def _warn_if_alone(comm: Communicator, name: str) -> Iterator[None]:
         timer.cancel()
 
 
-def refuse_foreign(store: Store, name: str, run: str, *, may_replace: bool = False) -> None:
+def check_name_is_free(store: Store, name: str, run: str, *, may_replace: bool = False) -> None:
     """Raise `CheckpointError` if ``name`` exists and is not a checkpoint of this run, unless ``may_replace``."""
     if name not in store.folders():
         return
     files = store.files(name)
     if MANIFEST not in files:
         # Without rename, the folder may hold files of another save, complete or not; file names are unique to a save.
-        if files and store.renames:
+        if files and store.supports_rename:
             raise CheckpointError(
                 f"{store.url}/{name} exists and is not a checkpoint; it is not changed. Give another folder"
             )
@@ -210,14 +221,14 @@ def refuse_foreign(store: Store, name: str, run: str, *, may_replace: bool = Fal
         found = read_manifest(store.read(name, MANIFEST, MAX_JSON_BYTES), f"{store.url}/{name}/{MANIFEST}")
     except CorruptCheckpoint:
         return
-    if found.facts.run != run and not may_replace:
+    if found.origin.run != run and not may_replace:
         raise CheckpointError(
-            f"{store.url}/{name} was written by another run ({found.facts.run}, {found.facts.created}); it is not "
+            f"{store.url}/{name} was written by another run ({found.origin.run}, {found.origin.created}); it is not "
             "changed. Give another folder, or load from this one to go on with that run"
         )
 
 
-def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memoryview]]) -> Part:
+def write_share(draft: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterator[memoryview]]) -> WriteReport:
     """Write this rank's files and return the report for rank 0; a failure is reported, not raised.
 
     ``buffers(tasks)`` yields the bytes of the tasks of one file, in order.
@@ -234,14 +245,14 @@ def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memor
         if draft.rank == 0:
             name = state_file(draft.suffix)
             draft.store.write(draft.folder, name, [draft.state])
-            record = record_of(draft.state)
+            record = make_file_record(draft.state)
             files[name] = [record.size, list(record.checksums)]
     except (AccelNbError, OSError, RuntimeError) as error:
         return {"problem": f"{type(error).__name__}: {error}"}
     return {"files": files}
 
 
-def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
+def commit(draft: SavePlan, parts: Sequence[WriteReport]) -> Manifest:
     """Complete the checkpoint; rank 0 only. Raises `CheckpointError` after removal of all its files."""
     try:
         for rank, part in enumerate(parts):
@@ -253,8 +264,8 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
             if size != record.size:
                 raise CheckpointError(f"{draft.url} was not saved: {name} has {size} bytes instead of {record.size}")
         # Checked again, since another job may have written the name meanwhile.
-        refuse_foreign(draft.store, draft.name, draft.facts.run, may_replace=draft.may_replace)
-        manifest = Manifest(draft.save_id, draft.facts, state_file(draft.suffix), files, draft.plan.records())
+        check_name_is_free(draft.store, draft.name, draft.origin.run, may_replace=draft.may_replace)
+        manifest = Manifest(draft.save_id, draft.origin, state_file(draft.suffix), files, draft.writes.records())
         draft.store.commit(draft.folder, draft.name, draft.save_id, manifest.to_bytes())
     except CorruptCheckpoint as error:
         abandon(draft)
@@ -270,22 +281,22 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
     return manifest
 
 
-def abandon(draft: Draft) -> None:
+def abandon(draft: SavePlan) -> None:
     """Remove the files of a checkpoint that is not completed; rank 0 only."""
-    files = {task.file for tasks in draft.plan.tasks for task in tasks}
+    files = {task.file for tasks in draft.writes.tasks for task in tasks}
     with suppress(AccelNbError, OSError):  # files that cannot be removed are ignored by readers: no manifest lists them
         draft.store.discard(draft.folder, (*files, state_file(draft.suffix)))
 
 
-def live_buffers(leaves: dict[str, Leaf], tasks: Iterable[Task]) -> Iterator[memoryview]:
+def live_buffers(leaves: dict[str, StateLeaf], tasks: Iterable[WriteTask]) -> Iterator[memoryview]:
     """Yield the bytes of the live tensors; training must not continue meanwhile."""
     for task in tasks:
-        yield as_bytes(part_of(leaves[task.tensor.path], task))
+        yield as_bytes(task_tensor(leaves[task.tensor.path], task))
 
 
-def part_of(leaf: Leaf, task: Task) -> Tensor:
+def task_tensor(leaf: StateLeaf, task: WriteTask) -> Tensor:
     """Return the part of this rank's tensor that a task writes, as a view."""
-    tensor = tensor_of(leaf).detach()
+    tensor = leaf_tensor(leaf).detach()
     if isinstance(leaf, Slice) or task.region.shape == task.tensor.shape:
         return tensor
     return tensor.narrow(0, task.region.offsets[0], task.region.shape[0])
@@ -299,9 +310,9 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
 
 
-def _plan(path: str, leaf: Leaf) -> TensorPlan:
-    kind = "sharded" if isinstance(leaf, Slice) else "main" if isinstance(leaf, FromMain) else "replicated"
-    return TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], region_of(leaf)[1], kind)
+def _plan(path: str, leaf: StateLeaf) -> TensorPlan:
+    kind = "sharded" if isinstance(leaf, Slice) else "main" if isinstance(leaf, FromRankZero) else "replicated"
+    return TensorPlan(path, DTYPE_NAMES[leaf_tensor(leaf).dtype], leaf_region(leaf)[1], kind)
 
 
 def _plan_as_list(plan: TensorPlan) -> list[Any]:
@@ -330,7 +341,7 @@ class _ChunkChecksums:
     def __init__(self) -> None:
         self.size = 0
         self._done: list[int] = []
-        self._open = running_checksum()
+        self._open = incremental_checksum()
         self._pool = ThreadPoolExecutor(1, "accel_nb-checksums")
         self._last: Future[None] | None = None
 

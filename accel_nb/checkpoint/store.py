@@ -20,7 +20,7 @@ from typing import Protocol
 from accel_nb.checkpoint.layout import (
     LATEST,
     MANIFEST,
-    aside,
+    parse_temporary_name,
     removed_name,
     replaced_name,
     temporary_name,
@@ -37,7 +37,7 @@ class Store(Protocol):
     """Folders of files under one root; ``folder`` and ``file`` are plain, validated names."""
 
     url: str
-    renames: bool
+    supports_rename: bool
     """Whether folders can be renamed; otherwise file names must distinguish saves."""
 
     is_shared: bool
@@ -59,11 +59,11 @@ class Store(Protocol):
         """Write a new file; it is durable when this returns."""
         ...
 
-    def post(self, folder: str, file: str, content: bytes) -> None:
+    def write_atomically(self, folder: str, file: str, content: bytes) -> None:
         """Write a small file atomically."""
         ...
 
-    def has(self, folder: str, file: str) -> bool:
+    def exists(self, folder: str, file: str) -> bool:
         """Whether a file exists."""
         ...
 
@@ -83,7 +83,7 @@ class Store(Protocol):
         """Complete the checkpoint atomically, replacing one of the same name; rank 0 only."""
         ...
 
-    def point_latest(self, name: str) -> None:
+    def write_latest(self, name: str) -> None:
         """Write the newest checkpoint's name to the file ``latest``, for users and other tools."""
         ...
 
@@ -99,7 +99,7 @@ class Store(Protocol):
         """Remove a checkpoint; it is invalid from the first step on."""
         ...
 
-    def sweep(self) -> None:
+    def remove_stale(self) -> None:
         """Remove the remains of saves whose process has ended; rank 0 only."""
         ...
 
@@ -107,7 +107,7 @@ class Store(Protocol):
 class LocalStore:
     """A local folder, or one on a file system that all ranks mount."""
 
-    renames = True
+    supports_rename = True
     is_shared = True
 
     def __init__(self, root: str) -> None:
@@ -165,12 +165,12 @@ class LocalStore:
         finally:
             os.close(descriptor)
 
-    def post(self, folder: str, file: str, content: bytes) -> None:
+    def write_atomically(self, folder: str, file: str, content: bytes) -> None:
         """Write a temporary file and rename it."""
         self.write(folder, f"{file}.tmp", [content])
         os.rename(self._root / folder / f"{file}.tmp", self._root / folder / file)
 
-    def has(self, folder: str, file: str) -> bool:
+    def exists(self, folder: str, file: str) -> bool:
         """Whether a file exists."""
         return (self._root / folder / file).is_file()
 
@@ -219,7 +219,7 @@ class LocalStore:
         self._unlock(folder, target)
         shutil.rmtree(old, ignore_errors=True)
 
-    def point_latest(self, name: str) -> None:
+    def write_latest(self, name: str) -> None:
         """Write a temporary file and rename it."""
         path = self._root / f".{LATEST}.tmp"
         path.write_text(name + "\n")
@@ -239,11 +239,11 @@ class LocalStore:
         """Rename it first, so that after a kill `remove_stale` removes the rest."""
         self._remove_folder(name)
 
-    def sweep(self) -> None:
+    def remove_stale(self) -> None:
         """Remove temporary folders without a locked lock, replaced ones, and partly removed ones."""
         names = self.folders()
         for folder in names:
-            kind = aside(folder)
+            kind = parse_temporary_name(folder)
             if kind is None:
                 continue
             is_dead = kind[1] == "tmp" and folder not in self._locks and self._is_unlocked(folder)
@@ -251,7 +251,7 @@ class LocalStore:
                 self._remove_folder(folder)
 
     def _remove_folder(self, folder: str) -> None:
-        kind = aside(folder)
+        kind = parse_temporary_name(folder)
         gone = removed_name(kind[0] if kind else folder, uuid.uuid4().hex[:12])
         try:
             os.rename(self._root / folder, self._root / gone)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accel_nb.checkpoint.manifest import Manifest, checksum, chunks_of
+from accel_nb.checkpoint.manifest import Manifest, checksum, iter_chunks
 from accel_nb.checkpoint.store import Store
 from accel_nb.errors import CorruptCheckpoint
 
@@ -19,7 +19,7 @@ def map_files(store: Store, name: str, manifest: Manifest) -> dict[str, memoryvi
 
 
 def verify_files(
-    files: dict[str, memoryview], manifest: Manifest, where: str, *, share: tuple[int, int] = (0, 1)
+    files: dict[str, memoryview], manifest: Manifest, url: str, *, share: tuple[int, int] = (0, 1)
 ) -> None:
     """Compare the checksums of all chunks, or of this rank's share ``(rank, world size)`` of them.
 
@@ -34,12 +34,12 @@ def verify_files(
             if found != expected:
                 pool.shutdown(cancel_futures=True)
                 raise CorruptCheckpoint(
-                    f"{where}/{file}: bytes {start} to {end} are damaged: their checksum is {found:016x} instead of "
+                    f"{url}/{file}: bytes {start} to {end} are damaged: their checksum is {found:016x} instead of "
                     f"{expected:016x}"
                 )
 
 
 def _chunks(manifest: Manifest) -> Iterator[tuple[str, int, int, int]]:
     for file, record in manifest.files.items():
-        for (start, end), expected in zip(chunks_of(record.size), record.checksums, strict=True):
+        for (start, end), expected in zip(iter_chunks(record.size), record.checksums, strict=True):
             yield file, start, end, expected

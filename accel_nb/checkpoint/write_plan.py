@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from accel_nb.checkpoint.layout import Region, tensor_file, tiles, whole
-from accel_nb.checkpoint.manifest import Piece, TensorRecord
+from accel_nb.checkpoint.layout import Region, covers_exactly, full_region, tensor_file
+from accel_nb.checkpoint.manifest import StoredPiece, TensorRecord
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.safetensors_header import DTYPES
 
@@ -34,7 +34,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WriteTask:
     """A region of a tensor that one rank writes under ``key`` to ``file``."""
 
     tensor: TensorPlan
@@ -52,16 +52,16 @@ class Task:
 class WritePlan:
     """The tasks of every rank, in the order of the files' contents."""
 
-    tasks: Sequence[Sequence[Task]]
+    tasks: Sequence[Sequence[WriteTask]]
 
     def records(self) -> dict[str, TensorRecord]:
         """Return the manifest's entries."""
-        pieces: dict[str, list[Piece]] = {}
+        pieces: dict[str, list[StoredPiece]] = {}
         plans: dict[str, TensorPlan] = {}
         for tasks in self.tasks:
             for task in tasks:
                 plans[task.tensor.path] = task.tensor
-                pieces.setdefault(task.tensor.path, []).append(Piece(task.file, task.key, task.region))
+                pieces.setdefault(task.tensor.path, []).append(StoredPiece(task.file, task.key, task.region))
         return {path: TensorRecord(plan.dtype, plan.shape, tuple(pieces[path])) for path, plan in plans.items()}
 
 
@@ -76,7 +76,7 @@ def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Reg
     loads = [0] * world_size
     split: list[tuple[TensorPlan, Region]] = []
     limit = max(
-        MIN_SPLIT_BYTES, sum(t.num_bytes(whole(t.shape)) for t in tensors if t.kind == "replicated") // world_size
+        MIN_SPLIT_BYTES, sum(t.num_bytes(full_region(t.shape)) for t in tensors if t.kind == "replicated") // world_size
     )
     for tensor in tensors:
         if tensor.kind == "sharded":
@@ -84,8 +84,8 @@ def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Reg
                 shares[rank].append((tensor, region))
                 loads[rank] += tensor.num_bytes(region)
         elif tensor.kind == "main":
-            shares[0].append((tensor, whole(tensor.shape)))
-            loads[0] += tensor.num_bytes(whole(tensor.shape))
+            shares[0].append((tensor, full_region(tensor.shape)))
+            loads[0] += tensor.num_bytes(full_region(tensor.shape))
         else:
             split += [(tensor, region) for region in _split(tensor, limit)]
     heap = [(load, rank) for rank, load in enumerate(loads)]
@@ -104,7 +104,7 @@ def _holders(tensor: TensorPlan, slices: Sequence[Mapping[str, Region]]) -> list
         if tensor.path in parts:
             holders.setdefault(parts[tensor.path], rank)
     filled = {region: rank for region, rank in holders.items() if region.size or not math.prod(tensor.shape)}
-    if not tiles(filled, tensor.shape):
+    if not covers_exactly(filled, tensor.shape):
         raise CheckpointError(
             f"{tensor.path}: the parts of all ranks do not cover its global shape {list(tensor.shape)} exactly once"
         )
@@ -112,9 +112,9 @@ def _holders(tensor: TensorPlan, slices: Sequence[Mapping[str, Region]]) -> list
 
 
 def _split(tensor: TensorPlan, limit: int) -> list[Region]:
-    total = tensor.num_bytes(whole(tensor.shape))
+    total = tensor.num_bytes(full_region(tensor.shape))
     if total <= limit or not tensor.shape or tensor.shape[0] < 2:
-        return [whole(tensor.shape)]
+        return [full_region(tensor.shape)]
     rows = max(1, limit * tensor.shape[0] // total)
     rest = tensor.shape[1:]
     return [
@@ -123,9 +123,9 @@ def _split(tensor: TensorPlan, limit: int) -> list[Region]:
     ]
 
 
-def _pack(share: list[tuple[TensorPlan, Region]], rank: int, world_size: int, suffix: str) -> list[Task]:
+def _pack(share: list[tuple[TensorPlan, Region]], rank: int, world_size: int, suffix: str) -> list[WriteTask]:
     """Assign a rank's regions to files; wide dtypes come first, so that every tensor is aligned to its width."""
-    tasks: list[Task] = []
+    tasks: list[WriteTask] = []
     number, filled = 0, 0
     used = {"__metadata__"}
     for tensor, region in sorted(share, key=lambda item: -DTYPES[item[0].dtype][1]):
@@ -138,5 +138,5 @@ def _pack(share: list[tuple[TensorPlan, Region]], rank: int, world_size: int, su
         while key in used:
             key += "#"
         used.add(key)
-        tasks.append(Task(tensor, region, tensor_file(rank, world_size, number, suffix), key))
+        tasks.append(WriteTask(tensor, region, tensor_file(rank, world_size, number, suffix), key))
     return tasks

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from accel_nb.checkpoint.discovery import locate, manifest_of
+from accel_nb.checkpoint.discovery import find_checkpoints, load_manifest
 from accel_nb.checkpoint.layout import MANIFEST
 from accel_nb.checkpoint.manifest import Manifest
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
-from accel_nb.cli.parser import Parser
+from accel_nb.cli.parser import CommandParser
 from accel_nb.errors import CheckpointError, ConfigError
 from accel_nb.runtime.safetensors_header import read_header
 
@@ -39,8 +39,8 @@ def run(words: Sequence[str]) -> str:
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="accel-nb checkpoint", description="Inspect, verify and convert checkpoints.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    parser = CommandParser(prog="accel-nb checkpoint", description="Inspect, verify and convert checkpoints.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     for act, text in ((_inspect, "show what it holds"), (_verify, "compare every size and checksum")):
         _command(commands, act, text)
     merge = _command(commands, _merge, "write a model's weights as safetensors for other libraries")
@@ -53,22 +53,22 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _command(commands: Any, act: Any, text: str) -> Parser:
-    parser: Parser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+def _command(commands: Any, act: Any, text: str) -> CommandParser:
+    parser: CommandParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
     parser.add_argument("path", metavar="PATH", help="a checkpoint, or a folder of them: then its newest")
-    parser.add_json()
+    parser.add_json_flag()
     parser.set_defaults(act=act)
     return parser
 
 
 def _open(options: argparse.Namespace) -> tuple[Store, str, Manifest]:
-    store, names = locate(options.path)
-    return store, names[0], manifest_of(store, names[0])
+    store, names = find_checkpoints(options.path)
+    return store, names[0], load_manifest(store, names[0])
 
 
 def _inspect(options: argparse.Namespace) -> dict[str, Any]:
     store, name, manifest = _open(options)
-    return {**_facts(store, name, manifest), "tensors": _tensors(manifest), "config": dict(manifest.facts.config)}
+    return {**_facts(store, name, manifest), "tensors": _tensors(manifest), "config": dict(manifest.origin.config)}
 
 
 def _verify(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def _verify(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _merge(options: argparse.Namespace) -> dict[str, Any]:
-    from accel_nb.checkpoint.convert import weights_of
+    from accel_nb.checkpoint.convert import load_weights
     from accel_nb.checkpoint.export import save_weights
 
-    weights = weights_of(options.path, options.model)
+    weights = load_weights(options.path, options.model)
     save_weights(weights, options.out, options.max_shard_size)
     return {"wrote": options.out, "num_tensors": len(weights)}
 
@@ -101,7 +101,7 @@ def _reshard(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _facts(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
-    facts = manifest.facts
+    facts = manifest.origin
     return {
         "checkpoint": f"{store.url}/{name}",
         "step": facts.step,

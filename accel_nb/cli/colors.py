@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
-from accel_nb.runtime.process.environment import variable
+from accel_nb.runtime.process.environment import get_variable
 
 _GREEN, _YELLOW, _RED, _BLUE = 32, 33, 31, 36
-MARKS: Mapping[str, int] = MappingProxyType(
+STATUS_COLORS: Mapping[str, int] = MappingProxyType(
     {
         "ok": _GREEN,
         "done": _GREEN,
@@ -26,14 +26,14 @@ MARKS: Mapping[str, int] = MappingProxyType(
     }
 )
 """The status words of commands, each with its SGR color."""
-_MARK = re.compile(rf"(?m)(^\[ *|  )({'|'.join(MARKS)})(?=\]|  |$)")
+_MARK = re.compile(rf"(?m)(^\[ *|  )({'|'.join(STATUS_COLORS)})(?=\]|  |$)")
 
 
-def for_terminal(text: str, stream: TextIO) -> str:
+def colorize(text: str, stream: TextIO) -> str:
     """Return the text with colored status words if the stream is a terminal that supports colors, else unchanged.
 
     A status word is one of `STATUS_COLORS` in brackets at the start of a line, or as a column. Respects ``NO_COLOR``.
     """
-    if not stream.isatty() or variable("NO_COLOR", "") or variable("TERM", "") == "dumb":
+    if not stream.isatty() or get_variable("NO_COLOR", "") or get_variable("TERM", "") == "dumb":
         return text
-    return _MARK.sub(lambda found: f"{found[1]}\x1b[{MARKS[found[2]]}m{found[2]}\x1b[0m", text)
+    return _MARK.sub(lambda found: f"{found[1]}\x1b[{STATUS_COLORS[found[2]]}m{found[2]}\x1b[0m", text)

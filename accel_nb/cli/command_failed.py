@@ -1,9 +1,9 @@
 """The base exception of commands that fail."""
 
 
-class Failed(Exception):
+class CommandFailed(Exception):
     """A command failed; its message is the output, and ``code`` the exit status."""
 
     code = 1
-    is_complaint = False
+    is_error_output = False
     """Whether the message is printed to standard error; else it is a result, such as a report."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from accel_nb.cli.parser import Parser
+from accel_nb.cli.parser import CommandParser
 from accel_nb.config.message_text import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES
 from accel_nb.errors import ConfigError
@@ -25,16 +25,16 @@ def run(words: Sequence[str]) -> str:
     from accel_nb.cli.main import HELP
 
     description = "Print a script that completes commands in a shell."
-    parser = Parser(prog="accel-nb completion", description=description)
-    parser.add_argument("shell", metavar="|".join(WRITERS))
+    parser = CommandParser(prog="accel-nb completion", description=description)
+    parser.add_argument("shell", metavar="|".join(SCRIPT_WRITERS))
     shell = parser.parse_args(words).shell
-    if shell not in WRITERS:
-        near = did_you_mean(shell, list(WRITERS))
-        raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(WRITERS)}")
+    if shell not in SCRIPT_WRITERS:
+        near = did_you_mean(shell, list(SCRIPT_WRITERS))
+        raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(SCRIPT_WRITERS)}")
     actions, flags = read_commands(HELP)
     for key in flags:
         flags[key] = sorted({*flags[key], *_FLAG.findall(_help_of(key.split()))})
-    return WRITERS[shell](actions, flags, _values())
+    return SCRIPT_WRITERS[shell](actions, flags, _values())
 
 
 def _help_of(command: Sequence[str]) -> str:
@@ -184,7 +184,7 @@ def _of_commands(flags: Table) -> Table:
     return {key: words for key, words in flags.items() if " " not in key}
 
 
-WRITERS: Mapping[str, Callable[[Table, Table, Table], str]] = MappingProxyType(
+SCRIPT_WRITERS: Mapping[str, Callable[[Table, Table, Table], str]] = MappingProxyType(
     {"bash": partial(_posix, _BASH), "zsh": partial(_posix, _ZSH), "fish": _fish}
 )
 """For each shell, the function that writes its script from actions of commands, their flags and values of flags."""

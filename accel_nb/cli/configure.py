@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from accel_nb.cli.parser import Parser, parse_with_options
+from accel_nb.cli.parser import CommandParser, parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.message_text import did_you_mean
@@ -40,7 +40,7 @@ def _init(words: Sequence[str]) -> str:
     from accel_nb.config.starter_file import starter_file
     from accel_nb.runtime.process.hardware import inspect_machine
 
-    parser = Parser(prog="accel-nb config init", description="Begin a file of options for this machine.")
+    parser = CommandParser(prog="accel-nb config init", description="Begin a file of options for this machine.")
     parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
     options = parser.parse_args(words)
     machine = inspect_machine()
@@ -51,10 +51,10 @@ def _init(words: Sequence[str]) -> str:
 def _import(words: Sequence[str]) -> str:
     from accel_nb.config.accelerate_import import import_accelerate
     from accel_nb.config.deepspeed_import import import_deepspeed, is_deepspeed
-    from accel_nb.config.files import dumps
+    from accel_nb.config.files import to_yaml
     from accel_nb.config.yaml_documents import read_document
 
-    parser = Parser(
+    parser = CommandParser(
         prog="accel-nb config import",
         description="Read the file that `accelerate config` wrote, or a configuration of DeepSpeed.",
     )
@@ -62,11 +62,11 @@ def _import(words: Sequence[str]) -> str:
         "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
     )
     parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
-    parser.add_json()
+    parser.add_json_flag()
     options = parser.parse_args(words)
     document = read_document(options.file)
     found = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
-    text = dumps(found.options)
+    text = to_yaml(found.options)
     end = f"\n{text}" if options.out is None else _write_options(options.out, text)
     return json.dumps(asdict(found), indent=2, default=str) + "\n" if options.json else f"{found.table()}\n{end}"
 
@@ -75,7 +75,7 @@ def _deepspeed(words: Sequence[str]) -> str:
     from accel_nb.config.deepspeed_report import show_deepspeed
     from accel_nb.pool.device_assignment import uses_gpus
 
-    parser = Parser(
+    parser = CommandParser(
         prog="accel-nb config deepspeed",
         description="Print the dictionary that DeepSpeed would be given, and where each of its values comes from. "
         "Takes the flags of a run as well; nothing is started.",
@@ -108,7 +108,7 @@ def _without_arguments(name: str, description: str, text: Callable[[], str]) -> 
     """Return a command that prints a text and takes no arguments."""
 
     def command(words: Sequence[str]) -> str:
-        Parser(prog=f"accel-nb config {name}", description=description).parse_args(words)
+        CommandParser(prog=f"accel-nb config {name}", description=description).parse_args(words)
         return text()
 
     return command

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_nb.cli.command_failed import Failed
-from accel_nb.cli.parser import Parser
+from accel_nb.cli.command_failed import CommandFailed
+from accel_nb.cli.parser import CommandParser
 from accel_nb.errors import ConfigError
 
 QUICKSTART = Path("notebooks/01_quickstart.ipynb")
@@ -42,14 +42,14 @@ def run(words: Sequence[str]) -> str:
     return "\n".join([*lines, f"run time  {seconds:.1f} s"]) + "\n"
 
 
-class DemoFailed(Failed):
+class DemoFailed(CommandFailed):
     """The notebook does not exist, or a cell raised; the message has the remedy, or the error and the output's path."""
 
-    is_complaint = True
+    is_error_output = True
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
+    parser = CommandParser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
     parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
     parser.add_argument("--out", metavar="DIR", default="out/demo", help="the folder of the result (default: out/demo)")
     return parser.parse_args(words)

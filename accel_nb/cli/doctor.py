@@ -4,14 +4,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from accel_nb.cli.parser import Parser
+from accel_nb.cli.parser import CommandParser
 from accel_nb.notebook.reports.doctor import diagnose
 
 
 def run(words: Sequence[str]) -> str:
     """Return the report. Raise `ConfigError` for wrong use."""
-    parser = Parser(prog="accel-nb doctor", description="Report this machine's devices, and problems with remedies.")
-    parser.add_json()
+    parser = CommandParser(
+        prog="accel-nb doctor", description="Report this machine's devices, and problems with remedies."
+    )
+    parser.add_json_flag()
     as_json = parser.parse_args(words).json
     findings = diagnose()
     if as_json:

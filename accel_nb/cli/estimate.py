@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from accel_nb.cli.command_failed import Failed
+from accel_nb.cli.command_failed import CommandFailed
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import read_safetensors
-from accel_nb.forecast.plans import Forecast, Setting, forecast
-from accel_nb.forecast.request import Request, find_setting, read_request
+from accel_nb.forecast.plans import Forecast, RunSetting, forecast
+from accel_nb.forecast.request import ForecastRequest, find_setting, read_request
 from accel_nb.forecast.sizes import with_optimizer
-from accel_nb.forecast.table import show
-from accel_nb.pool.device_assignment import place_workers
+from accel_nb.forecast.table import render
+from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import inspect_machine
 from accel_nb.runtime.safetensors_header import SUFFIX
 
 
-class NothingFits(Failed):
+class NothingFits(CommandFailed):
     """No plan fits; the message is the whole table."""
 
 
@@ -28,20 +28,20 @@ def run(words: Sequence[str]) -> str:
     request = read_request(words, "accel-nb estimate", in_notebook=False)
     config = request.config(option_variables())
     setting = find_setting(
-        request.other_devices(config) or [spec.device for spec in place_workers(gpus=config.gpus, cpus=config.cpus)],
+        request.other_devices(config) or [spec.device for spec in assign_devices(gpus=config.gpus, cpus=config.cpus)],
         inspect_machine(),
         config,
         batch_size=request.batch_size or (1 if request.inputs else 0),
         memory=request.memory,
     )
     found = _forecast(request, setting)
-    text = show(found, request.form)
+    text = render(found, request.form)
     if found.best is None:
         raise NothingFits(text.rstrip("\n"))
     return text
 
 
-def _forecast(request: Request, setting: Setting) -> Forecast:
+def _forecast(request: ForecastRequest, setting: RunSetting) -> Forecast:
     target = request.target or ""
     path = Path(target)
     if target.endswith(SUFFIX) or path.is_dir():
@@ -66,7 +66,7 @@ def _forecast(request: Request, setting: Setting) -> Forecast:
     )
 
 
-def _from_header(request: Request, path: Path, setting: Setting) -> Forecast:
+def _from_header(request: ForecastRequest, path: Path, setting: RunSetting) -> Forecast:
     if request.inputs:
         raise ConfigError(f"accel-nb estimate: {path} holds weights and no code, so inputs have no use; remove them")
     model = read_safetensors(path)

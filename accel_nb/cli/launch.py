@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from accel_nb.cli.command_failed import Failed
-from accel_nb.launch.job import Job
+from accel_nb.cli.command_failed import CommandFailed
+from accel_nb.launch.job import LaunchJob
 from accel_nb.launch.request import read_request
 
 USAGE = """\
@@ -30,7 +30,7 @@ flags lists them), such as --cpus N, --gpus N, --precision bf16, --checkpoint DI
 Under mpirun and srun, the ranks that these start are the ranks of the job."""
 
 
-class JobFailed(Failed):
+class JobFailed(CommandFailed):
     """The job ended with exit code ``code`` and has printed the reason."""
 
     def __init__(self, code: int) -> None:
@@ -42,7 +42,7 @@ def run(words: Sequence[str]) -> str:
     """Run the job to its end. Raise JobFailed with its exit code, and ConfigError for wrong input."""
     if list(words) in ([], ["--help"], ["-h"]):
         return USAGE + "\n"
-    job = Job.of(read_request(words))
+    job = LaunchJob.from_request(read_request(words))
     if job.resolved.config.dry_run:
         return job.plan() + "\n"
     for note in job.notes:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
-from accel_nb.cli.colors import for_terminal
-from accel_nb.cli.command_failed import Failed
+from accel_nb.cli.colors import colorize
+from accel_nb.cli.command_failed import CommandFailed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.runtime.process.secrets import redact
 
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command, arguments = _command(words)
-        print(for_terminal(redact(command(arguments)), sys.stdout), end="")
+        print(colorize(redact(command(arguments)), sys.stdout), end="")
     except (ConfigError, CheckpointError, MisuseError) as error:
         print(redact(str(error)), file=sys.stderr)
         return 2
-    except Failed as failure:
+    except CommandFailed as failure:
         if str(failure):
-            stream = sys.stderr if failure.is_complaint else sys.stdout
-            print(for_terminal(str(failure), stream), file=stream)
+            stream = sys.stderr if failure.is_error_output else sys.stdout
+            print(colorize(str(failure), stream), file=stream)
         return failure.code
     return 0
 

@@ -9,14 +9,14 @@ from typing import Any
 from accel_nb.errors import ConfigError
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that raises ConfigError for wrong use instead of ending the process."""
 
     def error(self, message: str) -> Any:
         """Raise ConfigError with the message."""
         raise ConfigError(f"{self.prog}: {message}")
 
-    def add_json(self) -> None:
+    def add_json_flag(self) -> None:
         """Add ``--json``, with which a command prints one JSON document."""
         self.add_argument("--json", action="store_true", help="machine-readable output")
 
@@ -25,7 +25,7 @@ def parse_with_options(prog: str, description: str, words: Sequence[str]) -> tup
     """Parse the words of a command that takes a run's options; return whether to print JSON, and the other words."""
     epilog = "Flags are those of %%accelerate: accel-nb config flags lists them."
     usage = f"{prog} [--json] [flags]"
-    parser = Parser(prog=prog, description=description, usage=usage, epilog=epilog, allow_abbrev=False)
-    parser.add_json()
+    parser = CommandParser(prog=prog, description=description, usage=usage, epilog=epilog, allow_abbrev=False)
+    parser.add_json_flag()
     found, others = parser.parse_known_args(words)
     return found.json, others

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from accel_nb.cli.parser import Parser
+from accel_nb.cli.parser import CommandParser
 from accel_nb.errors import ConfigError
-from accel_nb.runs import Registry, Run
+from accel_nb.runs import Run, RunRegistry
 
 _MAX_SHOWN = 4
 
@@ -19,13 +19,13 @@ _MAX_SHOWN = 4
 def run(words: Sequence[str]) -> str:
     """Run one of the commands and return its output. Raise ConfigError for wrong use and runs that do not exist."""
     options = _read(words)
-    facts, lines = options.act(Registry(), options)
+    facts, lines = options.act(RunRegistry(), options)
     return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    parser = CommandParser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     listing = _command(commands, _list, "all runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
     _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
@@ -37,14 +37,14 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
 _RUN = "an id, a part of one that no other has, a name, or last"
 
 
-def _command(commands: Any, act: Any, text: str) -> Parser:
-    parser: Parser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
-    parser.add_json()
+def _command(commands: Any, act: Any, text: str) -> CommandParser:
+    parser: CommandParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+    parser.add_json_flag()
     parser.set_defaults(act=act)
     return parser
 
 
-def _list(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     if options.limit < 1:
         raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
     found = registry.runs(options.limit)
@@ -57,7 +57,7 @@ def _list(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[st
     return [asdict(run) for run in found], lines
 
 
-def _show(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     run = registry.find(options.run)
     facts: list[tuple[str, object]] = [
         ("run", run.id),
@@ -78,7 +78,7 @@ def _show(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[st
     return asdict(run), lines
 
 
-def _compare(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+def _compare(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     runs = [registry.find(wanted) for wanted in options.runs]
     if len({run.id for run in runs}) < 2:
         raise ConfigError("accel-nb runs compare takes two runs or more that are not the same")
@@ -92,7 +92,7 @@ def _compare(registry: Registry, options: argparse.Namespace) -> tuple[Any, list
     return {"runs": [run.id for run in runs], "differ": facts}, lines
 
 
-def _open(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+def _open(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     folder = registry.folder / registry.find(options.run).id
     return {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}, [str(folder)]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel_nb.cli.command_failed import Failed
+from accel_nb.cli.command_failed import CommandFailed
 from accel_nb.cli.parser import parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve
 from accel_nb.errors import ConfigError
-from accel_nb.pool.device_assignment import place_workers
+from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import find_gpus
 from accel_nb.selftest.run import DEADLINE_S, run_checks
@@ -17,7 +17,7 @@ NUM_CPU_WORKERS = 2
 _FLAGS = ("cpus", "gpus", "timeout")
 
 
-class SelfTestFailed(Failed):
+class SelfTestFailed(CommandFailed):
     """A check failed; the message is the whole report."""
 
 
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> str:
     cpus = config.cpus
     if cpus is None and config.gpus is None and not find_gpus():
         cpus = NUM_CPU_WORKERS
-    report = run_checks(place_workers(gpus=config.gpus, cpus=cpus), deadline_s=config.timeout or DEADLINE_S)
+    report = run_checks(assign_devices(gpus=config.gpus, cpus=cpus), deadline_s=config.timeout or DEADLINE_S)
     text = report.as_json() if as_json else report.as_table()
     if not report.is_ok:
         raise SelfTestFailed(text.rstrip("\n"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel_nb.compat.names import LATER, MODULES, PACKAGE, reason_for
+from accel_nb.compat.names import MODULES, PACKAGE, UNSUPPORTED_REASONS, reason_for
 from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
@@ -62,8 +62,10 @@ class _Module(ModuleType):
             return value
         if f"{self.__name__}.{name}" in MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
-        if name in LATER:
-            raise ImportError(_refusal(f"{self.__name__}.{name}", LATER[name]), name=f"{self.__name__}.{name}")
+        if name in UNSUPPORTED_REASONS:
+            raise ImportError(
+                _refusal(f"{self.__name__}.{name}", UNSUPPORTED_REASONS[name]), name=f"{self.__name__}.{name}"
+            )
         raise AttributeError(f"accel_nb offers no {self.__name__}.{name}; docs/migration.md lists what there is")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from accel_nb.accelerator.process.memory_release import free_cached_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
 from accel_nb.runtime.distributed.current_world import current_world
-from accel_nb.runtime.process.environment import variable
+from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.tensors.instance_patching import plain_view
 
 MODEL_NAME = "pytorch_model"
@@ -167,17 +167,17 @@ def str_to_bool(value: str, to_bool: bool = False) -> bool | int:
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
     """Return an environment variable as a bool."""
-    return bool(str_to_bool(variable(key, str(default))))
+    return bool(str_to_bool(get_variable(key, str(default))))
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
     """Return an environment variable as text."""
-    return variable(key, str(default))
+    return get_variable(key, str(default))
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
     """Return the first of some environment variables that is an integer from 0."""
-    values = (int(variable(key, "-1")) for key in env_keys)
+    values = (int(get_variable(key, "-1")) for key in env_keys)
     return next((value for value in values if value >= 0), default)
 
 

@@ -74,7 +74,7 @@ _CONSTANTS = _in(
     "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
     "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
 )
-UNSERVED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
+UNSUPPORTED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
 """Unsupported names that libraries import (transformers and peft above all); using one raises an error."""
 
 _TQDM = _in("accel_nb.accelerator.process.progress", "tqdm")
@@ -213,7 +213,7 @@ _PARTS = {
     "records of options share no base class here": "KwargsHandler",
 }
 
-LATER: Mapping[str, str] = MappingProxyType(
+UNSUPPORTED_REASONS: Mapping[str, str] = MappingProxyType(
     {name: reason for reason, names in _PARTS.items() for name in names.split()}
 )
 """The reasons why names are not supported."""
@@ -221,5 +221,5 @@ LATER: Mapping[str, str] = MappingProxyType(
 
 def reason_for(path: str) -> str:
     """Return why a module or name, given with dots, is not supported."""
-    found = (LATER[part] for part in reversed(path.split(".")) if part in LATER)
+    found = (UNSUPPORTED_REASONS[part] for part in reversed(path.split(".")) if part in UNSUPPORTED_REASONS)
     return next(found, "it has no counterpart here; docs/migration.md lists what there is")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from accel_nb.compat.names import UNSERVED, reason_for
+from accel_nb.compat.names import UNSUPPORTED, reason_for
 from accel_nb.errors import MisuseError
 
 
-class UnservedAttribute(MisuseError, AttributeError):
+class UnsupportedAttribute(MisuseError, AttributeError):
     """Access to an attribute of an unsupported name: `hasattr` is false, and the message has the reason."""
 
 
@@ -19,7 +19,7 @@ class _Unserved(type):
         raise MisuseError(_refusal(cls))
 
     def __getattr__(cls, name: str) -> NoReturn:
-        raise UnservedAttribute(_refusal(cls))
+        raise UnsupportedAttribute(_refusal(cls))
 
     def __iter__(cls) -> NoReturn:
         raise MisuseError(_refusal(cls))
@@ -29,12 +29,12 @@ class _Unserved(type):
 
 
 def _refusal(kind: type) -> str:
-    name = next(base.__name__ for base in kind.__mro__ if base.__name__ in UNSERVED)
+    name = next(base.__name__ for base in kind.__mro__ if base.__name__ in UNSUPPORTED)
     return f"{name} is not offered by accel_nb: {reason_for(name)}"
 
 
 def __getattr__(name: str) -> type:
     """Return a class of that name, the same one each time."""
-    if name not in UNSERVED:
+    if name not in UNSUPPORTED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, _Unserved(name, (), {"__module__": __name__}))

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from accel_nb.config.fsdp_import import fsdp_outcome
-from accel_nb.config.import_report import Imported, Left, Outcome, account
+from accel_nb.config.import_report import ImportOutcome, ImportReport, NotImported, record_outcome
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 _UNSET = (None, "", "no", "NO", "none", "None")
 
 
-def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
+def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
     """Return the options that an accelerate config's values stand for.
 
     Each value of the file is accounted for. Raises `ConfigError` if nothing in the document is one of that file's
@@ -23,7 +23,7 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
     known = [name for name in values if name in _RULES or name.partition(".")[0] in _SECTIONS]
     if not known:
         raise ConfigError(f"{source}: holds no value of an accelerate config file; give the file that it wrote")
-    found = Imported()
+    found = ImportReport()
     for name, value in values.items():
         if value in _UNSET and name not in ("mixed_precision", "distributed_type"):
             found.needless[name] = "not set"
@@ -31,12 +31,12 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
         rule = _RULES.get(name)
         section, _, inner = name.partition(".")
         if section == "fsdp_config" and inner:
-            account(found, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
+            record_outcome(found, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
             continue
         if rule is None:
-            found.left[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
+            found.unmapped[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
             continue
-        account(found, name, rule(value, values), source)
+        record_outcome(found, name, rule(value, values), source)
     return found
 
 
@@ -50,7 +50,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     return flat
 
 
-Rule = Callable[[Any, Mapping[str, Any]], Outcome]
+Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
 
 
 def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,37 +63,37 @@ def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _machine(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "this machine is meant" if value == "LOCAL_MACHINE" else Left(f"{quoted(value)} is not served")
+def _machine(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return "this machine is meant" if value == "LOCAL_MACHINE" else NotImported(f"{quoted(value)} is not served")
 
 
-def _distributed(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _distributed(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU"):
         return "strategy auto does so"
     return {"strategy": str(value).lower()}
 
 
-def _workers(value: Any, values: Mapping[str, Any]) -> Outcome:
+def _workers(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     on_cpu = values.get("use_cpu") is True or values.get("distributed_type") == "MULTI_CPU"
     return {"cpus" if on_cpu else "gpus": value}
 
 
-def _devices(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _devices(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if value == "all":
         return "every visible GPU may be used"
-    return Left(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
+    return NotImported(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
 
 
-def _one(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _one(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return (
         "one machine"
         if value in (0, 1)
-        else Left("several machines are an argument of a launch: accel-nb launch --nnodes N")
+        else NotImported("several machines are an argument of a launch: accel-nb launch --nnodes N")
     )
 
 
-def _switch(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return Left("no option of accel_nb stands for it") if value else "off"
+def _switch(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return NotImported("no option of accel_nb stands for it") if value else "off"
 
 
 def _under(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
@@ -134,7 +134,7 @@ _RULES: Mapping[str, Rule] = {
     "deepspeed_config.offload_param_device": _under("deepspeed.offload_parameters"),
     "deepspeed_config.zero3_init_flag": _needless("a model is built as it is, and divided from there"),
     "deepspeed_config.zero3_save_16bit_model": _needless("save_model gathers weights by itself"),
-    "deepspeed_config.deepspeed_config_file": lambda value, _values: Left(f"import {quoted(value)} itself"),
+    "deepspeed_config.deepspeed_config_file": lambda value, _values: NotImported(f"import {quoted(value)} itself"),
     "deepspeed_config.gradient_accumulation_steps": _under("accumulate"),
     "deepspeed_config.gradient_clipping": _under("clip"),
 }

@@ -8,7 +8,7 @@ from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class OptionClash:
     """Options that are allowed but exclude each other; ``message`` is the reason and the remedy."""
 
     options: tuple[str, ...]
@@ -19,34 +19,38 @@ ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
 """Pairs of which a run has at most one option: the one from the higher layer replaces the other."""
 
 
-def clashes(config: Config) -> list[Clash]:
+def find_clashes(config: Config) -> list[OptionClash]:
     """Return the rules between options that a config breaks."""
     found = [
-        Clash((first, second), "only one of the two can be given; remove one")
+        OptionClash((first, second), "only one of the two can be given; remove one")
         for first, second in ALTERNATIVES
         if getattr(config, first) is not None and getattr(config, second) is not None
     ]
     if not config.bring_back and config.pull:
-        found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+        found.append(OptionClash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
     if config.background and config.max_restarts:
         found.append(
-            Clash(("background", "max_restarts"), "a run in the background is not started again; remove one of the two")
+            OptionClash(
+                ("background", "max_restarts"), "a run in the background is not started again; remove one of the two"
+            )
         )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
-        found.append(Clash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
+        found.append(OptionClash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
     if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
         message = f"{config.fp8.recipe} scales a weight in two ways, which needs all of it unrounded: use tensorwise"
-        found.append(Clash(("fp8.recipe", "fsdp.float8_gather"), message))
+        found.append(OptionClash(("fp8.recipe", "fsdp.float8_gather"), message))
     if config.fsdp.float8_gather and config.fsdp.cpu_offload:
         message = "what lies in host memory is gathered in the format of the computation; remove one of the two"
-        found.append(Clash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
+        found.append(OptionClash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:
         found.append(
-            Clash(("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)")
+            OptionClash(
+                ("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)"
+            )
         )
     if config.checkpoint.dir is None and config.checkpoint.resume == "auto":
         found.append(
-            Clash(
+            OptionClash(
                 ("checkpoint.resume",),
                 "auto looks in checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
             )
@@ -54,7 +58,7 @@ def clashes(config: Config) -> list[Clash]:
     size_from = "cpus" if config.gpus is None else "gpus"
     size = getattr(config, size_from)
     if isinstance(size, int) and (config.gpus is None or config.cpus is None):
-        found += [Clash((option, size_from), message) for option, message in rank_problems(config, size).items()]
+        found += [OptionClash((option, size_from), message) for option, message in rank_problems(config, size).items()]
     return found
 
 
@@ -71,7 +75,7 @@ def rank_problems(config: Config, size: int) -> dict[str, str]:
     return problems
 
 
-def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each given option that has no effect in this config, the reason."""
     idle = {
         name: f"it belongs to {option.section}, and strategy is {config.strategy}"

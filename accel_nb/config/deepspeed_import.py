@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from accel_nb.config.import_report import Imported, Left, Outcome, account
+from accel_nb.config.import_report import ImportOutcome, ImportReport, NotImported, record_outcome
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
@@ -22,22 +22,22 @@ def is_deepspeed(document: Mapping[str, Any]) -> bool:
     return any(name in document for name in _KNOWN)
 
 
-def import_deepspeed(document: Mapping[str, Any], source: str) -> Imported:
+def import_deepspeed(document: Mapping[str, Any], source: str) -> ImportReport:
     """Return the options that correspond to a DeepSpeed configuration, and a report on each value.
 
     ``auto`` leaves a value open. Raises `ConfigError` for a document that is none.
     """
     if not is_deepspeed(document):
         raise ConfigError(f"{source}: holds no value of a DeepSpeed configuration, such as zero_optimization")
-    found = Imported()
+    found = ImportReport()
     values = dict(_flat(document))
     for name, value in values.items():
         if value in (_AUTO, None):
             found.needless[name] = "left open"
         elif name in _RULES:
-            account(found, name, _RULES[name](value, values), source)
+            record_outcome(found, name, _RULES[name](value, values), source)
         else:
-            found.left[name] = _SECTIONS.get(name.partition(".")[0], "no option of accel_nb stands for it")
+            found.unmapped[name] = _SECTIONS.get(name.partition(".")[0], "no option of accel_nb stands for it")
     return found
 
 
@@ -51,7 +51,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     return flat
 
 
-Rule = Callable[[Any, Mapping[str, Any]], Outcome]
+Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
 
 
 def _under(option: str) -> Rule:
@@ -62,16 +62,16 @@ def _needless(reason: str) -> Rule:
     return lambda _value, _values: reason
 
 
-def _stage(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _stage(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if value == 0:
         return "nothing is divided, as strategy auto has it"
     return {"strategy": "deepspeed", "deepspeed.zero_stage": value}
 
 
 def _device(option: str) -> Rule:
-    def rule(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    def rule(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
         if value == "nvme":
-            return Left(NO_DISK)
+            return NotImported(NO_DISK)
         return {option: "no" if value == "none" else value}
 
     return rule
@@ -82,29 +82,31 @@ def _precision(name: str) -> Rule:
 
 
 def _number(option: str) -> Rule:
-    def rule(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    def rule(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
         # Files write 5e8, which is a real number there.
         return {option: int(value) if isinstance(value, float) and value.is_integer() else value}
 
     return rule
 
 
-def _clip(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _clip(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return {"clip": float(value)} if value else "off"
 
 
-def _scale(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "the scale adapts itself" if value == 0 else Left("a fixed loss scale is not served; it adapts itself")
+def _scale(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return (
+        "the scale adapts itself" if value == 0 else NotImported("a fixed loss scale is not served; it adapts itself")
+    )
 
 
-def _power(value: Any, _values: Mapping[str, Any]) -> Outcome:
+def _power(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if isinstance(value, int) and 0 <= value < 64:
         return {"scaler.init_scale": float(2**value)}
-    return Left(f"{quoted(value)} is no power of two")
+    return NotImported(f"{quoted(value)} is no power of two")
 
 
 def _if_on(reason: str) -> Rule:
-    return lambda value, _values: Left(reason) if value else "off"
+    return lambda value, _values: NotImported(reason) if value else "off"
 
 
 _ZERO = "zero_optimization"

@@ -17,7 +17,7 @@ from accel_nb.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DeepspeedReport:
     """The dictionary, and a line for each of its values and for each option that is not passed to DeepSpeed."""
 
     settings: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Shown:
         return json.dumps(self.settings, indent=2) + "\n"
 
 
-def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
+def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> DeepspeedReport:
     """Return DeepSpeed's settings for a model of any size; raise `ConfigError` under another strategy."""
     config = resolved.config
     if config.strategy not in ("auto", "deepspeed"):
@@ -55,7 +55,7 @@ def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {sign:<4}  {text}" for name, value, sign, text in rows]
-    return Shown(settings, "\n".join([*lines, *resolved.notes]) + "\n")
+    return DeepspeedReport(settings, "\n".join([*lines, *resolved.notes]) + "\n")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

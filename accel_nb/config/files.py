@@ -21,7 +21,7 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
     Raises:
         ConfigError: if an option is wrong or the file cannot be written.
     """
-    text = dumps(options)
+    text = to_yaml(options)
     target = Path(path).expanduser().resolve()
     if target.exists() and not target.is_file():
         raise ConfigError(f"{path_text(path)}: is not a plain file; give the path of a file")
@@ -31,7 +31,7 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
         raise ConfigError(f"{path_text(path)}: cannot be written ({error.strerror}); choose another place") from error
 
 
-def dumps(options: Resolved | Config | Mapping[str, Any]) -> str:
+def to_yaml(options: Resolved | Config | Mapping[str, Any]) -> str:
     """Return options as the text that ``write_file`` writes; raises ConfigError if one is wrong."""
     document = {"version": SCHEMA_VERSION, **nested(_json_ready(options))}
     return "# Options of accel_nb; docs/options.md lists them all.\n" + dump_yaml(document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_nb.config.import_report import Left, Outcome
+from accel_nb.config.import_report import ImportOutcome, NotImported
 from accel_nb.config.message_text import quoted
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -14,51 +14,53 @@ _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_
 _WRAPS = {"SIZE_BASED_WRAP": "size", "NO_WRAP": "model"}
 
 
-def fsdp_outcome(name: str, value: Any, values: Mapping[str, Any]) -> Outcome:
+def fsdp_outcome(name: str, value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     """Return what becomes of one of FSDP's values; ``values`` are all of them, by their names without ``fsdp_``.
 
     ``workers_of_a_machine`` among them says how many share one copy of the model where copies are one to a machine.
     """
     rule = _RULES.get(name)
-    return Left("no option of accel_nb stands for it") if rule is None else rule(value, values)
+    return NotImported("no option of accel_nb stands for it") if rule is None else rule(value, values)
 
 
-def _version(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "it is FSDP2 in any case" if value in (1, 2, "1", "2") else Left(f"there is no version {quoted(value)}")
+def _version(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return (
+        "it is FSDP2 in any case" if value in (1, 2, "1", "2") else NotImported(f"there is no version {quoted(value)}")
+    )
 
 
-def _sharding(value: Any, values: Mapping[str, Any]) -> Outcome:
+def _sharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     if isinstance(value, int) and 1 <= value <= len(_SHARDING):
         value = _SHARDING[value - 1]
     kind = str(value).upper()
     if kind not in _SHARDING:
-        return Left(f"{quoted(value)} is none of {', '.join(_SHARDING)}")
+        return NotImported(f"{quoted(value)} is none of {', '.join(_SHARDING)}")
     if kind == "NO_SHARD":
-        return Left("it divides nothing, as strategy ddp does: choose that")
+        return NotImported("it divides nothing, as strategy ddp does: choose that")
     options: dict[str, Any] = {"fsdp.reshard_after_forward": kind in ("FULL_SHARD", "HYBRID_SHARD")}
     if kind.startswith("HYBRID"):
         size = values.get("workers_of_a_machine")
         if size is None:
-            return Left("set fsdp.hybrid_shard_size to the number of workers of one machine")
+            return NotImported("set fsdp.hybrid_shard_size to the number of workers of one machine")
         options["fsdp.hybrid_shard_size"] = size
     return options
 
 
-def _resharding(value: Any, values: Mapping[str, Any]) -> Outcome:
+def _resharding(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     if str(value).upper() in _SHARDING:
         return _sharding(value, values)
     return {"fsdp.reshard_after_forward": value}
 
 
-def _wrap(value: Any, values: Mapping[str, Any]) -> Outcome:
+def _wrap(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     kind = str(value).upper()
     if kind == "TRANSFORMER_BASED_WRAP":
         classes = _classes(values)
         return {"fsdp.wrap": "classes", "fsdp.classes": classes} if classes else {"fsdp.wrap": "blocks"}
-    return {"fsdp.wrap": _WRAPS[kind]} if kind in _WRAPS else Left(f"{quoted(value)} is no known way to divide")
+    return {"fsdp.wrap": _WRAPS[kind]} if kind in _WRAPS else NotImported(f"{quoted(value)} is no known way to divide")
 
 
-def _wrapped_classes(_value: Any, values: Mapping[str, Any]) -> Outcome:
+def _wrapped_classes(_value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     if str(values.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")).upper() != "TRANSFORMER_BASED_WRAP":
         return "nothing is chosen by class"
     return {"fsdp.wrap": "classes", "fsdp.classes": _classes(values)}
@@ -70,24 +72,24 @@ def _classes(values: Mapping[str, Any]) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _smallest(value: Any, values: Mapping[str, Any]) -> Outcome:
+def _smallest(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     if str(values.get("auto_wrap_policy", "SIZE_BASED_WRAP")).upper() != "SIZE_BASED_WRAP":
         return "nothing is chosen by size"
     return {"fsdp.wrap": "size", "fsdp.min_params": value}
 
 
-def _under(option: str) -> Callable[[Any, Mapping[str, Any]], Outcome]:
+def _under(option: str) -> Callable[[Any, Mapping[str, Any]], ImportOutcome]:
     return lambda value, _values: {option: value}
 
 
-def _needless(reason: str) -> Callable[[Any, Mapping[str, Any]], Outcome]:
+def _needless(reason: str) -> Callable[[Any, Mapping[str, Any]], ImportOutcome]:
     return lambda _value, _values: reason
 
 
 _CLASS_NAMES = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
 _AHEAD = "FSDP2 itself decides what is gathered ahead"
 
-_RULES: Mapping[str, Callable[[Any, Mapping[str, Any]], Outcome]] = {
+_RULES: Mapping[str, Callable[[Any, Mapping[str, Any]], ImportOutcome]] = {
     "version": _version,
     "sharding_strategy": _sharding,
     "reshard_after_forward": _resharding,

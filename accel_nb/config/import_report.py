@@ -11,18 +11,18 @@ from accel_nb.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class NotImported:
     """The reason why a value has no option."""
 
     reason: str
 
 
-Outcome = dict[str, Any] | str | Left
+ImportOutcome = dict[str, Any] | str | NotImported
 """The result for one value: options, the reason why none are needed, or why there are none."""
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportReport:
     """The result of an import: options, and one line for each value of the file.
 
     ``taken`` maps a name of the file to its options; ``needless`` and ``left`` map it to the reason.
@@ -31,7 +31,7 @@ class Imported:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     taken: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     needless: dict[str, str] = field(default_factory=dict[str, str])
-    left: dict[str, str] = field(default_factory=dict[str, str])
+    unmapped: dict[str, str] = field(default_factory=dict[str, str])
 
     def table(self) -> str:
         """Return a line for each value of the file, those without an option last."""
@@ -40,26 +40,26 @@ class Imported:
             for name, options in self.taken.items()
         ]
         rows += [(name, "ok", reason) for name, reason in self.needless.items()]
-        rows += [(name, "LEFT", reason) for name, reason in self.left.items()]
+        rows += [(name, "LEFT", reason) for name, reason in self.unmapped.items()]
         width = max((len(name) for name, _, _ in rows), default=0)
         return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
 
 
-def account(found: Imported, name: str, outcome: Outcome, source: str) -> None:
+def record_outcome(found: ImportReport, name: str, outcome: ImportOutcome, source: str) -> None:
     """Record the result for one value; options that the schema refuses are reported with its reason."""
     if isinstance(outcome, str):
         found.needless[name] = outcome
-    elif isinstance(outcome, Left):
-        found.left[name] = outcome.reason
+    elif isinstance(outcome, NotImported):
+        found.unmapped[name] = outcome.reason
     else:
         _take(found, name, outcome, source)
 
 
-def _take(found: Imported, name: str, options: dict[str, Any], source: str) -> None:
+def _take(found: ImportReport, name: str, options: dict[str, Any], source: str) -> None:
     try:
         resolve([Layer("file", options, f"{name} in {source}")])
     except ConfigError as error:
-        found.left[name] = error.problems[0]
+        found.unmapped[name] = error.problems[0]
         return
     found.taken[name] = options
     found.options.update(options)

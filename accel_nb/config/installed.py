@@ -31,7 +31,7 @@ def _all_points() -> Any:
     return entry_points()
 
 
-def installed(group: str) -> EntryPoints:
+def installed_entry_points(group: str) -> EntryPoints:
     """Return the entry points of a group."""
     return _all_points().select(group=group)
 
@@ -42,7 +42,7 @@ def with_installed_sections(base: type[S], taken: Collection[str]) -> type[S]:
     A section that cannot be used is left out with a warning: a package that is broken must not break each import.
     """
     fields: dict[str, Any] = {}
-    for point in installed(OPTIONS_GROUP):
+    for point in installed_entry_points(OPTIONS_GROUP):
         try:
             fields[point.name] = _section(point, {*base.model_fields, *taken, *fields})
         except Exception as error:  # whatever importing another package's module raises

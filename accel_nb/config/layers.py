@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from accel_nb.config.conflicts import ALTERNATIVES, clashes, idle_options, rank_problems
+from accel_nb.config.conflicts import ALTERNATIVES, find_clashes, find_idle_options, rank_problems
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.config.yaml_documents import read_options
@@ -258,14 +258,14 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
             notes += _set_aside(option, values, origins)
 
     config = Config.model_validate(nested(values))
-    for clash in clashes(config):
+    for clash in find_clashes(config):
         places = " and ".join(f"{option} from {origins[option]}" for option in clash.options if option in origins)
         problems.append(f"{places}: {clash.message}")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     notes += [
         f"{option} from {origins[option]} has no effect: {reason}"
-        for option, reason in idle_options(config, values).items()
+        for option, reason in find_idle_options(config, values).items()
     ]
     return Resolved(config, _all_origins(origins), tuple(notes))
 
@@ -304,7 +304,7 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
     for name, value in _flat(layer, problems).items():
         option = OPTIONS.get(name)
         if option is None:
-            problems.append(unknown_option(name, layer))
+            problems.append(unknown_option_message(name, layer))
         elif isinstance(value, str) and value in PLANNED_VALUES.get(name, ()):
             problems.append(f"{name}: {quoted(value)} from {layer.origin(name)} is not served by this version")
         elif name == "config" and layer.name == "file":
@@ -320,7 +320,7 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
     return given
 
 
-def unknown_option(name: str, layer: Layer) -> str:
+def unknown_option_message(name: str, layer: Layer) -> str:
     """Return the line about an option that does not exist."""
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
     shown = name if name.isprintable() and len(name) <= 80 else quoted(name)

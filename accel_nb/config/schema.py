@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
-from accel_nb.config.installed import STRATEGY_GROUP, installed, with_installed_sections
+from accel_nb.config.installed import STRATEGY_GROUP, installed_entry_points, with_installed_sections
 from accel_nb.config.sections import (
     AccumulationOptions,
     AutocastOptions,
@@ -47,7 +47,7 @@ from accel_nb.config.value_types import (
     read_real,
     read_text,
     read_whole,
-    unique,
+    without_duplicates,
 )
 
 SCHEMA_VERSION = 1
@@ -68,7 +68,7 @@ STRATEGIES = ("auto", *StrategySections.model_fields)
 
 
 def _strategy(value: str) -> str:
-    if value not in STRATEGIES and value not in installed(STRATEGY_GROUP).names:
+    if value not in STRATEGIES and value not in installed_entry_points(STRATEGY_GROUP).names:
         raise ValueError("not a strategy")
     return value
 
@@ -162,7 +162,7 @@ class _Options(Section):
     prepare: Switch = declare(
         True, "Prepare the models, optimizers and loaders of a plain cell automatically.", scope="cell"
     )
-    pull: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(unique)] = declare(
+    pull: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
         (),
         "Names to bring back to the notebook although they are large.",
         metavar="NAMES",
@@ -175,15 +175,15 @@ class _Options(Section):
         flag="return",
         scope="cell",
     )
-    show_ranks: Annotated[Literal["all"] | tuple[Rank, ...], BeforeValidator(read_ranks), AfterValidator(unique)] = (
-        declare(
-            (),
-            "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.",
-            unit="ranks",
-            scope="cell",
-        )
+    show_ranks: Annotated[
+        Literal["all"] | tuple[Rank, ...], BeforeValidator(read_ranks), AfterValidator(without_duplicates)
+    ] = declare(
+        (),
+        "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.",
+        unit="ranks",
+        scope="cell",
     )
-    ranks: Annotated[Ranks | None, BeforeValidator(read_ranks), AfterValidator(unique)] = declare(
+    ranks: Annotated[Ranks | None, BeforeValidator(read_ranks), AfterValidator(without_duplicates)] = declare(
         None, "Run the cell on these ranks only; none given: on all.", unit="ranks", scope="cell"
     )
     static: Switch = declare(False, "Draw the panel as a picture instead of a live widget.", scope="cell")

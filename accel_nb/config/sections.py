@@ -22,7 +22,7 @@ from accel_nb.config.value_types import (
     read_real,
     read_text,
     read_whole,
-    unique,
+    without_duplicates,
 )
 
 
@@ -94,7 +94,7 @@ class FsdpOptions(Section):
     min_params: Annotated[Annotated[Whole, Field(ge=1, le=MAX_SEED)], BeforeValidator(read_whole)] = declare(
         1_000_000, "How many parameters a module has that is gathered by size.", unit="parameters"
     )
-    classes: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(unique)] = declare(
+    classes: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
         (),
         "Class names of the modules that are gathered at a time.",
         metavar="NAMES",
@@ -134,11 +134,13 @@ class FsdpOptions(Section):
         metavar="PATH",
         allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
     )
-    forward_methods: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(unique)] = declare(
-        (),
-        "Methods other than forward that compute with the model's parameters, such as encode.",
-        metavar="NAMES",
-        allowed="names of methods, separated by commas",
+    forward_methods: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = (
+        declare(
+            (),
+            "Methods other than forward that compute with the model's parameters, such as encode.",
+            metavar="NAMES",
+            allowed="names of methods, separated by commas",
+        )
     )
 
 
@@ -240,14 +242,14 @@ class Fp8Options(Section):
     emulate: Switch = declare(
         False, "Round to float8 and multiply in float32, on hardware without float8: slow, to see how a model trains."
     )
-    skip_modules: Annotated[tuple[ModuleName, ...] | None, BeforeValidator(read_parts), AfterValidator(unique)] = (
-        declare(
-            None,
-            "Names, or parts of names between dots, of layers that stay in bf16; none given: the first and the last "
-            "linear layer.",
-            metavar="NAMES",
-            allowed="names of modules such as head or blocks.0, separated by commas, or none",
-        )
+    skip_modules: Annotated[
+        tuple[ModuleName, ...] | None, BeforeValidator(read_parts), AfterValidator(without_duplicates)
+    ] = declare(
+        None,
+        "Names, or parts of names between dots, of layers that stay in bf16; none given: the first and the last "
+        "linear layer.",
+        metavar="NAMES",
+        allowed="names of modules such as head or blocks.0, separated by commas, or none",
     )
     trial_rows: Annotated[Annotated[Whole, Field(ge=0, le=1_000_000)], BeforeValidator(read_whole)] = declare(
         0,

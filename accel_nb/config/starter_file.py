@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from accel_nb.config.files import dumps
+from accel_nb.config.files import to_yaml
 from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
 
 _WIDTH = 100
@@ -16,7 +16,7 @@ _WIDTH = 100
 def starter_file(num_gpus: int, num_cores: int) -> str:
     """Return a file that `read_file` takes, with workers and precision for such a machine."""
     suggested = _suggested(num_gpus, num_cores)
-    lines = [*dumps(suggested).splitlines(), "", "# Everything else, with its default. Remove the sign to set it."]
+    lines = [*to_yaml(suggested).splitlines(), "", "# Everything else, with its default. Remove the sign to set it."]
     lines += _commented((option for option in OPTIONS.values() if option.section is None), suggested)
     for section in SECTIONS:
         options = [option for option in OPTIONS.values() if option.section == section]

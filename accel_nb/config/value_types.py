@@ -76,7 +76,7 @@ def read_ranks(value: object) -> object:
     return value
 
 
-def unique(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
+def without_duplicates(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
     """Return a tuple without duplicates; other values unchanged."""
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.data.index_distribution import Place
-from accel_nb.data.order import Share
-from accel_nb.data.prefetch import Pair
+from accel_nb.data.index_distribution import DataShard
+from accel_nb.data.order import BatchShare
+from accel_nb.data.prefetch import SharedBatch
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.registry import device_type
 
@@ -30,23 +30,23 @@ _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
-Steps = Callable[[Sequence[int]], Iterator[list[Pair]]]
+Steps = Callable[[Sequence[int]], Iterator[list[SharedBatch]]]
 """Reads on rank 0: takes the indices of all shares, yields in each step one pair for each."""
 
 
-def dispatched(place: Place, steps: Steps, device: torch.device) -> Iterator[Pair]:
+def receive_dispatched(shard: DataShard, steps: Steps, device: torch.device) -> Iterator[SharedBatch]:
     """Yield this rank's share of the batches that rank 0 reads; ``steps`` is called on rank 0 only.
 
     Every rank must iterate. A read error on rank 0 is raised on every rank. Batches have plain containers on every
     rank: a mapping becomes a dict.
     """
-    index_of = [int(row) for row in place.comm.all_gather(torch.tensor([place.index]))]
-    receiver = _Receiver(place, device)
-    if place.comm.world.rank > 0:
+    index_of = [int(row) for row in shard.comm.all_gather(torch.tensor([shard.index]))]
+    receiver = _Receiver(shard, device)
+    if shard.comm.world.rank > 0:
         yield from iter(receiver.receive, None)
         return
-    sender = _Sender(index_of, place.count, receiver)
-    reading = steps(range(place.count))
+    sender = _Sender(index_of, shard.count, receiver)
+    reading = steps(range(shard.count))
     while True:
         try:
             pairs = next(reading, None)
@@ -74,7 +74,7 @@ class _Packed:
 class _Receiver:
     """Receives this rank's shares; on rank 0 it also takes the buffers to scatter."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: DataShard, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
         self._comm = place.comm
         self._device = device if device_type(device).in_collectives else torch.device("cpu")
@@ -84,7 +84,7 @@ class _Receiver:
         """Return the buffer that rank 0 sends to this rank."""
         return self._comm.scatter(torch.empty(self.length, dtype=torch.uint8, device=self._device), buffers, 0)
 
-    def receive(self, buffers: Sequence[Tensor] | None = None) -> Pair | None:
+    def receive(self, buffers: Sequence[Tensor] | None = None) -> SharedBatch | None:
         """Return this rank's share of the next step; None at the end."""
         content = self.scatter(buffers)
         kind, number, values_length, layout_length = _numbers(content)
@@ -104,7 +104,7 @@ class _Receiver:
         values = json.loads(bytes(content[_HEADER_BYTES:start].tolist())) if values_length else []
         share, tree, tensors = self._layout
         base = _aligned(start + layout_length)
-        return _rebuild(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
+        return _rebuild(tree, [_view(content, base, *tensor) for tensor in tensors], values), BatchShare(*share)
 
 
 class _Sender:
@@ -116,7 +116,7 @@ class _Sender:
         self._layouts: list[Any] = [None] * count
         self._buffers = self._made()
 
-    def send(self, packed: list[_Packed]) -> Pair:
+    def send(self, packed: list[_Packed]) -> SharedBatch:
         """Send each rank the share of its index, and return rank 0's own."""
         layouts = [
             b"" if share.layout == known else json.dumps(share.layout).encode()
@@ -132,7 +132,7 @@ class _Sender:
             self._set_length(needed + needed // 4)
         for buffer, share, layout in zip(self._buffers, packed, layouts, strict=True):
             _fill(buffer, share, layout)
-        return cast(Pair, self._receiver.receive(self._for_ranks()))
+        return cast(SharedBatch, self._receiver.receive(self._for_ranks()))
 
     def end(self) -> None:
         """Send the end of the data."""
@@ -161,7 +161,7 @@ class _Sender:
         return [self._buffers[index] for index in self._index_of]
 
 
-def _pack(batch: Any, share: Share) -> _Packed:
+def _pack(batch: Any, share: BatchShare) -> _Packed:
     found: list[Tensor] = []
     values: list[Any] = []
     tree = _tree(batch, found, values)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 
-def reader(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+def build_reader(loader: DataLoader[Any]) -> Callable[[Any], Any]:
     """Return a function that reads and collates the batch of a list of indices, as the loader would.
 
     Tensors of a ``TensorDataset`` are indexed with all indices at once, which yields the same batch as stacking rows.

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from accel_nb.data.fetch import reader
-from accel_nb.data.index_distribution import IndexFeed, length_of
-from accel_nb.data.prefetch import Pair
+from accel_nb.data.fetch import build_reader
+from accel_nb.data.index_distribution import IndexSampler, length_of
+from accel_nb.data.prefetch import SharedBatch
 from accel_nb.errors import MisuseError
 
 
 class DrawnIndices:
     """The sampler of rank 0's inner loader, where rank 0 reads for all."""
 
-    def __init__(self, feed: IndexFeed) -> None:
+    def __init__(self, feed: IndexSampler) -> None:
         self._feed = feed
 
     def __iter__(self) -> Iterator[Any]:
@@ -27,17 +27,17 @@ class DrawnIndices:
         return self._feed.num_items() or 0
 
 
-class FetchedBatches(Iterator[Pair]):
+class FetchedBatches(Iterator[SharedBatch]):
     """The batches of this rank's indices, read in this process: what torch's own iterator does, and no more."""
 
     __slots__ = ("_dataset", "_indices", "_read")
 
-    def __init__(self, feed: IndexFeed, loader: DataLoader[Any]) -> None:
-        self._indices = feed.pairs()
+    def __init__(self, feed: IndexSampler, loader: DataLoader[Any]) -> None:
+        self._indices = feed.iter_shares()
         self._dataset = loader.dataset
-        self._read = reader(loader)
+        self._read = build_reader(loader)
 
-    def __next__(self) -> Pair:
+    def __next__(self) -> SharedBatch:
         indices, share = next(self._indices)
         try:
             return self._read(indices), share
@@ -46,19 +46,19 @@ class FetchedBatches(Iterator[Pair]):
             raise
 
 
-class MatchedBatches(Iterator[Pair]):
+class MatchedBatches(Iterator[SharedBatch]):
     """The batches of the inner loader, each with the share that its indices were dealt as."""
 
     __slots__ = ("_feed", "_shares", "_source")
 
-    def __init__(self, source: Iterator[Any], feed: IndexFeed) -> None:
+    def __init__(self, source: Iterator[Any], feed: IndexSampler) -> None:
         self._source = source
         self._feed = feed
-        self._shares = feed.latest  # None if the loader's own class starts on the first batch only
+        self._shares = feed.pending_shares  # None if the loader's own class starts on the first batch only
 
-    def __next__(self) -> Pair:
+    def __next__(self) -> SharedBatch:
         if self._shares is None:
-            self._feed.latest = None
+            self._feed.pending_shares = None
         try:
             batch = next(self._source)
         except StopIteration:
@@ -68,7 +68,7 @@ class MatchedBatches(Iterator[Pair]):
                 self._shares.popleft()  # the batch that failed; the caller may go on with the next one
             raise
         if self._shares is None:
-            self._shares = self._feed.latest
+            self._shares = self._feed.pending_shares
         if not self._shares:
             raise MisuseError("the loader yields more batches than its sampler draws: it cannot be divided by index")
         return batch, self._shares.popleft()

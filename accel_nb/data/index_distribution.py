@@ -23,7 +23,15 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from accel_nb.data import position
-from accel_nb.data.order import Share, deal, even_length, grouped, mark_last, num_groups, share
+from accel_nb.data.order import (
+    BatchShare,
+    contiguous_share,
+    distribute_indices,
+    even_length,
+    flag_last,
+    grouped,
+    num_groups,
+)
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process import rng
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class DataShard:
     """The share ``index`` of ``count`` of the data that this rank reads; ranks that share a model read the same one.
 
     ``is_even``: every rank has equally many samples, with repeats if needed.
@@ -45,12 +53,12 @@ class Place:
     group_size: int = 1
     is_even: bool = False
 
-    def drops_short(self, drop_last: bool) -> bool:
+    def drops_incomplete(self, drop_last: bool) -> bool:
         """Whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
         return self.is_even and drop_last and self.group_size > 1
 
 
-class IndexFeed:
+class IndexSampler:
     """The inner loader's sampler: yields this rank's share of the indices that the loader's own sampler draws.
 
     ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. If ``deals`` is
@@ -58,31 +66,33 @@ class IndexFeed:
     replaced by one whose order depends on seed and epoch only.
     """
 
-    def __init__(self, loader: DataLoader[Any], place: Place, seed: int | None = None) -> None:
-        self.latest: deque[Share] | None = None
+    def __init__(self, loader: DataLoader[Any], place: DataShard, seed: int | None = None) -> None:
+        self.pending_shares: deque[BatchShare] | None = None
         self.generators: list[torch.Generator] = []
         # The epoch of the next iteration.
-        self.epoch = position.Epoch(place.group_size, lambda: 0)
-        self.deals = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
-        self.seeded: SeedableRandomSampler | None = None
-        self.draws_from: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.epoch = position.EpochProgress(place.group_size, lambda: 0)
+        self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
+        self.seedable_sampler: SeedableRandomSampler | None = None
+        self.sampler: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if seed is not None:
-            self.draws_from, self.seeded = _seeded(self.draws_from, seed)
+            self.sampler, self.seedable_sampler = _seeded(self.sampler, seed)
         self._dataset = loader.dataset
         self._place = place
         self._comm = place.comm
-        self._batch_size = (loader.batch_size or getattr(self.draws_from, "batch_size", None)) if self.deals else None
-        self._drops_short = place.drops_short(bool(getattr(self.draws_from, "drop_last", False)))
-        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.draws_from)
-        self._is_random = self._is_drawn_everywhere and _may_draw(self.draws_from)
+        self._batch_size = (
+            (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
+        )
+        self._drops_short = place.drops_incomplete(bool(getattr(self.sampler, "drop_last", False)))
+        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
+        self._is_random = self._is_drawn_everywhere and _may_draw(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one: nothing happens before the first item.
-        self.latest = shares = deque()
-        return self._record_shares(shares) if self.deals else self._pass_unchanged()
+        self.pending_shares = shares = deque()
+        return self._record_shares(shares) if self.yields_lists else self._pass_unchanged()
 
     def __len__(self) -> int:
-        return len(cast(Any, self.draws_from))
+        return len(cast(Any, self.sampler))
 
     def num_groups(self) -> int | None:
         """Return the number of global batches by the sampler's length; None without a length."""
@@ -93,16 +103,18 @@ class IndexFeed:
 
     def num_items(self) -> int | None:
         """Return the number of batches, or samples, of the next iteration; None without a length."""
-        return position.num_remaining(self.draws_from, length_of(self.draws_from), self.epoch.resumed, deals=self.deals)
+        return position.num_remaining(
+            self.sampler, length_of(self.sampler), self.epoch.resumed, yields_lists=self.yields_lists
+        )
 
-    def pairs(self) -> Iterator[tuple[Any, Share]]:
+    def iter_shares(self) -> Iterator[tuple[Any, BatchShare]]:
         """Yield this rank's indices of each global batch, with their share."""
         place = self._place
         count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
         limit = size if group_size > 1 else None
         # Nearly all groups of a loader have the same size: for these the share is computed once.
         usual = self._usual_size()
-        mine = share(usual, count, index) if group_size == 1 else range(usual)
+        mine = contiguous_share(usual, count, index) if group_size == 1 else range(usual)
         start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
         number = index if group_size > 1 else 0
         expected, is_last, fill = self.num_groups(), False, ()
@@ -110,23 +122,25 @@ class IndexFeed:
             if place.is_even and not fill:
                 fill = [sample for batch in group for sample in batch]
             if len(group) == group_size and len(group[-1]) == usual:
-                yield group[number][start:stop], Share(num_mine, total, is_last, False)
+                yield group[number][start:stop], BatchShare(num_mine, total, is_last, False)
                 continue
             even = even_length(sum(map(len, group)), count, size, group_size) if place.is_even else None
-            yield deal(group, count, index, is_last=is_last, batch_size=limit, fill=fill, even=even)
+            yield distribute_indices(
+                group, count, index, is_last=is_last, batch_size=limit, repeats=fill, num_even=even
+            )
         warn_if_short(expected, is_last)
 
     def _usual_size(self) -> int:
         """Return the size of the batches of a full group; -1 if the last batch of a group does not determine it."""
         size, place = self._batch_size, self._place
-        if type(self.draws_from) is not BatchSampler or size is None:
+        if type(self.sampler) is not BatchSampler or size is None:
             return -1
         if place.group_size == 1 and (size < place.count or (place.is_even and size % place.count)):
             return -1
         return size
 
-    def _record_shares(self, shares: deque[Share]) -> Iterator[Any]:
-        for indices, mine in self.pairs():
+    def _record_shares(self, shares: deque[BatchShare]) -> Iterator[Any]:
+        for indices, mine in self.iter_shares():
             shares.append(mine)
             yield indices
 
@@ -136,22 +150,24 @@ class IndexFeed:
 
     def draw(self) -> Iterator[Any]:
         """Yield the sampler's items for `epoch`, drawn by this rank alone."""
-        parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.draws_from) else rng.ALL_PARTS
-        return position.draw(self.draws_from, self.epoch, self.generators, deals=self.deals, parts=parts)
+        parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.sampler) else rng.ALL_PARTS
+        return position.draw_epoch(
+            self.sampler, self.epoch, self.generators, yields_lists=self.yields_lists, parts=parts
+        )
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
-        num_items = length_of(self.draws_from) if self._is_drawn_everywhere else None
-        theirs = start_together(
+        num_items = length_of(self.sampler) if self._is_drawn_everywhere else None
+        theirs = check_same_loaders(
             self._comm,
             self._dataset,
             num_items,
             self.generators,
-            sampler=self.draws_from if self._is_drawn_everywhere else None,
+            sampler=self.sampler if self._is_drawn_everywhere else None,
             sends_torch_state=self._is_random,
         )
         if self.generators:
-            with drawing_as_rank_0(self._comm, (), self.generators):
+            with rank_0_random_states(self._comm, (), self.generators):
                 pass
         if not self._is_drawn_everywhere:
             yield from _broadcast_groups(self._comm, self._grouped(size, expected))
@@ -164,8 +180,8 @@ class IndexFeed:
 
     def _grouped(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         items = self.draw()
-        batches = map(_sized, items) if self.deals else items
-        yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
+        batches = map(_sized, items) if self.yields_lists else items
+        yield from flag_last(grouped(batches, size, drop_short=self._drops_short), expected)
 
 
 _ITERATION_TAG = -0x6E6F772C
@@ -177,7 +193,7 @@ _OTHER_CALL_MESSAGE = (
 )
 
 
-def start_together(
+def check_same_loaders(
     comm: Communicator,
     dataset: Any,
     num_batches: int | None,
@@ -266,12 +282,12 @@ def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
     if state is None or torch.equal(state, torch.get_rng_state()):
         yield
         return
-    with rng.forked({"torch": state}):
+    with rng.fork_rng({"torch": state}):
         yield
 
 
 @contextmanager
-def drawing_as_rank_0(
+def rank_0_random_states(
     comm: Communicator, parts: tuple[rng.Part, ...], generators: list[torch.Generator]
 ) -> Iterator[None]:
     """Run the block with rank 0's global generator states; restore a rank's own states afterwards.
@@ -292,7 +308,7 @@ def drawing_as_rank_0(
     for number, generator in enumerate(generators):
         generator.set_state(theirs.pop(f"generator{number}"))
     different = {name.removesuffix("_gauss") for name, state in theirs.items() if not torch.equal(state, own[name])}
-    with rng.forked({name: state for name, state in theirs.items() if name.removesuffix("_gauss") in different}):
+    with rng.fork_rng({name: state for name, state in theirs.items() if name.removesuffix("_gauss") in different}):
         yield
 
 

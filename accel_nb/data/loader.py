@@ -22,23 +22,31 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.dispatch import dispatched
-from accel_nb.data.fetch import reader
+from accel_nb.data.dispatch import receive_dispatched
+from accel_nb.data.fetch import build_reader
 from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBatches
 from accel_nb.data.index_distribution import (
-    IndexFeed,
-    Place,
-    drawing_as_rank_0,
+    DataShard,
+    IndexSampler,
+    check_same_loaders,
     length_of,
     own_generators,
-    start_together,
+    rank_0_random_states,
 )
 from accel_nb.data.loader_observer import LoaderObserver
-from accel_nb.data.order import Share, grouped, mark_last, num_groups
-from accel_nb.data.position import Drawing, Epoch, Position, Snapshots, is_stateful, present_drawing, put_back
-from accel_nb.data.prefetch import Ahead, Lane, Pair, SideStream
+from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
+from accel_nb.data.position import (
+    DatasetSnapshots,
+    EpochProgress,
+    LoaderPosition,
+    SamplerState,
+    capture_sampler_state,
+    is_stateful,
+    restore_sampler_state,
+)
+from accel_nb.data.prefetch import BatchPrefetcher, BatchTransfer, SharedBatch, StreamTransfer
 from accel_nb.data.sampler import set_epoch
-from accel_nb.data.streams import Cutter, read_own, read_whole
+from accel_nb.data.streams import BatchDivider, read_everywhere, read_own_shard
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process import rng
@@ -54,16 +62,16 @@ BatchMeaning = Literal["global", "per-worker"]
 __all__ = [
     "BatchMeaning",
     "LoaderObserver",
-    "Share",
-    "begin_counting",
+    "BatchShare",
+    "reset_epochs",
     "is_sharded",
-    "num_left",
-    "position_of",
-    "problem_with",
-    "resume_at",
-    "shard",
+    "count_remaining",
+    "get_position",
+    "explain_no_resume",
+    "resume_loader",
+    "shard_loader",
     "skip_first_batches",
-    "unshard",
+    "unshard_loader",
     "watch_batches",
 ]
 
@@ -71,7 +79,7 @@ _ATTRIBUTE = "_accel_nb_sharding"
 _END = object()
 
 
-def shard(
+def shard_loader(
     loader: DataLoader[T],
     *,
     comm: Communicator,
@@ -81,7 +89,7 @@ def shard(
     coords: tuple[int, int] | None = None,
     options: DataOptions | None = None,
     seed: int | None = None,
-    lane: Lane | None = None,
+    transfer: BatchTransfer | None = None,
     place_batch: Callable[[Any], Any] | None = None,
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
@@ -110,20 +118,20 @@ def shard(
     """
     if not isinstance(loader, DataLoader):
         raise MisuseError(f"only a torch DataLoader can be sharded, not a {type(loader).__name__}")
-    unshard(loader)
+    unshard_loader(loader)
     if comm.world.size > 1:
         _refuse_divided(loader)
     plain = type(loader)
     options = options or DataOptions()
     index, count = coords or (comm.world.rank, comm.world.size)
-    place = Place(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
-    sharding = _Sharding(plain, place, torch.device(device), observer, options, seed, lane, place_batch)
+    place = DataShard(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
+    sharding = _ShardedLoading(plain, place, torch.device(device), observer, options, seed, transfer, place_batch)
     setattr(loader, _ATTRIBUTE, sharding)
     loader.__class__ = _sharded_class(plain, has_own_length=batch == "per-worker")
     return loader
 
 
-def unshard(loader: DataLoader[T]) -> DataLoader[T]:
+def unshard_loader(loader: DataLoader[T]) -> DataLoader[T]:
     """Undo :func:`shard`; a plain loader is left as it is. Iterations under way go on as they were."""
     if is_sharded(loader):
         loader.__class__ = _sharding(loader).plain
@@ -136,28 +144,32 @@ def is_sharded(loader: object) -> bool:
     return _ATTRIBUTE in getattr(loader, "__dict__", ())
 
 
-def num_left(loader: DataLoader[Any], position: Position) -> int | None:
+def count_remaining(loader: DataLoader[Any], position: LoaderPosition) -> int | None:
     """Return how many samples of the epoch a sharded loader has left at ``position``, if that is known."""
-    return _sharding(loader).num_left(loader, position)
+    return _sharding(loader).count_remaining(loader, position)
 
 
-def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, Share], object] | None) -> None:
+def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare], object] | None) -> None:
     """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None calls nothing."""
     _sharding(loader).on_batch = on_batch
 
 
-def begin_counting(loader: DataLoader[Any]) -> None:
+def reset_epochs(loader: DataLoader[Any]) -> None:
     """Count a sharded loader's epochs from here."""
-    _sharding(loader).forget_epochs()
+    _sharding(loader).reset_epochs()
 
 
-def position_of(loader: DataLoader[Any]) -> Position:
+def get_position(loader: DataLoader[Any]) -> LoaderPosition:
     """Return where a sharded loader is; what rank 0 returns is whole, and counts."""
     return _sharding(loader).position(loader)
 
 
-def resume_at(
-    loader: DataLoader[Any], position: Position, *, passes: bool = False, on_resume: Callable[[], object] | None = None
+def resume_loader(
+    loader: DataLoader[Any],
+    position: LoaderPosition,
+    *,
+    passes: bool = False,
+    on_resume: Callable[[], object] | None = None,
 ) -> None:
     """Let a sharded loader's next iteration go on from ``position``; every rank must call.
 
@@ -167,12 +179,12 @@ def resume_at(
     _sharding(loader).resume(loader, position, passes, on_resume)
 
 
-def problem_with(loader: DataLoader[Any], position: Position) -> str | None:
+def explain_no_resume(loader: DataLoader[Any], position: LoaderPosition) -> str | None:
     """Return why a sharded loader cannot go on from ``position``, such as a stream that does not know where it was."""
-    return _sharding(loader).problem_with(loader, position)
+    return _sharding(loader).explain_no_resume(loader, position)
 
 
-def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
+def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
     """Return what iterates a prepared loader without this rank's first batches; they are not read.
 
     After `Accelerator.load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
@@ -182,10 +194,10 @@ def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> Skipp
         raise MisuseError("skip_first_batches takes a loader that is prepared: call prepare(loader) first")
     if not isinstance(num_batches, int) or num_batches < 0:
         raise MisuseError(f"skip_first_batches got {num_batches!r} batches; it takes a whole number of at least 0")
-    return Skipping(dataloader, num_batches)
+    return SkippedBatchesLoader(dataloader, num_batches)
 
 
-def _sharding(loader: DataLoader[Any]) -> _Sharding:
+def _sharding(loader: DataLoader[Any]) -> _ShardedLoading:
     return loader.__dict__[_ATTRIBUTE]
 
 
@@ -223,44 +235,44 @@ def _plain_twin(loader: DataLoader[Any], plain: type[DataLoader[Any]]) -> DataLo
     return twin
 
 
-class _Sharding:
+class _ShardedLoading:
     """What a sharded loader carries: its settings, and what reads for it."""
 
     def __init__(
         self,
         plain: type[DataLoader[Any]],
-        place: Place,
+        place: DataShard,
         device: torch.device,
         observer: LoaderObserver,
         options: DataOptions,
         seed: int | None,
-        lane: Lane | None,
+        lane: BatchTransfer | None,
         place_batch: Callable[[Any], Any] | None,
     ) -> None:
         self.plain = plain
         self.observer = observer
-        self.on_batch: Callable[[Any, Share], object] | None = None
+        self.on_batch: Callable[[Any, BatchShare], object] | None = None
         # The share delivered last; None before the first one of an iteration.
-        self.latest: Share | None = None
+        self.latest: BatchShare | None = None
         self._place = place
         self._comm = place.comm
         self._device = device
         self._options = options
         self._seed = seed if options.data_seed is None else options.data_seed
         self._lane = lane
-        self._side_stream: SideStream | None = None
+        self._side_stream: StreamTransfer | None = None
         # Kept from epoch to epoch, so that persistent workers survive.
         self._inner: DataLoader[Any] | None = None
-        self._feed: IndexFeed | None = None
+        self._feed: IndexSampler | None = None
         self._worker_seeds = torch.Generator()
         # What a dataset that divides itself gave this rank.
         self._own_part: Any = None
         self._place_batch = place_batch
         self._num_epochs = 0
-        self._epoch: Epoch | None = None
+        self._epoch: EpochProgress | None = None
         # What the next iterations are to be: empty ones, then one from a position.
         self._num_empty = 0
-        self._resumed: Position | None = None
+        self._resumed: LoaderPosition | None = None
         self._on_resume: Callable[[], object] | None = None
 
     def length(self, loader: DataLoader[Any]) -> int:
@@ -283,9 +295,9 @@ class _Sharding:
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         if hasattr(self.plain, "set_epoch"):
             self.plain.set_epoch(loader, epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        feed, sampler = self._made_feed(loader), loader.batch_sampler
+        feed, sampler = self._build_sampler(loader), loader.batch_sampler
         inner: Any = getattr(sampler, "sampler", None)
-        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, feed and feed.seeded)
+        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, feed and feed.seedable_sampler)
         if self._inner is not None and self._inner.dataset is not loader.dataset:
             set_epoch(epoch, self._inner.dataset)
 
@@ -306,70 +318,72 @@ class _Sharding:
         if skipped is not None:
             resumed = self._after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = Epoch(self._place.group_size, self.observer.num_trained, resumed)
+        self._epoch = epoch = EpochProgress(self._place.group_size, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
-        lane = self._lane_for(loader)
+        lane = self._transfer_for(loader)
         if lane is None:
-            return _Delivery(pairs, self, epoch, move)
-        return _Delivery(Ahead(pairs, lane), self, epoch, None)
+            return _LoaderIterator(pairs, self, epoch, move)
+        return _LoaderIterator(BatchPrefetcher(pairs, lane), self, epoch, None)
 
-    def end_epoch(self, epoch: Epoch | None) -> None:
+    def end_epoch(self, epoch: EpochProgress | None) -> None:
         """Count an epoch that is over, once: read to its end, or left for another."""
         if epoch is not None and not epoch.is_over:
             epoch.is_over = True
             self._num_epochs += 1
 
-    def forget_epochs(self) -> None:
+    def reset_epochs(self) -> None:
         """Count epochs from here; those that were still to pass empty belong to the run before."""
         self._num_epochs = self._num_empty = 0
         self._on_resume = None
         self._epoch = None
 
-    def position(self, loader: DataLoader[Any]) -> Position:
+    def position(self, loader: DataLoader[Any]) -> LoaderPosition:
         epoch = self._epoch
         if self._resumed is not None:  # loaded, and not iterated since
             return self._resumed
-        here = Position(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._place.count)
-        if epoch is not None and not epoch.is_over and epoch.drawing is not None:
-            seen, batches = epoch.trained()
-            stream = None if epoch.snapshots is None else epoch.snapshots.after(batches)
-            return replace(here, seen=seen, batches=batches, drawing=epoch.drawing, stream=stream, is_inside=True)
-        feed = self._made_feed(loader)
-        return here if feed is None else replace(here, drawing=present_drawing(feed.draws_from, own_generators(loader)))
+        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._place.count)
+        if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
+            seen, batches = epoch.count_trained()
+            stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
+            return replace(here, seen=seen, batches=batches, drawing=epoch.sampler_state, stream=stream, is_inside=True)
+        feed = self._build_sampler(loader)
+        return (
+            here if feed is None else replace(here, drawing=capture_sampler_state(feed.sampler, own_generators(loader)))
+        )
 
     def resume(
-        self, loader: DataLoader[Any], position: Position, passes: bool, on_resume: Callable[[], object] | None
+        self, loader: DataLoader[Any], position: LoaderPosition, passes: bool, on_resume: Callable[[], object] | None
     ) -> None:
         self._epoch = None
-        self._num_epochs, self._num_empty = (0, position.epochs) if passes else (position.epochs, 0)
-        self._resumed = position if position.is_inside else None
+        self._num_epochs, self._num_empty = (0, position.num_epochs) if passes else (position.num_epochs, 0)
+        self._resumed = position if position.is_within_epoch else None
         self._on_resume = on_resume
         if self._options.use_seedable_sampler and position.seed is not None and position.seed != self._seed:
             self._seed, self._feed = position.seed, None
-        feed = self._made_feed(loader)
-        if feed is not None and position.drawing is not None and not position.is_inside:
-            put_back(position.drawing, feed.draws_from, own_generators(loader))
+        feed = self._build_sampler(loader)
+        if feed is not None and position.sampler_state is not None and not position.is_within_epoch:
+            restore_sampler_state(position.sampler_state, feed.sampler, own_generators(loader))
 
-    def num_left(self, loader: DataLoader[Any], position: Position) -> int | None:
-        feed, sampler = self._made_feed(loader), loader.batch_sampler
+    def count_remaining(self, loader: DataLoader[Any], position: LoaderPosition) -> int | None:
+        feed, sampler = self._build_sampler(loader), loader.batch_sampler
         inner: Any = getattr(sampler, "sampler", None)
         total = length_of(loader.dataset) if feed is None or inner is None else length_of(inner)
         if total is None:
             return None
         if loader.drop_last and loader.batch_size:
             total -= total % loader.batch_size
-        return max(total - position.seen, 0)
+        return max(total - position.num_samples, 0)
 
-    def problem_with(self, loader: DataLoader[Any], position: Position) -> str | None:
+    def explain_no_resume(self, loader: DataLoader[Any], position: LoaderPosition) -> str | None:
         """Return why the loader cannot go on from a position."""
-        num_generators, drawing = len(own_generators(loader)), position.drawing
+        num_generators, drawing = len(own_generators(loader)), position.sampler_state
         is_stream = isinstance(loader.dataset, IterableDataset)
         if drawing is not None and not is_stream and num_generators != len(drawing.generators):
             return (
                 f"the loader brings {num_generators} generators of its own, and {len(drawing.generators)} when the "
                 "checkpoint was saved: give it as many, to its sampler or as generator="
             )
-        if not is_stream or not position.batches:
+        if not is_stream or not position.num_batches:
             return None
         name = type(loader.dataset).__name__
         if self._divides_itself(loader) and not self._is_dispatched(loader):
@@ -378,27 +392,27 @@ class _Sharding:
                     f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
                     f"in the middle of an epoch: go on with as many, or save between epochs"
                 )
-        elif position.stream is not None and is_stateful(loader.dataset) and not loader.num_workers:
+        elif position.dataset_state is not None and is_stateful(loader.dataset) and not loader.num_workers:
             return None
         if self._options.resume_stream == "replay":
             return None
         return (
-            f"the stream {name} cannot say where it was after {position.seen} samples: give it state_dict and "
+            f"the stream {name} cannot say where it was after {position.num_samples} samples: give it state_dict and "
             "load_state_dict and read it without worker processes, or set data.resume_stream to replay, which reads "
             "these samples again without training on them"
         )
 
-    def _after(self, loader: DataLoader[Any], num_batches: int, resumed: Position | None) -> Position:
+    def _after(self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None) -> LoaderPosition:
         """Return the position after so many of each rank's batches, in the epoch that is resumed or in a new one."""
         batches = num_batches * self._place.group_size
         seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
         if resumed is None:
-            return Position(self._num_epochs, seen, batches)
-        if resumed.batches != batches:
+            return LoaderPosition(self._num_epochs, seen, batches)
+        if resumed.num_batches != batches:
             warnings.warn(
                 f"skip_first_batches({num_batches}) goes to batch {batches} of the loader, and the checkpoint that was "
-                f"loaded is at batch {resumed.batches}: leave skip_first_batches out, as a prepared loader goes on by "
-                "itself",
+                f"loaded is at batch {resumed.num_batches}: leave skip_first_batches out, as a prepared loader "
+                "goes on by itself",
                 stacklevel=4,
             )
         return replace(resumed, seen=seen, batches=batches, stream=None)
@@ -407,14 +421,14 @@ class _Sharding:
         if loader.batch_sampler is not None and self._reads_here(loader):
             indices = iter(loader.batch_sampler)
             self._draw_base_seed(loader)
-            source = map(reader(loader), indices)
+            source = map(build_reader(loader), indices)
         else:
             source = self.plain.__iter__(loader)
-        return _Whole(source, self.observer, move)
+        return _WholeIterator(source, self.observer, move)
 
-    def _pairs(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+    def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
         """Start an epoch: this rank's batches, and what they are of their global batches."""
-        feed = self._made_feed(loader)
+        feed = self._build_sampler(loader)
         if feed is not None:
             feed.epoch = epoch
             feed.generators = own_generators(loader)
@@ -422,22 +436,22 @@ class _Sharding:
             return self._dispatch(loader, epoch)
         if feed is None:
             return self._iterate_stream(loader, epoch)
-        is_new = epoch.resumed is None or not epoch.resumed.is_inside
-        if feed.deals and self._reads_here(loader):
+        is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
+        if feed.yields_lists and self._reads_here(loader):
             if is_new:
                 self._draw_base_seed(loader)
             return FetchedBatches(feed, loader)
         inner = self._updated_inner(loader)
         # An epoch that goes on has drawn the seed of its workers before: the next draw is not of these.
-        with nullcontext() if is_new else rng.forked(parts=("torch",)):
+        with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
             if self._place.index > 0:
                 inner.generator = self._seed_workers_apart(loader, inner)
-            feed.latest = None
+            feed.pending_shares = None
             source = iter(inner)
-        if feed.deals:
+        if feed.yields_lists:
             return MatchedBatches(source, feed)
-        cutter = Cutter(self._place, loader.batch_size)
-        return read_whole(source, feed.num_groups(), self._place, cutter, loader.drop_last)
+        cutter = BatchDivider(self._place, loader.batch_size)
+        return read_everywhere(source, feed.num_groups(), self._place, cutter, loader.drop_last)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:
@@ -474,7 +488,7 @@ class _Sharding:
         non_blocking = device_type(device).has_streams and bool(loader.pin_memory)
         return lambda batch: to_device(batch, device, non_blocking)
 
-    def _lane_for(self, loader: DataLoader[Any]) -> Lane | None:
+    def _transfer_for(self, loader: DataLoader[Any]) -> BatchTransfer | None:
         """Return the lane that batches are copied ahead of time on, if they are."""
         wanted = self._options.non_blocking
         if self._lane is not None:
@@ -485,12 +499,12 @@ class _Sharding:
         if wanted is None and not (loader.pin_memory and loader.num_workers):
             return None
         if self._side_stream is None:
-            self._side_stream = SideStream(self._device, pins=kind.pins_memory and not loader.pin_memory)
+            self._side_stream = StreamTransfer(self._device, pins=kind.pins_memory and not loader.pin_memory)
         return self._side_stream
 
-    def _made_feed(self, loader: DataLoader[Any]) -> IndexFeed | None:
+    def _build_sampler(self, loader: DataLoader[Any]) -> IndexSampler | None:
         if self._feed is None and not isinstance(loader.dataset, IterableDataset):
-            self._feed = IndexFeed(loader, self._place, self._order_seed())
+            self._feed = IndexSampler(loader, self._place, self._order_seed())
         return self._feed
 
     def _order_seed(self) -> int | None:
@@ -508,7 +522,7 @@ class _Sharding:
         inner = self._inner
         # What may be set on a loader at any time, such as collate_fn, counts from the next iteration on.
         inner.__dict__.update({name: value for name, value in loader.__dict__.items() if not name.startswith("_")})
-        feed = self._made_feed(loader)
+        feed = self._build_sampler(loader)
         if feed is not None:
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             # Out of order, the shares of one step would be of different batches.
@@ -519,49 +533,49 @@ class _Sharding:
         """Return the generator of this share's worker seeds: other seeds than rank 0's, drawn as a plain run draws."""
         if inner._iterator is None:  # persistent workers keep the seed that they started with
             drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            self._worker_seeds.manual_seed(rng.derive(int(drawn), "loader", self._place.index))
+            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self._place.index))
         return self._worker_seeds
 
     def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
         drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-        return num_groups(num_batches, self._place.group_size, drop_short=self._place.drops_short(drop_last))
+        return num_groups(num_batches, self._place.group_size, drop_short=self._place.drops_incomplete(drop_last))
 
-    def _expected(self, loader: DataLoader[Any], epoch: Epoch) -> int | None:
+    def _expected(self, loader: DataLoader[Any], epoch: EpochProgress) -> int | None:
         """Return how many global batches a stream announces, where it can be believed."""
         # With worker processes the length is a guess, and looking ahead is free.
         if loader.num_workers or (num_samples := length_of(loader.dataset)) is None:
             return None
         size = loader.batch_size or 1
         num_batches = num_samples // size if loader.drop_last else -(-num_samples // size)
-        return self._num_groups(loader, max(num_batches - epoch.batches, 0))
+        return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
 
-    def _iterate_stream(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+    def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
         comm, place = self._comm, self._place
         inner = self._updated_inner(loader)
-        epoch.drawing = Drawing()
+        epoch.sampler_state = SamplerState()
         generators = own_generators(loader)
-        start_together(comm, loader.dataset, None, generators)
+        check_same_loaders(comm, loader.dataset, None, generators)
         if self._divides_itself(loader):
             own = iter(self._divided(loader, inner))
-            return read_own(islice(own, epoch.batches // place.group_size, None), place)
-        with drawing_as_rank_0(comm, rng.ALL_PARTS, generators):
+            return read_own_shard(islice(own, epoch.num_batches // place.group_size, None), place)
+        with rank_0_random_states(comm, rng.ALL_PARTS, generators):
             source = self._from_position(inner, epoch)  # starts the dataset's iterator, or the workers that do
         if not loader.num_workers and comm.world.size > 1:
             source = self._fetch_in_step(source)
         expected = self._expected(loader, epoch)
-        return read_whole(source, expected, place, Cutter(place, loader.batch_size), loader.drop_last)
+        return read_everywhere(source, expected, place, BatchDivider(place, loader.batch_size), loader.drop_last)
 
-    def _from_position(self, inner: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
+    def _from_position(self, inner: DataLoader[Any], epoch: EpochProgress) -> Iterator[Any]:
         """Return a stream's batches from where the epoch goes on: at once where it has a state, else reading on."""
         dataset, resumed = cast(Any, inner.dataset), epoch.resumed
         has_state = is_stateful(dataset) and not inner.num_workers
-        if resumed is not None and has_state and resumed.stream is not None:
-            dataset.load_state_dict(deepcopy(resumed.stream))
+        if resumed is not None and has_state and resumed.dataset_state is not None:
+            dataset.load_state_dict(deepcopy(resumed.dataset_state))
             source = iter(inner)
         else:
-            source = islice(iter(inner), epoch.batches, None)
+            source = islice(iter(inner), epoch.num_batches, None)
         if has_state:
-            source = epoch.snapshots = Snapshots(source, dataset, epoch)
+            source = epoch.snapshots = DatasetSnapshots(source, dataset, epoch)
         return source
 
     def _divided(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> DataLoader[Any]:
@@ -572,44 +586,46 @@ class _Sharding:
         inner.__dict__["dataset"] = self._own_part
         return inner
 
-    def _dispatch(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+    def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
         place = self._place
-        feed = self._made_feed(loader)
-        epoch.drawing = Drawing()
+        feed = self._build_sampler(loader)
+        epoch.sampler_state = SamplerState()
 
-        def steps(indices: Sequence[int]) -> Iterator[list[Pair]]:
+        def steps(indices: Sequence[int]) -> Iterator[list[SharedBatch]]:
             # Rank 0 alone: an epoch of the plain loader, in the order of the seedable sampler if there is one.
             inner = self._updated_inner(loader)
             if feed is not None:
                 name = "sampler" if loader.batch_sampler is None else "batch_sampler"
                 inner.__dict__[name] = DrawnIndices(feed)
-            cutter = Cutter(place, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
-            drop_short = place.drops_short(loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False)))
+            cutter = BatchDivider(place, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
+            drop_short = place.drops_incomplete(
+                loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
+            )
             expected = self._expected(loader, epoch) if feed is None else feed.num_groups()
             source = self._from_position(inner, epoch) if feed is None else self._started(inner, epoch)
-            for group, is_last in mark_last(grouped(source, place.group_size, drop_short=drop_short), expected):
-                pairs = cutter.cut(group, is_last, indices)
+            for group, is_last in flag_last(grouped(source, place.group_size, drop_short=drop_short), expected):
+                pairs = cutter.divide(group, is_last, indices)
                 group.clear()
                 yield pairs
 
-        return dispatched(place, steps, self._device)
+        return receive_dispatched(place, steps, self._device)
 
-    def _started(self, inner: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
-        is_new = epoch.resumed is None or not epoch.resumed.is_inside
-        with nullcontext() if is_new else rng.forked(parts=("torch",)):
+    def _started(self, inner: DataLoader[Any], epoch: EpochProgress) -> Iterator[Any]:
+        is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
+        with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
             return iter(inner)
 
     def _fetch_in_step(self, source: Iterator[Any]) -> Iterator[Any]:
         # The stream draws in this process, from the generators that the model draws from as well.
         while True:
-            with drawing_as_rank_0(self._comm, rng.ALL_PARTS, []):
+            with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
                 batch = next(source, _END)
             if batch is _END:
                 return
             yield batch
 
 
-class Skipping:
+class SkippedBatchesLoader:
     """A prepared loader without its first batches; everything else is the loader's."""
 
     def __init__(self, loader: DataLoader[Any], num_batches: int) -> None:
@@ -626,13 +642,17 @@ class Skipping:
         return getattr(self._loader, name)
 
 
-class _Delivery(Iterator[Any]):
+class _LoaderIterator(Iterator[Any]):
     """What a loop over a sharded loader gets: each batch on the device, announced just before."""
 
     __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
 
     def __init__(
-        self, pairs: Iterator[Pair], sharding: _Sharding, epoch: Epoch, move: Callable[[Any], Any] | None
+        self,
+        pairs: Iterator[SharedBatch],
+        sharding: _ShardedLoading,
+        epoch: EpochProgress,
+        move: Callable[[Any], Any] | None,
     ) -> None:
         self._pairs = pairs
         self._sharding = sharding
@@ -650,7 +670,7 @@ class _Delivery(Iterator[Any]):
             observer.on_share(None)
             raise
         sharding.latest = share
-        self._epoch.deliver(share)
+        self._epoch.record_batch(share)
         observer.on_share(share)
         if self._move is not None:
             batch = self._move(batch)
@@ -659,7 +679,7 @@ class _Delivery(Iterator[Any]):
         return batch
 
 
-class _Whole(Iterator[Any]):
+class _WholeIterator(Iterator[Any]):
     """The iterator of a loader that is read whole; an observer may keep a weak reference to see whether it lives."""
 
     __slots__ = ("__weakref__", "_move", "_observer", "_source")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from accel_nb.data.order import Share
+from accel_nb.data.order import BatchShare
 
 
 class LoaderObserver(Protocol):
@@ -28,7 +28,7 @@ class LoaderObserver(Protocol):
         """React to a loop that has finished a batch, before the next one is read."""
         ...
 
-    def on_share(self, share: Share | None) -> None:
+    def on_share(self, share: BatchShare | None) -> None:
         """React to a batch that is about to be yielded, by its share; None: the loader is exhausted."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """A rank's part of a global batch; a tuple, since one is created for each batch.
 
     ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
@@ -33,7 +33,7 @@ class Share(NamedTuple):
         return self.num_samples - self.num_repeated
 
 
-def share(total: int, world: int, rank: int) -> range:
+def contiguous_share(total: int, world: int, rank: int) -> range:
     """Return the contiguous share of ``range(total)`` for ``rank`` of ``world``.
 
     Shares differ by at most one; the first ranks have the larger ones.
@@ -76,7 +76,7 @@ def grouped(items: Iterable[T], size: int, *, drop_short: bool = False) -> Itera
         yield group
 
 
-def mark_last(items: Iterable[T], expected: int | None) -> Iterator[tuple[T, bool]]:
+def flag_last(items: Iterable[T], expected: int | None) -> Iterator[tuple[T, bool]]:
     """Yield each item and whether it is the last one.
 
     The first ``expected - 1`` items are not the last, so they are yielded without drawing the next one. After these, or
@@ -98,16 +98,16 @@ def is_short(sizes: Sequence[int], world: int, batch_size: int | None) -> bool:
     return len(sizes) < world or (batch_size is not None and sum(sizes) < world * batch_size)
 
 
-def deal(
+def distribute_indices(
     group: Sequence[Sequence[Any]],
     world: int,
     rank: int,
     *,
     is_last: bool,
     batch_size: int | None = None,
-    fill: Sequence[Any] = (),
-    even: int | None = None,
-) -> tuple[Any, Share]:
+    repeats: Sequence[Any] = (),
+    num_even: int | None = None,
+) -> tuple[Any, BatchShare]:
     """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
     Of a group with a batch for each rank, rank r has the r-th batch unchanged. A short one (:func:`is_short`; a group
@@ -118,17 +118,17 @@ def deal(
     sizes = [len(batch) for batch in group]
     total = sum(sizes)
     is_usual = not is_short(sizes, world, batch_size) and all(sizes)
-    if is_usual and (even is None or len(set(sizes)) == 1):
-        return group[rank], Share(sizes[rank], total, is_last, False)
+    if is_usual and (num_even is None or len(set(sizes)) == 1):
+        return group[rank], BatchShare(sizes[rank], total, is_last, False)
     merged = group[0] if len(group) == 1 else [index for batch in group for index in batch]
-    if even is not None and total:
-        mine, lacking = even_share(total, world, rank, even)
+    if num_even is not None and total:
+        mine, lacking = even_share(total, world, rank, num_even)
         own = merged[mine.start : mine.stop]
         if lacking:
-            before = max(rank * even - total, 0)  # repeats of the lower ranks
-            own = [*own, *(fill[(before + number) % len(fill)] for number in range(lacking))]
-        return own, Share(even, even * world, is_last, False, lacking, even * world - total)
-    mine = share(total, world, rank)
+            before = max(rank * num_even - total, 0)  # repeats of the lower ranks
+            own = [*own, *(repeats[(before + number) % len(repeats)] for number in range(lacking))]
+        return own, BatchShare(num_even, num_even * world, is_last, False, lacking, num_even * world - total)
+    mine = contiguous_share(total, world, rank)
     if not mine and total:
-        return merged[:1], Share(0, total, is_last, True)
-    return merged[mine.start : mine.stop], Share(len(mine), total, is_last, False)
+        return merged[:1], BatchShare(0, total, is_last, True)
+    return merged[mine.start : mine.stop], BatchShare(len(mine), total, is_last, False)

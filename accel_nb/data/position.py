@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from accel_nb.data.order import Share, grouped
+from accel_nb.data.order import BatchShare, grouped
 from accel_nb.data.sampler import SeedableRandomSampler, set_epoch
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.process import rng
@@ -30,7 +30,7 @@ _DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplerState:
     """The random and sampler states at the start of an epoch, and a fingerprint of its first samples."""
 
     random: rng.RngStates = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Drawing:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Drawing:
+    def from_json(cls, values: Mapping[str, Any]) -> SamplerState:
         """Return the object of `to_json`'s values."""
         return cls(
             {name: _decode_tensor(value) for name, value in values["random"].items()},
@@ -63,7 +63,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Position:
+class LoaderPosition:
     """The completed epochs of a loader, and its progress in the current one.
 
     ``seen`` counts samples in the order of one process, ``batches`` the loader's own batches. ``drawing`` is the state
@@ -72,30 +72,30 @@ class Position:
     their own.
     """
 
-    epochs: int = 0
-    seen: int = 0
-    batches: int = 0
-    drawing: Drawing | None = None
-    stream: Any = None
+    num_epochs: int = 0
+    num_samples: int = 0
+    num_batches: int = 0
+    sampler_state: SamplerState | None = None
+    dataset_state: Any = None
     seed: int | None = None
     num_parts: int = 1
-    is_inside: bool = False
+    is_within_epoch: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {
-            "epochs": self.epochs,
-            "seen": self.seen,
-            "batches": self.batches,
-            "drawing": None if self.drawing is None else self.drawing.to_json(),
-            "stream": self.stream,
+            "epochs": self.num_epochs,
+            "seen": self.num_samples,
+            "batches": self.num_batches,
+            "drawing": None if self.sampler_state is None else self.sampler_state.to_json(),
+            "stream": self.dataset_state,
             "seed": self.seed,
             "parts": self.num_parts,
-            "inside": self.is_inside,
+            "inside": self.is_within_epoch,
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Position:
+    def from_json(cls, values: Mapping[str, Any]) -> LoaderPosition:
         """Return the object of `to_json`'s values; raises `CheckpointError` for others."""
         try:
             drawing = values["drawing"]
@@ -103,7 +103,7 @@ class Position:
                 values["epochs"],
                 values["seen"],
                 values["batches"],
-                None if drawing is None else Drawing.from_json(drawing),
+                None if drawing is None else SamplerState.from_json(drawing),
                 values["stream"],
                 values["seed"],
                 values["parts"],
@@ -111,52 +111,52 @@ class Position:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the position of a loader cannot be read: {error}") from None
-        counts = (position.epochs, position.seen, position.batches, position.num_parts)
+        counts = (position.num_epochs, position.num_samples, position.num_batches, position.num_parts)
         if not all(type(count) is int and count >= 0 for count in counts):
             raise CheckpointError(f"the position of a loader holds invalid counts: {counts}")
         return position
 
 
-class Epoch:
+class EpochProgress:
     """Progress of one training iteration over a loader, and the position where it was resumed."""
 
-    def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: Position | None = None) -> None:
+    def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: LoaderPosition | None = None) -> None:
         self.resumed = resumed
-        self.seen = 0 if resumed is None else resumed.seen
-        self.batches = 0 if resumed is None else resumed.batches
-        self.drawing: Drawing | None = None
-        self.latest: Share | None = None
+        self.num_samples = 0 if resumed is None else resumed.num_samples
+        self.num_batches = 0 if resumed is None else resumed.num_batches
+        self.sampler_state: SamplerState | None = None
+        self.latest_share: BatchShare | None = None
         self.is_over = False
-        self.snapshots: Snapshots | None = None
+        self.snapshots: DatasetSnapshots | None = None
         self._group_size = group_size
         self._num_trained = num_trained
         self._mark = 0
 
-    def deliver(self, share: Share) -> None:
+    def record_batch(self, share: BatchShare) -> None:
         """Record that a batch is yielded; the previous one has been used."""
-        previous = self.latest
+        previous = self.latest_share
         if previous is not None:
-            self.seen += previous.total_samples - previous.total_repeated
-            self.batches += self._group_size
-        self.latest = share
+            self.num_samples += previous.total_samples - previous.total_repeated
+            self.num_batches += self._group_size
+        self.latest_share = share
         self._mark = self._num_trained()
 
-    def trained(self) -> tuple[int, int]:
+    def count_trained(self) -> tuple[int, int]:
         """Return the number of samples, and of the loader's batches, that were trained on."""
-        latest = self.latest
+        latest = self.latest_share
         if latest is None or self._num_trained() <= self._mark:
-            return self.seen, self.batches
-        return self.seen + latest.total_samples - latest.total_repeated, self.batches + self._group_size
+            return self.num_samples, self.num_batches
+        return self.num_samples + latest.total_samples - latest.total_repeated, self.num_batches + self._group_size
 
 
-class Snapshots(Iterator[Any]):
+class DatasetSnapshots(Iterator[Any]):
     """Iterator over batches that stores the dataset's state after each batch that is not trained on yet."""
 
-    def __init__(self, source: Iterator[Any], dataset: Any, epoch: Epoch) -> None:
+    def __init__(self, source: Iterator[Any], dataset: Any, epoch: EpochProgress) -> None:
         self._source = source
         self._dataset = dataset
         self._epoch = epoch
-        self._number = epoch.batches
+        self._number = epoch.num_batches
         self._states: deque[tuple[int, Any]] = deque()
         self._note()
 
@@ -166,13 +166,13 @@ class Snapshots(Iterator[Any]):
         self._note()
         return batch
 
-    def after(self, batches: int) -> Any:
+    def state_after(self, batches: int) -> Any:
         """Return the state after ``batches`` batches; None if it is not stored."""
         found = [state for number, state in self._states if number <= batches]
         return found[-1] if found else None
 
     def _note(self) -> None:
-        while len(self._states) > 1 and self._states[1][0] <= self._epoch.batches:
+        while len(self._states) > 1 and self._states[1][0] <= self._epoch.num_batches:
             self._states.popleft()
         self._states.append((self._number, deepcopy(self._dataset.state_dict())))
 
@@ -182,8 +182,13 @@ def is_stateful(dataset: Any) -> bool:
     return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
 
 
-def draw(
-    draws_from: Any, epoch: Epoch, generators: list[torch.Generator], *, deals: bool, parts: tuple[rng.Part, ...]
+def draw_epoch(
+    sampler: Any,
+    epoch: EpochProgress,
+    generators: list[torch.Generator],
+    *,
+    yields_lists: bool,
+    parts: tuple[rng.Part, ...],
 ) -> Iterator[Any]:
     """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
@@ -192,66 +197,70 @@ def draw(
     """
     resumed = epoch.resumed
     if resumed is None:
-        epoch.drawing = present_drawing(draws_from, generators, rng.capture(parts=parts))
-        items = iter(draws_from)
+        epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
+        items = iter(sampler)
         first = next(items, _END)
         if first is not _END:
-            head = _head(first, deals)
-            epoch.drawing = replace(epoch.drawing, num_compared=len(head), fingerprint=_checksum(head))
-    elif resumed.drawing is None:  # a new epoch, of which the first samples are skipped
-        epoch.drawing = present_drawing(draws_from, generators, rng.capture(parts=parts))
-        items = _remaining(draws_from, resumed, deals, epoch.drawing)
+            head = _head(first, yields_lists)
+            epoch.sampler_state = replace(epoch.sampler_state, num_compared=len(head), fingerprint=_checksum(head))
+    elif resumed.sampler_state is None:  # a new epoch, of which the first samples are skipped
+        epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
+        items = _remaining(sampler, resumed, yields_lists, epoch.sampler_state)
         first = next(items, _END)
     else:
-        epoch.drawing = resumed.drawing
-        put_back(resumed.drawing, draws_from, generators)
-        with rng.forked(resumed.drawing.random):
-            items = _remaining(draws_from, resumed, deals, resumed.drawing)
+        epoch.sampler_state = resumed.sampler_state
+        restore_sampler_state(resumed.sampler_state, sampler, generators)
+        with rng.fork_rng(resumed.sampler_state.random):
+            items = _remaining(sampler, resumed, yields_lists, resumed.sampler_state)
             first = next(items, _END)
     return iter(()) if first is _END else chain([first], items)
 
 
-def present_drawing(draws_from: Any, generators: list[torch.Generator], random: rng.RngStates | None = None) -> Drawing:
+def capture_sampler_state(
+    sampler: Any, generators: list[torch.Generator], random: rng.RngStates | None = None
+) -> SamplerState:
     """Return the current state that the next epoch would be drawn from; ``random`` are the global generators."""
-    holders = _holders(draws_from)
+    holders = _holders(sampler)
     states = tuple(generator.get_state() for generator in generators)
-    return Drawing(random or {}, states, _epoch_of(holders), _state_of(holders))
+    return SamplerState(random or {}, states, _epoch_of(holders), _state_of(holders))
 
 
-def put_back(was: Drawing, draws_from: Any, generators: list[torch.Generator]) -> None:
+def restore_sampler_state(state: SamplerState, sampler: Any, generators: list[torch.Generator]) -> None:
     """Restore the states of a loader's generators and sampler."""
-    holders = _holders(draws_from)
-    for generator, state in zip(generators, was.generators, strict=False):
-        generator.set_state(state.clone())
-    if was.epoch is not None:
-        set_epoch(was.epoch, *holders)
+    holders = _holders(sampler)
+    for generator, saved in zip(generators, state.generators, strict=False):
+        generator.set_state(saved.clone())
+    if state.epoch is not None:
+        set_epoch(state.epoch, *holders)
     holder = next((holder for holder in holders if is_stateful(holder)), None)
-    if holder is not None and was.sampler is not None:
-        holder.load_state_dict(deepcopy(was.sampler))
+    if holder is not None and state.sampler is not None:
+        holder.load_state_dict(deepcopy(state.sampler))
 
 
-def num_remaining(draws_from: Any, num_items: int | None, resumed: Position | None, *, deals: bool) -> int | None:
+def num_remaining(
+    sampler: Any, num_items: int | None, resumed: LoaderPosition | None, *, yields_lists: bool
+) -> int | None:
     """Return the number of items that `draw_epoch` yields, if the sampler has a length."""
     if resumed is None or num_items is None:
         return num_items
-    if deals and type(draws_from) is BatchSampler:
-        left = max(len(draws_from.sampler) - resumed.seen, 0)  # type: ignore[arg-type]
-        size = draws_from.batch_size
-        return left // size if draws_from.drop_last else -(-left // size)
-    return max(num_items - resumed.batches, 0)
+    if yields_lists and type(sampler) is BatchSampler:
+        left = max(len(sampler.sampler) - resumed.num_samples, 0)  # type: ignore[arg-type]
+        size = sampler.batch_size
+        return left // size if sampler.drop_last else -(-left // size)
+    return max(num_items - resumed.num_batches, 0)
 
 
-def _remaining(draws_from: Any, resumed: Position, deals: bool, was: Drawing) -> Iterator[Any]:
+def _remaining(draws_from: Any, resumed: LoaderPosition, deals: bool, was: SamplerState) -> Iterator[Any]:
     count = was.num_compared
     if deals and type(draws_from) is BatchSampler:
-        head, rest = _from(draws_from.sampler, resumed.seen, count)
+        head, rest = _from(draws_from.sampler, resumed.num_samples, count)
         _check_fingerprint(was, head)
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
-    if resumed.batches:
+    if resumed.num_batches:
         first = next(items, _END)
         _check_fingerprint(was, [] if first is _END else _head(first, deals)[:count])
-        items = islice(items, resumed.batches - 1, None)
+        items = islice(items, resumed.num_batches - 1, None)
     return items
 
 
@@ -301,7 +310,7 @@ def _checksum(head: list[Any]) -> int:
     return zlib.crc32(repr(head).encode())
 
 
-def _check_fingerprint(was: Drawing, head: list[Any]) -> None:
+def _check_fingerprint(was: SamplerState, head: list[Any]) -> None:
     """Raise if the epoch starts with other samples than before: some would be lost and others repeated."""
     if was.num_compared and len(head) == was.num_compared and _checksum(head) != was.fingerprint:
         raise CheckpointError(

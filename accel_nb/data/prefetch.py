@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from accel_nb.data.order import Share
+from accel_nb.data.order import BatchShare
 from accel_nb.runtime.devices.base import Event
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors, to_device
 
-Pair = tuple[Any, Share]
+SharedBatch = tuple[Any, BatchShare]
 """A batch and its share of the global batch."""
 
 
-class Lane(Protocol):
+class BatchTransfer(Protocol):
     """Asynchronous copies of batches to a device."""
 
     def start(self, batch: Any) -> Any:
@@ -37,7 +37,7 @@ class _Copied(NamedTuple):
     done: Event
 
 
-class SideStream:
+class StreamTransfer:
     """Copies on a CUDA stream of its own, concurrent with the current stream.
 
     ``pins`` copies through page-locked memory, without which the copy is not asynchronous; not needed for a loader with
@@ -69,18 +69,18 @@ class SideStream:
         return ticket.batch
 
 
-class Ahead(Iterator[Pair]):
+class BatchPrefetcher(Iterator[SharedBatch]):
     """Yields the pairs of ``source``; the copy of the next one is started before one is yielded.
 
     An error of the source is raised in place of the batch that failed.
     """
 
-    def __init__(self, source: Iterator[Pair], lane: Lane) -> None:
+    def __init__(self, source: Iterator[SharedBatch], transfer: BatchTransfer) -> None:
         self._source = source
-        self._lane = lane
-        self._waiting: list[tuple[Any, Share] | BaseException] = []
+        self._lane = transfer
+        self._waiting: list[tuple[Any, BatchShare] | BaseException] = []
 
-    def __next__(self) -> Pair:
+    def __next__(self) -> SharedBatch:
         waiting = self._waiting
         if not waiting:
             self._start_next()

@@ -36,7 +36,7 @@ class SeededOrder:
 
     def _generator(self) -> torch.Generator:
         """Return the generator of the epoch."""
-        return torch.Generator().manual_seed(rng.derive(self.seed, "epoch", self._epoch))
+        return torch.Generator().manual_seed(rng.derive_seed(self.seed, "epoch", self._epoch))
 
 
 class SeedableRandomSampler(SeededOrder, Sampler[int]):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.data.order import share
+from accel_nb.data.order import contiguous_share
 from accel_nb.errors import MisuseError
 
 
-def split(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
+def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
     """Return the contiguous part of ``inputs`` for ``rank`` of ``size``; ``inputs`` is not changed.
 
     The values of a mapping are divided separately and must be equally long. Parts differ by at most one item, and may
@@ -24,9 +24,9 @@ def split(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
         lengths = {key: _length(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
             raise MisuseError(f"the values of a dict are divided together, so they must be equally long: {lengths}")
-        return {key: split(value, rank, size, pad=pad) for key, value in inputs.items()}
+        return {key: split_inputs(value, rank, size, pad=pad) for key, value in inputs.items()}
     length = _length(inputs)
-    mine = share(length, size, rank)
+    mine = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(mine) if pad and length else 0
     if not isinstance(inputs, Tensor) and callable(
         getattr(inputs, "select", None)

@@ -15,25 +15,25 @@ from typing import Any
 
 import torch
 
-from accel_nb.data.index_distribution import Place, warn_if_short
-from accel_nb.data.order import Share, even_length, even_share, grouped, is_short, mark_last, share
-from accel_nb.data.prefetch import Pair
+from accel_nb.data.index_distribution import DataShard, warn_if_short
+from accel_nb.data.order import BatchShare, contiguous_share, even_length, even_share, flag_last, grouped, is_short
+from accel_nb.data.prefetch import SharedBatch
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
 
 _END = object()
 
 
-class Cutter:
+class BatchDivider:
     """Divides groups of collated batches into the shares of all ranks; one instance per epoch."""
 
-    def __init__(self, place: Place, batch_size: int | None) -> None:
+    def __init__(self, place: DataShard, batch_size: int | None) -> None:
         self._place = place
         self._batch_size = batch_size
         # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
-    def cut(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[Pair]:
+    def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[SharedBatch]:
         """Return the shares with these ``indices`` of one group of batches."""
         place = self._place
         found = [first_batch_size(batch) for batch in group]
@@ -45,7 +45,7 @@ class Cutter:
         is_usual = not is_short(sizes, place.count, limit) and all(sizes)
         if is_usual and not (place.is_even and len(set(sizes)) > 1):
             total = sum(sizes)
-            return [(group[index], Share(sizes[index], total, is_last, False)) for index in indices]
+            return [(group[index], BatchShare(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
             whole = self._joined_or_raise(group) if place.is_even else _join_or_none(group)
         if whole is None:
@@ -53,17 +53,17 @@ class Cutter:
         even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
-    def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> Pair:
+    def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> SharedBatch:
         count = self._place.count
         if even is not None and total:
             mine, lacking = even_share(total, count, index, even)
             parts = [slice_batch(whole, mine.start, mine.stop)] if mine else []
             parts += self._repeats(max(index * even - total, 0), lacking)
-            return concat_batches(parts), Share(even, even * count, is_last, False, lacking, even * count - total)
-        mine = share(total, count, index)
+            return concat_batches(parts), BatchShare(even, even * count, is_last, False, lacking, even * count - total)
+        mine = contiguous_share(total, count, index)
         if not mine and total:
-            return slice_batch(whole, 0, 1), Share(0, total, is_last, True)
-        return slice_batch(whole, mine.start, mine.stop), Share(len(mine), total, is_last, False)
+            return slice_batch(whole, 0, 1), BatchShare(0, total, is_last, True)
+        return slice_batch(whole, mine.start, mine.stop), BatchShare(len(mine), total, is_last, False)
 
     def _repeats(self, start: int, length: int) -> list[Any]:
         """Return slices with ``length`` of the first samples, from number ``start`` on, cyclically."""
@@ -87,20 +87,20 @@ class Cutter:
         return whole
 
 
-def read_whole(
-    source: Iterator[Any], expected: int | None, place: Place, cutter: Cutter, drop_last: bool
-) -> Iterator[Pair]:
+def read_everywhere(
+    source: Iterator[Any], expected: int | None, place: DataShard, cutter: BatchDivider, drop_last: bool
+) -> Iterator[SharedBatch]:
     """Yield this rank's share of each group of batches; every rank reads the same batches."""
     is_last = False
-    groups = grouped(source, place.group_size, drop_short=place.drops_short(drop_last))
-    for group, is_last in mark_last(groups, expected):
-        pair = cutter.cut(group, is_last, [place.index])
+    groups = grouped(source, place.group_size, drop_short=place.drops_incomplete(drop_last))
+    for group, is_last in flag_last(groups, expected):
+        pair = cutter.divide(group, is_last, [place.index])
         group.clear()  # frees the group while the share is trained on
         yield pair.pop()
     warn_if_short(expected, is_last)
 
 
-def read_own(source: Iterator[Any], place: Place) -> Iterator[Pair]:
+def read_own_shard(source: Iterator[Any], place: DataShard) -> Iterator[SharedBatch]:
     """Yield this rank's own batches in as many steps as the longest rank has; one small message per step.
 
     A rank without further batches yields fillers, the first sample of its last batch.
@@ -127,20 +127,20 @@ def read_own(source: Iterator[Any], place: Place) -> Iterator[Pair]:
         yield pair.pop()
 
 
-def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
+def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> SharedBatch:
     longest = max(counts)
     if is_even and size < longest:
         missing = longest - size
         parts = [slice_batch(batch, 0, size)] if size else []
         parts += [slice_batch(batch, at % max(size, 1), at % max(size, 1) + 1) for at in range(missing)]
         total = longest * len(counts)
-        return concat_batches(parts), Share(longest, total, is_last, False, missing, total - sum(counts))
+        return concat_batches(parts), BatchShare(longest, total, is_last, False, missing, total - sum(counts))
     if size:
-        return batch, Share(size, sum(counts), is_last, False)
-    return slice_batch(batch, 0, 1), Share(0, sum(counts), is_last, True)
+        return batch, BatchShare(size, sum(counts), is_last, False)
+    return slice_batch(batch, 0, 1), BatchShare(0, sum(counts), is_last, True)
 
 
-def _exchange_sizes(place: Place, size: int, has_more: bool) -> tuple[list[int], bool]:
+def _exchange_sizes(place: DataShard, size: int, has_more: bool) -> tuple[list[int], bool]:
     """Exchange the number of samples of each share in this step, and whether any rank has further batches."""
     rows = [row.tolist() for row in place.comm.all_gather(torch.tensor([place.index, size, has_more]))]
     counts = {index: size for index, size, _ in rows}  # equal on ranks that share a model
@@ -154,9 +154,9 @@ def _join_or_none(group: Sequence[Any]) -> Any | None:
         return None
 
 
-def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> Pair:
+def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> SharedBatch:
     """Return a share of batches that cannot be sliced or joined: whole batches for the first ranks, then fillers."""
     total = sum(sizes)
     if index < len(group) and sizes[index]:
-        return group[index], Share(sizes[index], total, is_last, False)
-    return slice_batch(group[0], 0, 1), Share(0, total, is_last, True)
+        return group[index], BatchShare(sizes[index], total, is_last, False)
+    return slice_batch(group[0], 0, 1), BatchShare(0, total, is_last, True)

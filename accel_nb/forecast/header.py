@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from accel_nb.errors import ConfigError, CorruptCheckpoint
-from accel_nb.forecast.sizes import Model, Weight
+from accel_nb.forecast.sizes import ModelSizes, WeightSize
 from accel_nb.runtime.safetensors_header import DTYPES, SUFFIX, TensorEntry, read_file_header
 
 _NUMBERED = re.compile(r"^(.*?)\.?(\d+)\.")
 
 
-def read_safetensors(path: Path) -> Model:
+def read_safetensors(path: Path) -> ModelSizes:
     """Return the model that a safetensors file, or all such files of a folder, hold.
 
     Integer tensors count as buffers. Raises `ConfigError` for missing or invalid files.
@@ -32,14 +32,14 @@ def read_safetensors(path: Path) -> Model:
         tensors |= found
     blocks = numbered_blocks(tensors)
     weights = [
-        Weight(name, entry.shape, DTYPES[entry.dtype][1], block=blocks.get(name))
+        WeightSize(name, entry.shape, DTYPES[entry.dtype][1], block=blocks.get(name))
         for name, entry in tensors.items()
         if _is_weight(entry)
     ]
     if not weights:
         raise ConfigError(f"{path} holds no tensors of floating point numbers")
     buffers = sum(entry.end - entry.start for entry in tensors.values() if not _is_weight(entry))
-    return Model(path.name, tuple(weights), buffers)
+    return ModelSizes(path.name, tuple(weights), buffers)
 
 
 def numbered_blocks(names: Iterable[str]) -> dict[str, str]:

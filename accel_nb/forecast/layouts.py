@@ -16,7 +16,7 @@ from accel_nb.config.schema import OPTIONS, STRATEGIES
 Options = Mapping[str, "str | int | bool"]
 """Options of a run by their dotted names, with the values that choose a layout."""
 
-Engine = Literal["torch", "blocks", "flat"]
+ShardingKind = Literal["torch", "blocks", "flat"]
 """How memory is divided: not (plain torch and DDP), by `fully_shard` block by block, or in flat partitions."""
 
 
@@ -25,7 +25,7 @@ class Layout:
     """What is divided by the number of ranks, and what is offloaded to the host's memory."""
 
     name: str
-    engine: Engine
+    engine: ShardingKind
     options: Options = field(default_factory=dict, hash=False)
     divides_parameters: bool = False
     divides_gradients: bool = False
@@ -41,13 +41,13 @@ class Layout:
         return self.offloads_parameters or self.offloads_optimizer
 
     @property
-    def is_served(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this version supports the options that choose it."""
         return all(
             name in OPTIONS and (name != "strategy" or value in STRATEGIES) for name, value in self.options.items()
         )
 
-    def serves(self, world: int) -> bool:
+    def fits_world(self, world: int) -> bool:
         """Whether the layout is meant for that many ranks."""
         return self.min_world <= world and (self.max_world is None or world <= self.max_world)
 

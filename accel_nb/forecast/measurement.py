@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_nb.errors import MisuseError
 from accel_nb.forecast.memory import Activations
-from accel_nb.forecast.sizes import Model, Weight
-from accel_nb.precision.half import cast_floats
+from accel_nb.forecast.sizes import ModelSizes, WeightSize
+from accel_nb.precision.half import cast_half_floats
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
@@ -40,14 +40,14 @@ Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
 
 
-def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> Model:
+def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> ModelSizes:
     """Return the sizes of a model and of its optimizers' state, after tracing one step of each.
 
     ``on_gpu``: the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
     blocks = {id(parameter): name for name, block in repeated_blocks(model).items() for parameter in block.parameters()}
     weights = [
-        Weight(
+        WeightSize(
             name,
             tuple(parameter.shape),
             parameter.element_size(),
@@ -56,7 +56,7 @@ def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False
         )
         for name, parameter in model.named_parameters()
     ]
-    found = Model(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
+    found = ModelSizes(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
     for optimizer in optimizers:
         found = _with_state(found, model, optimizer, on_gpu)
     return found
@@ -151,7 +151,7 @@ class _Run:
                     parameter.register_post_accumulate_grad_hook(live.exclude_gradient)
             with context:
                 output = _call(model, batch)
-            loss = self.loss(output if autocast is None else cast_floats(output, torch.float32), batch)
+            loss = self.loss(output if autocast is None else cast_half_floats(output, torch.float32), batch)
             del output
             if loss.requires_grad:
                 loss.backward()
@@ -299,7 +299,7 @@ def _key(tensor: Any) -> int:
     return tensor.untyped_storage()._cdata if isinstance(tensor, Tensor) else 0
 
 
-def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> Model:
+def _with_state(found: ModelSizes, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> ModelSizes:
     """Return the model with the state of one more optimizer for each weight, and the memory of its step."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         copies = {id(parameter): _fake_like(parameter) for parameter in _stepped(optimizer)}

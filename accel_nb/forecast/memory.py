@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from accel_nb.forecast.layouts import Layout
-from accel_nb.forecast.sizes import Model, Weight
+from accel_nb.forecast.sizes import ModelSizes, WeightSize
 
 HALF_BYTES = 2
 FLOAT_BYTES = 4
@@ -34,7 +34,7 @@ NO_ACTIVATIONS = Activations(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class MemoryUsage:
     """Peak memory of one rank's device, in bytes; ``host`` is what is offloaded to the machine's memory.
 
     ``exchange`` is the buffers of collectives: gathered blocks and gradients in flight. ``step`` is what the
@@ -56,14 +56,14 @@ class Usage:
 
 
 def estimate(
-    model: Model,
+    model: ModelSizes,
     layout: Layout,
     world: int,
     *,
     is_half: bool = False,
     activations: Activations = NO_ACTIVATIONS,
     copy_ranks: int | None = None,
-) -> Usage:
+) -> MemoryUsage:
     """Return the memory of each of ``world`` ranks under a layout; of uneven shares the largest, which is rank 0's.
 
     ``is_half`` says that the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
@@ -83,12 +83,12 @@ def estimate(
         host, parameters = host + parameters - model.buffer_bytes, model.buffer_bytes
     if layout.offloads_optimizer:
         host, gradients, optimizer, step = host + gradients + optimizer, 0, 0, 0
-    return Usage(parameters, gradients, optimizer, kept, usage.exchange, step, host)
+    return MemoryUsage(parameters, gradients, optimizer, kept, usage.exchange, step, host)
 
 
-def _replicated(model: Model, activations: Activations) -> Usage:
+def _replicated(model: ModelSizes, activations: Activations) -> MemoryUsage:
     """Compute for full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
-    return Usage(
+    return MemoryUsage(
         parameters=sum(map(_stored, model.weights)) + model.buffer_bytes,
         gradients=sum(map(_stored, _trained(model))),
         optimizer=sum(weight.state_bytes for weight in model.weights),
@@ -97,7 +97,7 @@ def _replicated(model: Model, activations: Activations) -> Usage:
     )
 
 
-def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> Usage:
+def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> MemoryUsage:
     """Compute for weights divided along the first dimension, padded to equal parts; whole blocks are gathered."""
     shares = {weight.name: _share(weight, copy_ranks) for weight in model.weights}
     whole: dict[str | None, int] = {None: 0}
@@ -110,7 +110,7 @@ def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half
             leaving[weight.block] = leaving.get(weight.block, 0) + size + copied
     blocks = sorted((size for block, size in whole.items() if block is not None), reverse=True)
     gathered = whole[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
-    return Usage(
+    return MemoryUsage(
         parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
         gradients=sum(shares[weight.name] * weight.itemsize for weight in _trained(model)),
         optimizer=sum(
@@ -122,7 +122,7 @@ def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half
     )
 
 
-def _flat(model: Model, layout: Layout, world: int) -> Usage:
+def _flat(model: ModelSizes, layout: Layout, world: int) -> MemoryUsage:
     """Compute for weights flattened into one tensor in float32 and divided into equal parts.
 
     ``optimizer`` includes the copy of the weights that is stepped, where that is not the rank's part of them.
@@ -131,7 +131,7 @@ def _flat(model: Model, layout: Layout, world: int) -> Usage:
     parameters, gradients = sum(map(_stored, model.weights)), trained * FLOAT_BYTES
     state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))
     copies = 0 if layout.divides_parameters and not layout.offloads else trained * FLOAT_BYTES
-    return Usage(
+    return MemoryUsage(
         parameters=(math.ceil(parameters / world) if layout.divides_parameters else parameters) + model.buffer_bytes,
         gradients=math.ceil(gradients / world) if layout.divides_gradients else gradients,
         optimizer=math.ceil((copies + state) / world),
@@ -141,15 +141,15 @@ def _flat(model: Model, layout: Layout, world: int) -> Usage:
     )
 
 
-def _trained(model: Model) -> Iterable[Weight]:
+def _trained(model: ModelSizes) -> Iterable[WeightSize]:
     return [weight for weight in model.weights if weight.is_trainable]
 
 
-def _stored(weight: Weight) -> int:
+def _stored(weight: WeightSize) -> int:
     return weight.num_values * weight.itemsize
 
 
-def _share(weight: Weight, world: int) -> int:
+def _share(weight: WeightSize, world: int) -> int:
     """Return how many values of a weight each rank stores when it is cut along its first dimension."""
     rows, *rest = weight.shape or (1,)
     return math.ceil(rows / world) * math.prod(rest)

@@ -17,10 +17,10 @@ from accel_nb.checkpoint.layout import parse_json
 from accel_nb.errors import ConfigError, CorruptCheckpoint, MisuseError
 from accel_nb.forecast.measurement import Loss, measure_activations, measure_model
 from accel_nb.forecast.memory import Activations
-from accel_nb.forecast.plans import Forecast, Setting, forecast
-from accel_nb.forecast.request import Sample
-from accel_nb.forecast.sizes import Model, with_optimizer
-from accel_nb.runtime.process.rng import forked
+from accel_nb.forecast.plans import Forecast, RunSetting, forecast
+from accel_nb.forecast.request import InputSpec
+from accel_nb.forecast.sizes import ModelSizes, with_optimizer
+from accel_nb.runtime.process.rng import fork_rng
 
 MAX_CONFIG_BYTES = 1 << 20
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -92,7 +92,7 @@ def _from_transformers(library: Any, kind: str, values: dict[str, Any]) -> nn.Mo
         return library.AutoModel.from_config(config)
 
 
-def make_batch(inputs: Sequence[Sample], label: Sample | None) -> Any:
+def make_batch(inputs: Sequence[InputSpec], label: InputSpec | None) -> Any:
     """Return a batch of one sample on the meta device, as a loader would yield it; None for no inputs."""
     if not inputs:
         return None
@@ -107,7 +107,7 @@ def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
     Raises `ConfigError` if the data yield no sample.
     """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    with forked():
+    with fork_rng():
         try:
             data: Any = loader.dataset
             first = data[0] if hasattr(data, "__getitem__") else next(iter(data))
@@ -119,13 +119,13 @@ def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
             ) from error
 
 
-def _empty(sample: Sample) -> torch.Tensor:
+def _empty(sample: InputSpec) -> torch.Tensor:
     return torch.empty((1, *sample.shape), dtype=getattr(torch, sample.dtype), device="meta")
 
 
 def forecast_model(
     model: nn.Module,
-    setting: Setting,
+    setting: RunSetting,
     *,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | str = "adamw",
     batch: Any = None,
@@ -160,7 +160,7 @@ def _sizes(
     notes: list[str],
     *,
     on_gpu: bool,
-) -> Model:
+) -> ModelSizes:
     if not isinstance(optimizer, str):
         several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         try:
@@ -175,7 +175,7 @@ def _sizes(
 
 
 def _recomputed(
-    model: nn.Module, batch: Any, setting: Setting, loss: Loss | None, half: torch.dtype | None, notes: list[str]
+    model: nn.Module, batch: Any, setting: RunSetting, loss: Loss | None, half: torch.dtype | None, notes: list[str]
 ) -> Activations | None:
     try:
         return measure_activations(

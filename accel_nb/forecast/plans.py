@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from accel_nb.config.schema import OPTIONS
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS, Layout
-from accel_nb.forecast.memory import Activations, Usage, estimate
-from accel_nb.forecast.sizes import Model
+from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
+from accel_nb.forecast.sizes import ModelSizes
 
 ROOM_SHARE = 0.9
 """Share of a device's memory to plan with; the rest is for the driver's context, libraries and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSetting:
     """The conditions of a run. Sizes in bytes; ``room`` is that of one device, ``host_room`` that of the machine.
 
     ``batch_size`` is what a loader yields and ``share`` what each rank gets of it; 0 where no batch is known.
@@ -45,7 +45,7 @@ class Plan:
 
     layout: Layout
     checkpoints: bool
-    usage: Usage
+    usage: MemoryUsage
     refusal: str | None = None
     """Why its strategy cannot train these models; None if it can or was not checked."""
 
@@ -60,11 +60,11 @@ class Plan:
         return {**self.layout.options, **(CHECKPOINTING if self.checkpoints else {})}
 
     @property
-    def is_served(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether this version supports these options."""
-        return self.layout.is_served and (not self.checkpoints or has_checkpointing())
+        return self.layout.is_supported and (not self.checkpoints or has_checkpointing())
 
-    def missing(self, setting: Setting) -> int:
+    def missing_bytes(self, setting: RunSetting) -> int:
         """Return the bytes that one device lacks, or each rank's part of the host's; 0 if all fits."""
         return max(0, self.usage.total - setting.room, self.usage.host - setting.host_room // setting.world)
 
@@ -73,8 +73,8 @@ class Plan:
 class Forecast:
     """All plans for one model in one setting, the preferred first; ``notes`` say what could not be determined."""
 
-    model: Model
-    setting: Setting
+    model: ModelSizes
+    setting: RunSetting
     plans: tuple[Plan, ...]
     knows_activations: bool
     notes: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ def has_checkpointing() -> bool:
 
 
 def forecast(
-    model: Model,
-    setting: Setting,
+    model: ModelSizes,
+    setting: RunSetting,
     activations: Activations | None = None,
     checkpointed: Activations | None = None,
     notes: Sequence[str] = (),
@@ -115,7 +115,7 @@ def forecast(
             ),
         )
         for layout in LAYOUTS
-        if layout.serves(setting.world) and not (layout.offloads and setting.is_host)
+        if layout.fits_world(setting.world) and not (layout.offloads and setting.is_host)
         for checkpoints, kept in ((False, activations), (True, checkpointed))
         if not checkpoints or kept is not None
     ]
@@ -128,17 +128,17 @@ def _cost(plan: Plan) -> tuple[bool, bool, int]:
     return plan.layout.offloads, plan.checkpoints, LAYOUTS.index(plan.layout)
 
 
-def choose(plans: Sequence[Plan], setting: Setting) -> Plan | None:
+def choose(plans: Sequence[Plan], setting: RunSetting) -> Plan | None:
     """Return the cheapest plan that fits, is supported and is not refused; None if there is none."""
     return min((plan for plan in fitting(plans, setting) if plan.refusal is None), key=_cost, default=None)
 
 
-def fitting(plans: Sequence[Plan], setting: Setting) -> list[Plan]:
+def fitting(plans: Sequence[Plan], setting: RunSetting) -> list[Plan]:
     """Return the plans that this version supports and that fit, including those that their strategies refuse."""
-    return [plan for plan in plans if plan.is_served and plan.missing(setting) == 0]
+    return [plan for plan in plans if plan.is_supported and plan.missing_bytes(setting) == 0]
 
 
-def passed_over(found: Forecast) -> Plan | None:
+def refused_cheaper_plan(found: Forecast) -> Plan | None:
     """Return the cheapest plan that fits and is refused, if it is cheaper than the best; None if there is none."""
     best = found.best
     refused = (plan for plan in fitting(found.plans, found.setting) if plan.refusal is not None)
@@ -146,13 +146,13 @@ def passed_over(found: Forecast) -> Plan | None:
     return None if first is None or (best is not None and _cost(best) < _cost(first)) else first
 
 
-def smallest(plans: Sequence[Plan], setting: Setting) -> Plan:
+def smallest(plans: Sequence[Plan], setting: RunSetting) -> Plan:
     """Return, of the plans that this version supports, the one that lacks least memory."""
-    served = [plan for plan in plans if plan.is_served and plan.refusal is None]
-    return min(served or plans, key=lambda plan: (plan.missing(setting), plan.usage.total))
+    served = [plan for plan in plans if plan.is_supported and plan.refusal is None]
+    return min(served or plans, key=lambda plan: (plan.missing_bytes(setting), plan.usage.total))
 
 
-def largest_share(plan: Plan, setting: Setting) -> int:
+def largest_share(plan: Plan, setting: RunSetting) -> int:
     """Return how many samples a rank could take, as activations grow with them; 0 if weights alone are too large."""
     usage = plan.usage
     left = setting.room - (usage.total - max(usage.activations + usage.exchange, usage.step)) - usage.exchange

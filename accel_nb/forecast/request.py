@@ -13,7 +13,7 @@ from accel_nb.config import Config, Layer, environment_layer, parse_flags, resol
 from accel_nb.config.message_text import quoted
 from accel_nb.config.value_types import bytes_of
 from accel_nb.errors import ConfigError
-from accel_nb.forecast.plans import ROOM_SHARE, Setting
+from accel_nb.forecast.plans import ROOM_SHARE, RunSetting
 from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.process.hardware import Machine
 
@@ -25,7 +25,7 @@ _ITEMSIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class InputSpec:
     """One tensor of a sample: its name in a named batch, its dtype as torch calls it, its shape without the batch."""
 
     name: str | None
@@ -34,7 +34,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ForecastRequest:
     """A request for a forecast; ``flags`` are the options of a run that affect it."""
 
     target: str | None
@@ -43,8 +43,8 @@ class Request:
     data: str | None = None
     loss: str | None = None
     batch_size: int | None = None
-    inputs: tuple[Sample, ...] = ()
-    label: Sample | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    label: InputSpec | None = None
     itemsize: int | None = None
     memory: int | None = None
     form: Literal["text", "markdown", "json"] = "text"
@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}")
 
 
-def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Request:
+def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> ForecastRequest:
     """Return the request in the words; raises `ConfigError` with what is allowed.
 
     The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it
@@ -79,18 +79,18 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
     others = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
     if others:
         raise ConfigError(f"{command} has no use for {_listed(others)}; of a run's flags it takes {_listed(_OPTIONS)}")
-    inputs: tuple[Sample, ...] = tuple(map(_sample, getattr(options, "input", None) or ()))
+    inputs: tuple[InputSpec, ...] = tuple(map(_sample, getattr(options, "input", None) or ()))
     sequence = getattr(options, "sequence", None)
     if sequence is not None:
         length = _whole(sequence, "--sequence")
-        inputs += (Sample("input_ids", "int64", (length,)), Sample("labels", "int64", (length,)))
+        inputs += (InputSpec("input_ids", "int64", (length,)), InputSpec("labels", "int64", (length,)))
     named = {sample.name for sample in inputs}
     if len(inputs) > 1 and (None in named or len(named) < len(inputs)):
         raise ConfigError(
             f"{command}: several inputs need a name each, as in --input ids=int64:128 --input mask=bool:128"
         )
     label = getattr(options, "target_input", None)
-    return Request(
+    return ForecastRequest(
         target=words[0] if has_target else None,
         flags=flags,
         optimizer=options.optimizer,
@@ -144,7 +144,7 @@ def read_size(text: str, where: str) -> int:
 
 def find_setting(
     devices: Sequence[str], machine: Machine, config: Config, *, batch_size: int = 0, memory: int | None = None
-) -> Setting:
+) -> RunSetting:
     """Return the setting of a run on these devices; ``memory``, or the option, replaces what one device has.
 
     The precision ``auto`` counts as bf16. A batch is divided among the workers unless it is per worker.
@@ -166,7 +166,7 @@ def find_setting(
     copy_ranks = config.fsdp.hybrid_shard_size
     if copy_ranks is not None and world % copy_ranks:
         raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
-    return Setting(
+    return RunSetting(
         world=world,
         devices=name,
         room=int(free * ROOM_SHARE),
@@ -179,7 +179,7 @@ def find_setting(
     )
 
 
-def _sample(text: str) -> Sample:
+def _sample(text: str) -> InputSpec:
     found = _SPEC.fullmatch(text)
     dtype = (found and found["dtype"]) or "float32"
     shape = found["shape"] if found else None
@@ -190,7 +190,7 @@ def _sample(text: str) -> Sample:
             f"a DTYPE is one of {', '.join(_DTYPES)}"
         )
     sizes = tuple(_whole(size, f"a size of {quoted(text)}") for size in shape.split("x")) if shape else ()
-    return Sample(found["name"], dtype, sizes)
+    return InputSpec(found["name"], dtype, sizes)
 
 
 def _whole(text: str, where: str) -> int:

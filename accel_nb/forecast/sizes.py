@@ -12,7 +12,7 @@ from accel_nb.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class WeightSize:
     """One parameter; a tied one is one weight. ``itemsize`` and ``state_bytes`` are in bytes.
 
     ``block`` is the name of the repeated block of the model that contains it; None outside of blocks.
@@ -33,11 +33,11 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSizes:
     """A model with its optimizer. ``step_bytes`` is what `optimizer.step()` allocates temporarily, undivided."""
 
     name: str
-    weights: tuple[Weight, ...]
+    weights: tuple[WeightSize, ...]
     buffer_bytes: int = 0
     optimizer: str = "none"
     step_bytes: int = 0
@@ -77,7 +77,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
 """Optimizers that can be chosen by name; `accel_nb.forecast.measurement` measures an optimizer object."""
 
 
-def with_optimizer(model: Model, name: str) -> Model:
+def with_optimizer(model: ModelSizes, name: str) -> ModelSizes:
     """Return the model as trained by one of `OPTIMIZERS`; raises `ConfigError` for another name."""
     kind = OPTIMIZERS.get(name.lower())
     if kind is None:

@@ -10,28 +10,28 @@ from torch.optim import Optimizer
 
 from accel_nb.config.schema import Config
 from accel_nb.forecast.plans import Forecast, Plan
-from accel_nb.precision.half import Full
+from accel_nb.precision.half import FullPrecision
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.choice import with_options
-from accel_nb.strategies.registry import Registry
+from accel_nb.strategies.registry import StrategyRegistry
 
 
-def ask_strategies(
+def check_refusals(
     found: Forecast,
     models: Iterable[nn.Module],
     optimizers: Iterable[Optimizer],
     config: Config,
-    registry: Registry | None = None,
+    registry: StrategyRegistry | None = None,
 ) -> Forecast:
     """Return the forecast with the reason of refusal at each plan whose strategy refuses to prepare these together."""
-    bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or Registry()
+    bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or StrategyRegistry()
     plans = (replace(plan, refusal=_refusal(plan, bundle, config, registry)) for plan in found.plans)
     return replace(found, plans=tuple(plans))
 
 
-def _refusal(plan: Plan, bundle: Bundle, config: Config, registry: Registry) -> str | None:
-    if not plan.is_served or plan.layout.options["strategy"] not in registry.names:
+def _refusal(plan: Plan, bundle: Bundle, config: Config, registry: StrategyRegistry) -> str | None:
+    if not plan.is_supported or plan.layout.options["strategy"] not in registry.names:
         return None
     config = with_options(config, plan.options)
-    refused = registry.get(config.strategy)(getattr(config, config.strategy, None), Full()).refusal(bundle)
-    return None if refused is None else refused.why
+    refused = registry.get(config.strategy)(getattr(config, config.strategy, None), FullPrecision()).refusal(bundle)
+    return None if refused is None else refused.reason

@@ -8,8 +8,16 @@ from typing import Any, Literal
 
 from accel_nb.config import Layer
 from accel_nb.config.flags import flags_to_line
-from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, passed_over, smallest
-from accel_nb.forecast.sizes import Model, count_text, size_text
+from accel_nb.forecast.plans import (
+    Forecast,
+    Plan,
+    RunSetting,
+    has_checkpointing,
+    largest_share,
+    refused_cheaper_plan,
+    smallest,
+)
+from accel_nb.forecast.sizes import ModelSizes, count_text, size_text
 
 _HEAD = (
     "each rank",
@@ -26,7 +34,7 @@ _HEAD = (
 )
 
 
-def show(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
+def render(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
     """Return the forecast in one of the forms of a request, with a line break at the end."""
     if form == "json":
         return json.dumps(as_data(found), indent=2) + "\n"
@@ -89,9 +97,9 @@ def as_data(found: Forecast) -> dict[str, Any]:
                 "step": plan.usage.step,
                 "host": plan.usage.host,
                 "peak": plan.usage.total,
-                "missing": plan.missing(setting),
+                "missing": plan.missing_bytes(setting),
                 "options": plan.options,
-                "is_served": plan.is_served,
+                "is_served": plan.is_supported,
             }
             for plan in found.plans
         ],
@@ -108,22 +116,22 @@ def explain(found: Forecast) -> str:
         return _refusal(found)
     spare = size_text(setting.room - best.usage.total)
     flags = flags_to_line(Layer("flags", best.options, "plan"))
-    first = next(plan for plan in found.plans if plan.is_served)
-    lack = first.missing(setting)
+    first = next(plan for plan in found.plans if plan.is_supported)
+    lack = first.missing_bytes(setting)
     why = "the simplest way" if first is best else f"{first.name} lacks {size_text(lack)}, this" if lack else "this"
     return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare{_passed_over(found)}"
 
 
 def _passed_over(found: Forecast) -> str:
     """Return why a cheaper plan that fits was refused; empty if there is none."""
-    plan = passed_over(found)
+    plan = refused_cheaper_plan(found)
     return "" if plan is None else f"; {plan.name} was passed over: {plan.refusal}"
 
 
 def _refusal(found: Forecast) -> str:
     setting = found.setting
     plan = smallest(found.plans, setting)
-    lack = f"-> nothing fits: {plan.name} lacks {size_text(plan.missing(setting))}"
+    lack = f"-> nothing fits: {plan.name} lacks {size_text(plan.missing_bytes(setting))}"
     if plan.usage.total > setting.room:
         lack += f" on each rank (it takes {size_text(plan.usage.total)} of {size_text(setting.room)})"
     else:
@@ -138,7 +146,7 @@ def _refusal(found: Forecast) -> str:
 
 
 def _unserved(found: Forecast) -> list[Plan]:
-    return [plan for plan in found.plans if not plan.is_served and plan.missing(found.setting) == 0]
+    return [plan for plan in found.plans if not plan.is_supported and plan.missing_bytes(found.setting) == 0]
 
 
 def _heading(found: Forecast) -> list[str]:
@@ -152,14 +160,14 @@ def _heading(found: Forecast) -> list[str]:
     return [f"{model.name}: {', '.join(parts)}", place]
 
 
-def _shares(setting: Setting) -> str:
+def _shares(setting: RunSetting) -> str:
     if setting.world == 1:
         return ""
     is_shared = setting.share < setting.batch_size
     return f" = {setting.world} x {setting.share}" if is_shared else " on each rank"
 
 
-def _parameters(model: Model) -> str:
+def _parameters(model: ModelSizes) -> str:
     frozen = model.num_parameters - model.num_trainable
     text = f"{count_text(model.num_parameters)} parameters"
     return f"{text}, {count_text(frozen)} of them frozen" if frozen else text
@@ -178,7 +186,7 @@ def _rows(found: Forecast) -> list[Sequence[str]]:
 def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
     usage = plan.usage
     sizes = [usage.parameters, usage.gradients, usage.optimizer]
-    mark = "" if plan.is_served else " *"
+    mark = "" if plan.is_supported else " *"
     return (
         plan.layout.name + mark,
         *(size_text(size) if size else "-" for size in sizes),
@@ -193,10 +201,10 @@ def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
 
 
 def _verdict(found: Forecast, plan: Plan) -> str:
-    missing = plan.missing(found.setting)
+    missing = plan.missing_bytes(found.setting)
     return f"lacks {size_text(missing)}" if missing else "fits"
 
 
 def _remarks(found: Forecast) -> list[str]:
-    marks = [] if all(plan.is_served for plan in found.plans) else ["* not served by this version"]
+    marks = [] if all(plan.is_supported for plan in found.plans) else ["* not served by this version"]
     return [*marks, *(f"note: {note}" for note in found.notes)]

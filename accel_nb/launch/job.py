@@ -12,16 +12,16 @@ from pathlib import Path
 from accel_nb.config import Config, Resolved, environment_layer, flags_to_line, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.launch.kubeflow import train_job
-from accel_nb.launch.local_job import Ending, LocalJob
+from accel_nb.launch.local_job import JobResult, LocalJob
 from accel_nb.launch.multi_node import agent_command, agent_variables, run_agent
-from accel_nb.launch.rank_task import Task, layers_to_send
-from accel_nb.launch.request import Machines, Request
-from accel_nb.launch.scheduler import Place, find_place
-from accel_nb.launch.slurm import Batch, make_batch
+from accel_nb.launch.rank_task import RankTask, layers_to_send
+from accel_nb.launch.request import LaunchRequest, Machines
+from accel_nb.launch.scheduler import SchedulerPosition, find_scheduler_position
+from accel_nb.launch.slurm import BatchFile, make_batch
 from accel_nb.notebook.reports.plan import describe_plan
-from accel_nb.pool.device_assignment import place_workers
+from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runs import Recording, Registry
+from accel_nb.runs import RunRecording, RunRegistry
 from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
 from accel_nb.runtime.world import World
 
@@ -38,21 +38,21 @@ _IDLE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchJob:
     """A launch that is ready to start."""
 
-    request: Request
+    request: LaunchRequest
     resolved: Resolved
     specs: tuple[WorkerSpec, ...]
     machines: Machines
-    place: Place | None
+    scheduler: SchedulerPosition | None
 
     @classmethod
-    def of(cls, request: Request, variables: Mapping[str, str] | None = None) -> Job:
+    def from_request(cls, request: LaunchRequest, variables: Mapping[str, str] | None = None) -> LaunchJob:
         """Resolve a request on this machine; raise ConfigError. ``variables`` are those of a scheduler, if any."""
         resolved = resolve([environment_layer(option_variables()), *request.layers])
         config = resolved.config
-        place = None if _is_for_later(request) else find_place(variables or all_variables(), os.getppid())
+        place = None if _is_for_later(request) else find_scheduler_position(variables or all_variables(), os.getppid())
         if request.target.kind == "notebook" and place is not None:
             raise ConfigError(
                 f"{place.scheduler} has started {place.size} of these, and a notebook runs once, with workers of its "
@@ -83,11 +83,11 @@ class Job:
             ]
         return lines
 
-    def task(self, folder: Path | None = None) -> Task:
+    def task(self, folder: Path | None = None) -> RankTask:
         """Return the task for each rank."""
         target = self.request.target
         out = None if self.request.out is None else os.path.abspath(self.request.out)
-        return Task(
+        return RankTask(
             target.kind,
             target.name,
             layers_to_send(self.resolved),
@@ -107,8 +107,10 @@ class Job:
         lines = [f"{target.kind} {words}"]
         if target.kind == "notebook":
             lines.append("one process runs its cells in order; %%accelerate cells run on workers of their own")
-        if self.place is not None and self.place.is_rank:
-            lines.append(f"rank {self.place.rank} of {self.place.size}, which {self.place.scheduler} has started")
+        if self.scheduler is not None and self.scheduler.is_rank:
+            lines.append(
+                f"rank {self.scheduler.rank} of {self.scheduler.size}, which {self.scheduler.scheduler} has started"
+            )
         elif not self.machines.is_one:
             where = self.machines
             lines.append(f"{where.nnodes} machines that meet at {where.endpoint} ({where.backend}); on this one:")
@@ -120,24 +122,24 @@ class Job:
             lines.append(f"up to {request.max_restarts} restarts, {where}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in self.resolved.notes)])
 
-    def run(self) -> Ending:
+    def run(self) -> JobResult:
         """Start the job and wait for its end; do not return where this process becomes a rank itself."""
-        if self.place is not None and self.place.is_rank:
-            self._become_rank(self.place)
+        if self.scheduler is not None and self.scheduler.is_rank:
+            self._become_rank(self.scheduler)
         recording = self._record()
         try:
             ending = self._run(self.task(None if recording is None else recording.folder))
         except BaseException as error:
             if recording is not None:
-                recording.end("failed", error=str(error))
+                recording.finish("failed", error=str(error))
             raise
         if recording is not None:
-            outcome = {None: "done", "interrupted": "interrupted"}.get(ending.why, "failed")
+            outcome = {None: "done", "interrupted": "interrupted"}.get(ending.reason, "failed")
             error = None if not ending.lines else ending.lines[0][-2000:]
-            recording.end(outcome, exit_code=ending.code, error=error)  # pyright: ignore[reportArgumentType]
+            recording.finish(outcome, exit_code=ending.code, error=error)  # pyright: ignore[reportArgumentType]
         return ending
 
-    def batch(self) -> Batch:
+    def batch(self) -> BatchFile:
         """Return the batch file for Slurm."""
         config, request = self._for_scheduler(), self.request
         return make_batch(
@@ -172,17 +174,17 @@ class Job:
             words += ["--max-restarts", str(self.request.max_restarts)]
         return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
-    def _record(self) -> Recording | None:
+    def _record(self) -> RunRecording | None:
         """Begin the record of the run; of several machines only the first keeps one."""
         if self.machines.node_rank not in (None, 0):
             return None
         target = self.request.target
-        return Registry().begin("launch", target.name, self.resolved, name=self.name, args=target.args)
+        return RunRegistry().begin("launch", target.name, self.resolved, name=self.name, args=target.args)
 
-    def _run(self, task: Task) -> Ending:
+    def _run(self, task: RankTask) -> JobResult:
         config, args = self.resolved.config, self.request.target.args
         if not self.machines.is_one:
-            is_host = None if self.place is None else self.place.rank == 0
+            is_host = None if self.scheduler is None else self.scheduler.rank == 0
             command = agent_command(
                 self.machines, len(self.specs), self.request.max_restarts, task, args, is_host=is_host
             )
@@ -208,7 +210,7 @@ class Job:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ""}
 
-    def _become_rank(self, place: Place) -> None:
+    def _become_rank(self, place: SchedulerPosition) -> None:
         address, port = place.address, place.port
         if self.request.machines.endpoint is not None:
             address, _, text = self.request.machines.endpoint.rpartition(":")
@@ -225,14 +227,14 @@ class Job:
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
 
 
-def _is_for_later(request: Request) -> bool:
+def _is_for_later(request: LaunchRequest) -> bool:
     return request.is_for_slurm or request.emit is not None
 
 
-def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple[WorkerSpec, ...]:
+def _workers(request: LaunchRequest, resolved: Resolved, place: SchedulerPosition | None) -> tuple[WorkerSpec, ...]:
     """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
-    specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+    specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
     resolved.check_world(len(specs)) if place is None and request.machines.is_one else None
     if place is None or not place.is_rank:
         return specs
@@ -247,7 +249,7 @@ def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple
     return (WorkerSpec(specs[0].device, threads),)
 
 
-def _meeting(place: Place, request: Request) -> Machines:
+def _meeting(place: SchedulerPosition, request: LaunchRequest) -> Machines:
     """Return the machines of a scheduler with their endpoint."""
     endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
     if endpoint is None:

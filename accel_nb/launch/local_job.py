@@ -19,17 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from accel_nb.launch.rank_task import FINISHING, Task
-from accel_nb.launch.stall_reporter import Comparer
-from accel_nb.notebook.session.interrupts import Presses, counted_interrupts
-from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
+from accel_nb.launch.rank_task import FINISHING, RankTask
+from accel_nb.launch.stall_reporter import StallComparer
+from accel_nb.notebook.session.interrupts import InterruptCount, count_interrupts
+from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S, describe_exit
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.process.environment import LAUNCH_STORE, all_variables, rank_variables
 from accel_nb.runtime.world import World
 
 POLL_S = 0.05
 TAIL_BYTES = 4096
-TOGETHER_S = 10.0
+PEER_EXIT_TIMEOUT_S = 10.0
 """How long the other ranks may run after the first rank has ended."""
 TIMED_OUT = 124
 """The exit code of a job that ran longer than its timeout, the same as that of timeout(1)."""
@@ -37,18 +37,18 @@ TIMED_OUT = 124
 INLINE = "module://matplotlib_inline.backend_inline"
 """The backend that makes figures displays of the notebook."""
 
-Why = Literal["failed", "interrupted", "timeout"]
+EndReason = Literal["failed", "interrupted", "timeout"]
 
 
 @dataclass(slots=True)
-class Rank:
+class RankProcess:
     """One rank's process, and the files that it writes to."""
 
     number: int
     process: subprocess.Popen[bytes]
-    watch: int
-    report: int
-    place: int
+    pidfd: int
+    report_file: int
+    position_file: int
     log: int | None
     code: int | None = None
     ended: float = 0.0
@@ -56,12 +56,12 @@ class Rank:
 
     def close(self) -> None:
         """Close the descriptors of the rank."""
-        for descriptor in (self.watch, self.report, self.place, *([] if self.log is None else [self.log])):
+        for descriptor in (self.pidfd, self.report_file, self.position_file, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
-    def told(self) -> dict[str, Any] | None:
+    def failure_report(self) -> dict[str, Any] | None:
         """Return the rank's report of its failure, if there is one."""
-        lines = os.pread(self.report, 1024 * 1024, 0).splitlines()
+        lines = os.pread(self.report_file, 1024 * 1024, 0).splitlines()
         with suppress(ValueError):
             if lines and "type" in (report := json.loads(lines[-1])):
                 return report
@@ -69,7 +69,7 @@ class Rank:
 
     def has_promised(self) -> bool:
         """Return whether the rank has reported, after SIGTERM, that it will stop at the end of a step."""
-        return os.pread(self.report, len(FINISHING), 0) == FINISHING
+        return os.pread(self.report_file, len(FINISHING), 0) == FINISHING
 
     def tail(self) -> str:
         """Return the end of the output of a rank whose output is not shown."""
@@ -80,11 +80,11 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobResult:
     """How an attempt ended."""
 
     code: int
-    why: Why | None = None
+    reason: EndReason | None = None
     lines: tuple[str, ...] = ()
 
 
@@ -92,44 +92,44 @@ class Ending:
 class LocalJob:
     """A task on ranks of this machine. ``finishes``: it may take long to stop, like a notebook that saves."""
 
-    task: Task
+    task: RankTask
     args: Sequence[str]
     specs: Sequence[WorkerSpec]
     shown_ranks: frozenset[int] = frozenset({0})
     finishes: bool = False
     timeout_s: float | None = None
     max_restarts: int = 0
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the ranks in addition to those of this process."""
 
-    def run(self) -> Ending:
+    def run(self) -> JobResult:
         """Run until every rank has succeeded, or no restart is left; return how the job ended."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        with counted_interrupts(terminations=True) as presses:
+        with count_interrupts(terminations=True) as presses:
             for attempt in range(self.max_restarts + 1):
                 ending = self._attempt(attempt, presses, deadline)
                 for line in ending.lines:
-                    self.say(line)
-                if ending.why != "failed" or attempt == self.max_restarts:
+                    self.report(line)
+                if ending.reason != "failed" or attempt == self.max_restarts:
                     return ending
-                self.say(f"restart {attempt + 1} of {self.max_restarts}")
+                self.report(f"restart {attempt + 1} of {self.max_restarts}")
         raise AssertionError("the last attempt returns")
 
-    def _attempt(self, attempt: int, presses: Presses, deadline: float | None) -> Ending:
-        ranks: list[Rank] = []
+    def _attempt(self, attempt: int, presses: InterruptCount, deadline: float | None) -> JobResult:
+        ranks: list[RankProcess] = []
         store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
         port = _free_port()
         try:
             for number in range(len(self.specs)):
                 ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
-            stopper = Stopper(ranks, finishes=self.finishes)
-            comparer = Comparer({rank.number: rank.place for rank in ranks}, self.say)
+            stopper = JobStopper(ranks, finishes=self.finishes)
+            comparer = StallComparer({rank.number: rank.position_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait(ranks)
-                comparer.turn(running)
-                stopper.turn(presses, is_late=deadline is not None and time.monotonic() > deadline)
-            return _ending(ranks, stopper.why, presses)
+                comparer.update(running)
+                stopper.update(presses, is_late=deadline is not None and time.monotonic() > deadline)
+            return _ending(ranks, stopper.reason, presses)
         finally:
             os.close(store)
             for rank in ranks:
@@ -138,7 +138,7 @@ class LocalJob:
                     rank.process.wait()
                 rank.close()
 
-    def _start(self, number: int, attempt: int, store: int, port: int) -> Rank:
+    def _start(self, number: int, attempt: int, store: int, port: int) -> RankProcess:
         world = World(number, len(self.specs), number, len(self.specs))
         report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
         place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
@@ -167,7 +167,7 @@ class LocalJob:
             stderr=log,
             start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only
         )
-        return Rank(number, process, os.pidfd_open(process.pid), report, place, log)
+        return RankProcess(number, process, os.pidfd_open(process.pid), report, place, log)
 
     def _open_log(self, number: int) -> int:
         """Return the file for output that is not shown: in the folder of the run's record, else an anonymous one."""
@@ -178,31 +178,31 @@ class LocalJob:
 
 
 @dataclass(slots=True)
-class Stopper:
+class JobStopper:
     """Decides in each turn whether ranks that still run get SIGTERM to finish, SIGINT, or SIGKILL."""
 
-    ranks: Sequence[Rank]
+    ranks: Sequence[RankProcess]
     finishes: bool
     clock: Callable[[], float] = time.monotonic
-    send: Callable[[Rank, int], None] = lambda rank, number: _signal(rank, number)
-    has_promised: Callable[[Rank], bool] = Rank.has_promised
-    why: Why | None = None
+    send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
+    has_promised: Callable[[RankProcess], bool] = RankProcess.has_promised
+    reason: EndReason | None = None
     _seen: int = 0
     _stage: int = 0
     _since: float = 0.0
     _failed_at: float | None = None
 
-    def turn(self, presses: Callable[[], int], *, is_late: bool = False) -> None:
+    def update(self, presses: Callable[[], int], *, is_late: bool = False) -> None:
         """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
         now = self.clock()
         is_pressed, self._seen = presses() > self._seen, presses()
         if self._failed_at is None and any(rank.code not in (None, 0) for rank in self.ranks):
             self._failed_at = now
-        has_failed = self._failed_at is not None and now - self._failed_at > PEER_PATIENCE_S
+        has_failed = self._failed_at is not None and now - self._failed_at > PEER_FAILURE_DELAY_S
         if self._stage == 0:
             if not (is_pressed or is_late or has_failed):
                 return
-            self.why = "interrupted" if is_pressed else "timeout" if is_late else "failed"
+            self.reason = "interrupted" if is_pressed else "timeout" if is_late else "failed"
             self._escalate(2 if has_failed else 1, now)
         elif is_pressed or now > self._deadline():
             self._escalate(self._stage + 1, now)
@@ -210,9 +210,9 @@ class Stopper:
     def _deadline(self) -> float:
         if self._stage > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
             return self._since + GRACE_S
-        until = self._since + FINISH_PATIENCE_S
+        until = self._since + FINISH_TIMEOUT_S
         # Ranks finish together; if one has ended alone, the others wait for it in vain.
-        return until if self._failed_at is None else min(until, self._failed_at + TOGETHER_S)
+        return until if self._failed_at is None else min(until, self._failed_at + PEER_EXIT_TIMEOUT_S)
 
     def _escalate(self, stage: int, now: float) -> None:
         self._stage, self._since = stage, now
@@ -223,9 +223,9 @@ class Stopper:
                 self.send(rank, number)
 
 
-def _wait(ranks: Sequence[Rank]) -> None:
+def _wait(ranks: Sequence[RankProcess]) -> None:
     """Wait a moment for ranks to end, and reap those that have."""
-    running = {rank.watch: rank for rank in ranks if rank.code is None}
+    running = {rank.pidfd: rank for rank in ranks if rank.code is None}
     poller = select.poll()
     for watch in running:
         poller.register(watch, select.POLLIN)
@@ -235,7 +235,7 @@ def _wait(ranks: Sequence[Rank]) -> None:
         rank.code, rank.ended = rank.process.wait(), time.time()
 
 
-def _signal(rank: Rank, number: int) -> None:
+def _signal(rank: RankProcess, number: int) -> None:
     """Signal a rank; SIGKILL goes to the processes that it has started too: each rank leads a process group."""
     with suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
@@ -244,39 +244,39 @@ def _signal(rank: Rank, number: int) -> None:
             os.kill(rank.process.pid, number)
 
 
-def _ending(ranks: Sequence[Rank], why: Why | None, presses: Presses) -> Ending:
+def _ending(ranks: Sequence[RankProcess], why: EndReason | None, presses: InterruptCount) -> JobResult:
     """Return how the job ended: with the exit code of the rank that failed first."""
     bad = [rank for rank in ranks if rank.code]
     if why == "interrupted":
-        return Ending(128 + (signal.SIGTERM if presses.is_to_end else signal.SIGINT), why)
+        return JobResult(128 + (signal.SIGTERM if presses.has_sigterm else signal.SIGINT), why)
     if why == "timeout":
-        return Ending(TIMED_OUT, why, ("the job ran longer than its timeout, and was stopped",))
+        return JobResult(TIMED_OUT, why, ("the job ran longer than its timeout, and was stopped",))
     if not bad:
-        return Ending(0)
+        return JobResult(0)
     cause = min(bad, key=lambda rank: (rank.was_killed and not _has_raised(rank), _failed_at(rank)))
     lines = [_describe(cause, len(ranks))]
     for rank in bad:
-        report = rank.told()
+        report = rank.failure_report()
         if rank is not cause and report is not None and _has_raised(rank):
             first = (report["message"].splitlines() or [""])[0][:200]
             lines.append(f"rank {rank.number} then raised {report['type']}: {first}")
     code = cause.code or 1
-    return Ending(code if code > 0 else 128 - code, "failed", tuple(lines))
+    return JobResult(code if code > 0 else 128 - code, "failed", tuple(lines))
 
 
-def _has_raised(rank: Rank) -> bool:
+def _has_raised(rank: RankProcess) -> bool:
     """Return whether the rank has reported an error of its own; it may be slow to end, and be killed before that."""
-    report = rank.told()
+    report = rank.failure_report()
     return report is not None and report["type"] != "KeyboardInterrupt"
 
 
-def _failed_at(rank: Rank) -> float:
-    report = rank.told()
+def _failed_at(rank: RankProcess) -> float:
+    report = rank.failure_report()
     return rank.ended if report is None else float(report["time"])
 
 
-def _describe(rank: Rank, size: int) -> str:
-    report = rank.told()
+def _describe(rank: RankProcess, size: int) -> str:
+    report = rank.failure_report()
     if report is not None:
         head = f"rank {rank.number} of {size} raised:\n" if size > 1 else ""
         return head + report["traceback"].rstrip()

@@ -9,22 +9,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from accel_nb.launch.local_job import POLL_S, TIMED_OUT, Ending
-from accel_nb.launch.rank_task import MODULE, Task
+from accel_nb.launch.local_job import POLL_S, TIMED_OUT, JobResult
+from accel_nb.launch.rank_task import MODULE, RankTask
 from accel_nb.launch.request import Machines
-from accel_nb.notebook.session.interrupts import counted_interrupts
-from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S
+from accel_nb.notebook.session.interrupts import count_interrupts
+from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S
 from accel_nb.runtime.process.environment import all_variables
 
 AGENT = "torch.distributed.run"
-PATIENCE_S = FINISH_PATIENCE_S + 5
+PATIENCE_S = FINISH_TIMEOUT_S + 5
 
 
 def agent_command(
     machines: Machines,
     num_ranks: int,
     max_restarts: int,
-    task: Task,
+    task: RankTask,
     args: Sequence[str],
     *,
     is_host: bool | None = None,
@@ -48,11 +48,11 @@ def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str
     return variables
 
 
-def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> Ending:
+def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> JobResult:
     """Run the agent to its end, and forward interrupts; it forwards them to its ranks. Return its exit code."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late, seen, kill_at = False, 0, None
-    with counted_interrupts(terminations=True) as presses:
+    with count_interrupts(terminations=True) as presses:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             while True:
@@ -72,10 +72,10 @@ def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s
                 process.kill()
                 process.wait()
     if presses():
-        return Ending(128 + (signal.SIGTERM if presses.is_to_end else signal.SIGINT), "interrupted")
+        return JobResult(128 + (signal.SIGTERM if presses.has_sigterm else signal.SIGINT), "interrupted")
     if is_late:
-        return Ending(TIMED_OUT, "timeout", ("the job ran longer than its timeout, and was stopped",))
-    return Ending(code if code >= 0 else 128 - code, "failed" if code else None)
+        return JobResult(TIMED_OUT, "timeout", ("the job ran longer than its timeout, and was stopped",))
+    return JobResult(code if code >= 0 else 128 - code, "failed" if code else None)
 
 
 def _is_loopback(endpoint: str) -> bool:

@@ -22,11 +22,11 @@ from typing import Any
 
 from accel_nb.config import Layer, resolve, using_layers
 from accel_nb.errors import AccelNbError
-from accel_nb.launch.rank_task import FINISHING, Task
-from accel_nb.launch.run_log import Journal
-from accel_nb.launch.stall_reporter import Teller
-from accel_nb.runtime.process.built_accelerators import noting_built
-from accel_nb.runtime.process.environment import torchrun_world, variable
+from accel_nb.launch.rank_task import FINISHING, RankTask
+from accel_nb.launch.run_log import RunLog
+from accel_nb.launch.stall_reporter import StallReporter
+from accel_nb.runtime.process.built_accelerators import record_built_accelerators
+from accel_nb.runtime.process.environment import get_variable, torchrun_world
 from accel_nb.telemetry.events import current_sink
 
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 class RankProgram:
     """Runs a task in this process."""
 
-    def __init__(self, task: Task, args: Sequence[str]) -> None:
+    def __init__(self, task: RankTask, args: Sequence[str]) -> None:
         self._task = task
         self._args = list(args)
         self._world = torchrun_world()
@@ -45,12 +45,12 @@ class RankProgram:
     def run(self) -> int:
         """Run the target to its end and return the exit code of this process."""
         is_main = self._world is None or self._world.is_main
-        if self._task.place is not None and self._world is not None and self._world.size > 1:
-            Teller(self._task.place, self._world).start()
+        if self._task.position_file is not None and self._world is not None and self._world.size > 1:
+            StallReporter(self._task.position_file, self._world).start()
         with ExitStack() as stack:
             stack.enter_context(using_layers(self._layers()))
-            self._built = stack.enter_context(noting_built())
-            journal = Journal(self._task.folder, self._world)
+            self._built = stack.enter_context(record_built_accelerators())
+            journal = RunLog(self._task.folder, self._world)
             token = current_sink.set(journal)
             stack.callback(current_sink.reset, token)
             stack.callback(journal.close)
@@ -73,7 +73,7 @@ class RankProgram:
 
     def _layers(self) -> list[Layer]:
         layers = list(self._task.layers)
-        restart = int(variable("TORCHELASTIC_RESTART_COUNT", "0"))
+        restart = int(get_variable("TORCHELASTIC_RESTART_COUNT", "0"))
         if restart and resolve(layers).config.checkpoint.dir is not None:
             layers.append(Layer("flags", {"checkpoint.resume": "auto"}, f"restart {restart}"))
         return layers
@@ -101,19 +101,19 @@ class RankProgram:
         answers = [item.ask_to_stop() for item in self._built]  # each of them must be notified
         if not any(answers):
             raise KeyboardInterrupt
-        if self._task.report is not None:
-            os.write(self._task.report, FINISHING)
+        if self._task.report_file is not None:
+            os.write(self._task.report_file, FINISHING)
 
     def _report(self, error: BaseException) -> None:
         """Report an error to the launcher, to the elastic agent, or on the terminal."""
         text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error.__traceback__)))
         if isinstance(error, AccelNbError) and self._task.kind == "notebook":
             text = f"{type(error).__name__}: {error}\n"
-        if self._task.report is not None:
+        if self._task.report_file is not None:
             report = {"type": type(error).__name__, "message": str(error), "traceback": text, "time": time.time()}
-            os.write(self._task.report, json.dumps(report).encode())
+            os.write(self._task.report_file, json.dumps(report).encode())
             return
-        if variable("TORCHELASTIC_ERROR_FILE", ""):
+        if get_variable("TORCHELASTIC_ERROR_FILE", ""):
             from accel_nb.runtime.distributed.elastic import record_failure
 
             record_failure(error)
@@ -145,17 +145,17 @@ def _end_with_parent(expected: int | None) -> None:
 
 def main() -> int:
     """Run the task of the command line; return the exit code."""
-    task = Task.from_json(sys.argv[1])
-    if task.parent is not None or variable("TORCHELASTIC_ERROR_FILE", ""):
+    task = RankTask.from_json(sys.argv[1])
+    if task.parent is not None or get_variable("TORCHELASTIC_ERROR_FILE", ""):
         _end_with_parent(task.parent)
     faulthandler.enable()
     try:
         return RankProgram(task, sys.argv[2:]).run()
     finally:
         if "torch.distributed" in sys.modules:  # the script may have opened a group of its own
-            from accel_nb.runtime.distributed.process_group import settle
+            from accel_nb.runtime.distributed.process_group import wait_for_gloo_threads
 
-            settle()
+            wait_for_gloo_threads()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RankTask:
     """A target with the layers of its options.
 
     ``report`` is an inherited descriptor for the report of a failure, ``place`` one for the rank's position, and
@@ -41,8 +41,8 @@ class Task:
     kind: Kind
     name: str
     layers: tuple[Layer, ...] = ()
-    report: int | None = None
-    place: int | None = None
+    report_file: int | None = None
+    position_file: int | None = None
     parent: int | None = None
     folder: str | None = None
     out: str | None = None
@@ -58,7 +58,7 @@ class Task:
         return json.dumps({"version": VERSION, **fields}, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Task:
+    def from_json(cls, text: str) -> RankTask:
         """Rebuild what `to_json` wrote; raise ConfigError for anything else."""
         try:
             fields = json.loads(text)

@@ -64,12 +64,12 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """A launch as requested on the command line."""
 
     target: Target
     flags: Layer
-    stored: Layer | None = None
+    notebook_layer: Layer | None = None
     """The options in a notebook's metadata."""
     machines: Machines = field(default_factory=Machines)
     max_restarts: int = 0
@@ -82,10 +82,10 @@ class Request:
     @property
     def layers(self) -> list[Layer]:
         """The layers of options of the request."""
-        return [*([] if self.stored is None else [self.stored]), self.flags]
+        return [*([] if self.notebook_layer is None else [self.notebook_layer]), self.flags]
 
 
-def read_request(words: Sequence[str]) -> Request:
+def read_request(words: Sequence[str]) -> LaunchRequest:
     """Return the request; raise ConfigError with every problem of the words."""
     schema_words, own, rest, problems = _split(words)
     flags = parse_flags(schema_words, SOURCE)
@@ -111,7 +111,7 @@ def read_request(words: Sequence[str]) -> Request:
         problems += _clashes(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
     if problems or target is None:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return Request(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
+    return LaunchRequest(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[str], list[str]]:

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel_nb.runtime.world import World
-from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, Prepared
+from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, WorkerPrepared
 
 if TYPE_CHECKING:
-    from accel_nb.telemetry.trackers.worker_thread import TrackerFeed
+    from accel_nb.telemetry.trackers.worker_thread import TrackerThread
 
 
-class Journal:
+class RunLog:
     """An event sink that writes in a thread of its own; on other ranks, or without a folder, it writes nothing."""
 
     def __init__(self, folder: str | None, world: World | None) -> None:
         self._world = world or World()
         self._folder = folder if self._world.is_main and folder is not None and Path(folder).is_dir() else None
-        self._feed: TrackerFeed | None = None
+        self._feed: TrackerThread | None = None
 
     def emit(self, event: Event) -> None:
         """Record or show one event."""
-        if isinstance(event, Prepared):
+        if isinstance(event, WorkerPrepared):
             self._show(event)
         elif isinstance(event, MetricLogged):
             self._write({event.name: event.value}, event.step)
@@ -47,12 +47,12 @@ class Journal:
         if self._feed is None:  # most scripts log nothing and do not need these modules
             from accel_nb.runs.record import METRICS
             from accel_nb.telemetry.trackers.jsonl import JsonlTracker
-            from accel_nb.telemetry.trackers.worker_thread import TrackerFeed
+            from accel_nb.telemetry.trackers.worker_thread import TrackerThread
 
-            self._feed = TrackerFeed([JsonlTracker(METRICS, self._folder)], None)
+            self._feed = TrackerThread([JsonlTracker(METRICS, self._folder)], None)
         self._feed.log(values, step, {})
 
-    def _show(self, event: Prepared) -> None:
+    def _show(self, event: WorkerPrepared) -> None:
         if not self._world.is_main or self._world.size == 1:
             return
         parts = [f"{self._world.size} ranks", event.strategy, f"precision {event.precision}"]

@@ -14,7 +14,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchedulerPosition:
     """This process's position among those that a scheduler has started together.
 
     ``address`` is the first machine's name; None where the scheduler does not provide it.
@@ -39,7 +39,7 @@ class Place:
         return self.size > 1 and not self.is_machine
 
 
-def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
+def find_scheduler_position(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
     """Return this process's position, or None where no scheduler has started several; ``parent`` is the parent's id.
 
     Raise ConfigError for variables that contradict each other.
@@ -55,7 +55,7 @@ def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
     return None
 
 
-def _slurm(variables: Mapping[str, str]) -> Place | None:
+def _slurm(variables: Mapping[str, str]) -> SchedulerPosition | None:
     """Return the position of a task of a job step; None for the batch script itself."""
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return None
@@ -65,18 +65,18 @@ def _slurm(variables: Mapping[str, str]) -> Place | None:
     )
     local_size = int(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)).partition("(")[0].partition(",")[0])
     step = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
-    return Place(
+    return SchedulerPosition(
         "Slurm",
         int(variables["SLURM_PROCID"]),
         size,
         int(variables.get("SLURM_LOCALID", "0")),
         local_size if int(variables.get("SLURM_STEP_NUM_NODES", "1")) > 1 else size,
         variables.get("MASTER_ADDR") or first_host(nodes),
-        int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(step),
+        int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else rendezvous_port(step),
     )
 
 
-def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
+def _mpi(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
     """Return the position of a process of Open MPI, MPICH or a derivative of it."""
     names = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -88,19 +88,19 @@ def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
         num = int(variables[size])
         here = int(variables.get(local_size, str(num)))
         address = "127.0.0.1" if here == num else variables.get("MASTER_ADDR")
-        port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(f"mpi {parent}")
-        return Place(
+        port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else rendezvous_port(f"mpi {parent}")
+        return SchedulerPosition(
             "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), here, address, port
         )
     return None
 
 
-def _kubeflow(variables: Mapping[str, str]) -> Place | None:
+def _kubeflow(variables: Mapping[str, str]) -> SchedulerPosition | None:
     """Return the position of a pod of a TrainJob, which has the variables of torchrun."""
     if "PET_NNODES" not in variables or "PET_NODE_RANK" not in variables:
         return None
     address = variables.get("PET_MASTER_ADDR")
-    return Place(
+    return SchedulerPosition(
         "Kubeflow", int(variables["PET_NODE_RANK"]), int(variables["PET_NNODES"]), 0, 1, address,
         int(variables.get("PET_MASTER_PORT", "29500")),
     )  # fmt: skip
@@ -120,6 +120,6 @@ def first_host(nodes: str) -> str | None:
     return head + found[1] + tail.partition(",")[0]
 
 
-def port_of(job: str) -> int:
+def rendezvous_port(job: str) -> int:
     """Return a port that every process of a job computes to the same number."""
     return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

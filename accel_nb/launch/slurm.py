@@ -19,7 +19,7 @@ _MARK = "# Written by accel-nb launch --slurm; it is written anew by the next la
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchFile:
     """A batch file: its path and its text."""
 
     path: Path
@@ -64,7 +64,7 @@ def make_batch(
     gpus: int | str | None,
     cpus: int | None,
     options: Sequence[tuple[str, str]] = (),
-) -> Batch:
+) -> BatchFile:
     """Return the batch file of a launch; ``words`` are those of the launch on each machine.
 
     ``options`` are those of sbatch, by their long names. A job of one machine runs under ``srun`` too, which forwards
@@ -99,7 +99,7 @@ def make_batch(
             "",
         ]
     )
-    return Batch(Path(os.getcwd()) / f"{_file_name(name)}.sbatch", text)
+    return BatchFile(Path(os.getcwd()) / f"{_file_name(name)}.sbatch", text)
 
 
 def _quoted(value: str) -> str:

@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict
 
 from accel_nb.pool.control.hang_detection import find_different, find_missing
-from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.control.stack_report import position_of
 from accel_nb.pool.messages import RankPosition
-from accel_nb.runtime.process.typed_records import build
+from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.runtime.world import World
 
-LOOK_S = 5.0
-PATIENCE = 4
+SAMPLE_INTERVAL_S = 5.0
+MIN_SAMPLES = 4
 """How many times in a row a rank must be at the same position before it reports it."""
 _ROOM = 4096
 
 
-class Teller:
+class StallReporter:
     """Writes the position of this process's main thread to a file, for the launcher, while the thread is stalled."""
 
     def __init__(self, descriptor: int, world: World) -> None:
@@ -40,7 +40,7 @@ class Teller:
         """Sample the position periodically, in a thread that ends with the process."""
         threading.Thread(target=self._run, name="accel_nb standing", daemon=True).start()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample once; this costs next to nothing while the main thread makes progress."""
         main = threading.main_thread().ident
         frame = None if main is None else sys._current_frames().get(main)
@@ -49,36 +49,36 @@ class Teller:
         place = self._position(main) if is_same and main is not None else None
         self._count = self._count + 1 if place is not None and place == self._place else 0
         self._place = place
-        reported = place if self._count >= PATIENCE else None
+        reported = place if self._count >= MIN_SAMPLES else None
         text = json.dumps(None if reported is None else asdict(reported))
         os.pwrite(self._descriptor, text.encode()[:_ROOM].ljust(_ROOM), 0)
 
     def _position(self, main: int) -> RankPosition | None:
         if "torch.distributed" not in sys.modules:
             return None
-        from accel_nb.runtime.distributed.process_group import Group
+        from accel_nb.runtime.distributed.process_group import DefaultGroup
 
-        return where_is(main, Group.adopt(self._world)) if Group.is_open() else None
+        return position_of(main, DefaultGroup.adopt(self._world)) if DefaultGroup.is_open() else None
 
     def _run(self) -> None:
         never = threading.Event()
-        while not never.wait(LOOK_S):
-            self.look()
+        while not never.wait(SAMPLE_INTERVAL_S):
+            self.sample()
 
 
-class Comparer:
+class StallComparer:
     """Reports, once for each position, which rank the others wait for, or that their collectives differ."""
 
     def __init__(self, descriptors: Mapping[int, int], say: Callable[[str], None]) -> None:
         self._descriptors = descriptors
         self._say = say
-        self._due = time.monotonic() + LOOK_S
+        self._due = time.monotonic() + SAMPLE_INTERVAL_S
         self._reported: set[str] = set()
 
-    def turn(self, running: Set[int]) -> None:
+    def update(self, running: Set[int]) -> None:
         """Compare, if it is due; ``running`` are the ranks that have not ended."""
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + LOOK_S
+            self._due = time.monotonic() + SAMPLE_INTERVAL_S
             self.compare(running)
 
     def compare(self, running: Set[int]) -> None:
@@ -96,6 +96,6 @@ class Comparer:
 def _read(descriptor: int) -> RankPosition | None:
     try:
         values = json.loads(os.pread(descriptor, _ROOM, 0))
-        return None if values is None else build(RankPosition, values)
+        return None if values is None else build_record(RankPosition, values)
     except ValueError:  # nothing yet, or a write is in progress
         return None

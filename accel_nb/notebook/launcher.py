@@ -19,14 +19,14 @@ from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
-from accel_nb.notebook.cells.call import Call
+from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
-from accel_nb.pool.device_assignment import place_workers
+from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.pool import START_PATIENCE_S
+from accel_nb.pool.pool import START_TIMEOUT_S
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.environment import option_variables, torchrun_world
 from accel_nb.runtime.process.hardware import find_gpus
@@ -122,7 +122,7 @@ def notebook_launcher(
     if mixed_precision != "no":
         given["precision"] = mixed_precision
     address, _, port = rdzv_endpoint.rpartition(":")
-    call = Call(
+    call = FunctionCall(
         functools.partial(function, *args),
         getattr(function, "__name__", type(function).__name__),
         variables={
@@ -131,10 +131,12 @@ def notebook_launcher(
             "TORCHELASTIC_RUN_ID": rdzv_id,
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         },
-        prefix=None if log_line_prefix_template is None else functools.partial(_line_prefix, log_line_prefix_template),
+        line_prefix=None
+        if log_line_prefix_template is None
+        else functools.partial(_line_prefix, log_line_prefix_template),
         notes=tuple(_idle_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
         poll_s=monitor_interval,
-        patience_s=float((rdzv_conf or {}).get("timeout", START_PATIENCE_S)),
+        patience_s=float((rdzv_conf or {}).get("timeout", START_TIMEOUT_S)),
     )
     if max_restarts:
         given["max_restarts"] = max_restarts
@@ -147,7 +149,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     if problems := _problems(function, "0", 0, 1, "static", None, 0):
         raise ConfigError(problems)
     name = getattr(function, "__name__", type(function).__name__)
-    call = Call(
+    call = FunctionCall(
         functools.partial(function, *args),
         name,
         variables={"MASTER_PORT": str(_choose_port(0)), "ACCELERATE_USE_CPU": "yes"},
@@ -155,7 +157,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     return _launch(call, {"cpus": num_processes}, None, "debug_launcher")
 
 
-def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source: str) -> list[Any]:
+def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None, source: str) -> list[Any]:
     places: dict[str, str] = {}
     if num_processes is not None and ((has_gpus := bool(find_gpus())) or find_tpu() is None):
         kind = "gpus" if has_gpus else "cpus"
@@ -165,8 +167,8 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source
     layers.append(Layer("flags", given, f"{source}(...)", places))
     resolved = main.resolve(layers)
     config = resolved.config
-    with main.claims.hold(
-        lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, taken=taken)
+    with main.device_claims.reserving_next(
+        lambda taken: assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, num_reserved=taken)
     ) as (
         specs,
         first,
@@ -178,13 +180,13 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source
                 main.release()
         session = _concurrent_session(main, specs, first)
         try:
-            name = f"{call.bound_to}_{threading.get_ident()}"
+            name = f"{call.bound_name}_{threading.get_ident()}"
             return _run(session, replace(call, bound_to=name), resolved, specs)
         finally:
             session.stop()
 
 
-def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec]) -> list[Any]:
+def _run(session: Session, call: FunctionCall, resolved: Resolved, specs: Sequence[WorkerSpec]) -> list[Any]:
     """Run the call, with restarts if it fails."""
     resolved.check_world(len(specs))
     require_checkpoint(resolved)
@@ -192,7 +194,7 @@ def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[Worke
         cell = _cell(call, session.namespace)
         return run_with_restarts(session, cell, resolved, specs, mode=_panel_mode(resolved))
     except ShippingError as error:
-        raise ShippingError(call.culprit(session.namespace) or str(error)) from None
+        raise ShippingError(call.describe_unsendable_part(session.namespace) or str(error)) from None
     except (TimeoutError, ConfigError):
         raise
     except Exception as error:
@@ -200,10 +202,10 @@ def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[Worke
         raise
 
 
-def _cell(call: Call, namespace: Mapping[str, Any]) -> Cell:
+def _cell(call: FunctionCall, namespace: Mapping[str, Any]) -> Cell:
     """Return the call as a cell; a function with a name in the notebook is sent under it, and so only once."""
     name = call.name if namespace.get(call.name) is call.function.func else "None"
-    source = f"{name}\n{call.bound_to}()"
+    source = f"{name}\n{call.bound_name}()"
     return Cell(source, ast.parse(source), 0, call)
 
 

@@ -25,8 +25,8 @@ from accel_nb.config import (
 from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
-from accel_nb.forecast.table import show
-from accel_nb.notebook.export.script import executed, export, write_script
+from accel_nb.forecast.table import render
+from accel_nb.notebook.export.script import executed_cells, export_notebook, write_script
 from accel_nb.notebook.reports.doctor import diagnose
 from accel_nb.notebook.reports.forecasting import forecast_notebook
 from accel_nb.notebook.reports.plan import describe_plan
@@ -34,19 +34,19 @@ from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.error_translation import with_traceback
 from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
-from accel_nb.notebook.session.run_controls import outcome
+from accel_nb.notebook.session.run_controls import describe_outcome
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
-from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
-from accel_nb.pool.device_assignment import place_workers, uses_gpus
+from accel_nb.notebook.sidebar import NotebookSettings, describe_state, poll_until_warm, request_handlers
+from accel_nb.pool.device_assignment import assign_devices, uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
 from accel_nb.ui.comm import SidebarComm
 
-ANSWER_S = 10.0
+STEP_TIMEOUT_S = 10.0
 """How long a magic waits for the end of a step, in seconds."""
-SETTINGS_S = 1.0
+SETTINGS_TIMEOUT_S = 1.0
 """How long the first cell waits for the notebook's settings from a browser, in seconds."""
 _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is controlled "
@@ -111,20 +111,20 @@ class AccelerateMagics(Magics):
             raise with_traceback(CellSyntaxError(str(error)), render()) from None
         return None
 
-    def begin_cell(self, info: object) -> None:
+    def apply_background_results(self, info: object) -> None:
         """Apply the results of a background run before each cell."""
         try:
-            self.session.arrive()
+            self.session.collect_background()
         except Exception as error:  # assigning to the user's objects may raise anything; the next cell runs anyway
             print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
 
     def _run(self, line: str, text: str) -> BackgroundRun | None:
-        if self.sidebar is not None and self.sidebar.is_called and _is_of_jupyterlab(self._shell):
-            self.settings.wait(SETTINGS_S)
+        if self.sidebar is not None and self.sidebar.expects_browser and _is_of_jupyterlab(self._shell):
+            self.settings.wait(SETTINGS_TIMEOUT_S)
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
         require_checkpoint(resolved)
         if config.dry_run:
@@ -132,8 +132,8 @@ class AccelerateMagics(Magics):
             return None
         mode = "off" if not config.panel else "static" if config.static else "live"
         if config.background:
-            return self.session.start(cell, resolved, specs, mode=mode)
-        with self.session.claimed(specs):
+            return self.session.start_in_background(cell, resolved, specs, mode=mode)
+        with self.session.reserving_devices(specs):
             run_with_restarts(self.session, cell, resolved, specs, mode=mode)
         return None
 
@@ -181,7 +181,7 @@ class AccelerateMagics(Magics):
             print(text if name == "logs" else redact(text))  # the cell's own output is shown unchanged
 
     def _status(self, words: list[str]) -> str:
-        self.session.look()
+        self.session.poll()
         status = self.session.status()
         lines = [f"pool: {status.state}"]
         if status.zygote_pid is not None:
@@ -194,7 +194,7 @@ class AccelerateMagics(Magics):
             lines.append(self.session.background.status())
         if status.last_cell_s is not None:
             lines.append(f"last cell: {status.last_cell_s:.3g} s")
-        lines += [f"only on the workers: {name} ({reason})" for name, reason in status.kept.items()]
+        lines += [f"only on the workers: {name} ({reason})" for name, reason in status.only_on_workers.items()]
         return "\n".join(lines)
 
     def _doctor(self, words: list[str]) -> str:
@@ -206,13 +206,13 @@ class AccelerateMagics(Magics):
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
-            specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+            specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
         if request.form != "text":
             lines = []
-        return "\n\n".join([*lines, *([] if found is None else [show(found, request.form)])])
+        return "\n\n".join([*lines, *([] if found is None else [render(found, request.form)])])
 
     def _config(self, words: list[str]) -> str:
         if words[:1] == ["deepspeed"]:
@@ -227,14 +227,14 @@ class AccelerateMagics(Magics):
                 "%accelerate export takes the path of the new script, as in `%accelerate export train.py`"
             )
         inputs = self._shell.history_manager.input_hist_raw
-        exported = export(
-            executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
+        exported = export_notebook(
+            executed_cells(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
         )
         return write_script(exported, words[0], replaces=False).rstrip("\n")
 
     def _start(self, words: list[str]) -> str:
         config = self._resolve(shlex.join(words), "%accelerate start").config
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         self.session.start_workers(specs)
         return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 
@@ -264,7 +264,7 @@ class AccelerateMagics(Magics):
 
     def _set(self, words: list[str]) -> str:
         try:
-            return "\n".join([self._request_action(action) for action in read_settings(words)])
+            return "\n".join([self._request_action(action) for action in parse_set_arguments(words)])
         except ValueError as error:
             raise ConfigError(f"%accelerate set {' '.join(words)}: {error}") from None
 
@@ -272,7 +272,7 @@ class AccelerateMagics(Magics):
         return self._request_action(Inspect(tuple(_names(words, "inspect"))))
 
     def _attach(self, words: list[str]) -> None:
-        background, last = self.session.background, self.session.last
+        background, last = self.session.background, self.session.last_run
         if last is None:
             raise PoolError("no cell has run on workers yet")
         if words and " ".join(words) != last.title:
@@ -283,7 +283,7 @@ class AccelerateMagics(Magics):
         if background is not None and background.running is last:
             background.attach()
         else:
-            last.output.redraw()
+            last.output.show_again()
 
     def _require_background(self) -> BackgroundRun:
         """Return the run in the background: the only one that can be active while a magic runs."""
@@ -294,15 +294,15 @@ class AccelerateMagics(Magics):
 
     def _request_action(self, action: Action) -> str:
         """Request an action of the ranks after their step, and return the outcome."""
-        wish = self._require_background().running.controls.ask(action)
-        if not wish.wait(ANSWER_S):
-            return f"requested; no step has ended within {ANSWER_S:g} s, and it is done when one does"
-        return outcome(action, wish)
+        wish = self._require_background().running.controls.request(action)
+        if not wish.wait(STEP_TIMEOUT_S):
+            return f"requested; no step has ended within {STEP_TIMEOUT_S:g} s, and it is done when one does"
+        return describe_outcome(action, wish)
 
     def _restart(self, words: list[str]) -> str:
         self.session.stop()
         self.session.warm_up()
-        look_until_warm(self.session)
+        poll_until_warm(self.session)
         return "workers ended; the next cell starts fresh ones with the notebook's values"
 
     def _logs(self, words: list[str]) -> str:
@@ -336,7 +336,7 @@ def _names(words: list[str], command: str) -> list[str]:
     return names
 
 
-def read_settings(words: list[str]) -> list[Action]:
+def parse_set_arguments(words: list[str]) -> list[Action]:
     """Return the actions of the arguments of `%accelerate set`. Raise ValueError for one that is not allowed."""
     if not words:
         raise ValueError(_SETTINGS)
@@ -385,11 +385,11 @@ def load_ipython_extension(shell: Any) -> None:
     magics.session.warm_up()
     # The first parsing of flags imports its modules: done here, in a thread, it does not delay the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
-    shell.events.register("pre_run_cell", magics.begin_cell)
-    answers = answers_of(magics.session, magics.settings)
+    shell.events.register("pre_run_cell", magics.apply_background_results)
+    answers = request_handlers(magics.session, magics.settings)
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
-    look_until_warm(magics.session)
+    poll_until_warm(magics.session)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -12,9 +12,9 @@ import psutil
 from accel_nb.config import Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.flags import MAX_LINE, value_text
 from accel_nb.errors import AccelNbError, ConfigError
-from accel_nb.notebook.reports.recent_runs import runs_stamp, tell_run, tell_runs
+from accel_nb.notebook.reports.recent_runs import describe_run, list_recent_runs, recent_runs_version
 from accel_nb.notebook.session.session import Session
-from accel_nb.pool.device_assignment import place_workers
+from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import inspect_machine
 from accel_nb.ui.comm import Answer, DeviceLine, LogLine, SidebarState, WorkerLine
@@ -35,14 +35,14 @@ def describe_state(session: Session) -> SidebarState:
         if rank in status.pids
     ]
     state = status.state
-    if state == "starting" and session.last is not None and session.last.status != "running":
+    if state == "starting" and session.last_run is not None and session.last_run.status != "running":
         state = "ready"  # replaced after an interrupt; the pool updates its state with the next cell
-    notes = [f"{name} is only on the workers: {reason}" for name, reason in status.kept.items()]
+    notes = [f"{name} is only on the workers: {reason}" for name, reason in status.only_on_workers.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
-    return SidebarState([*gpus, cpu], state, workers, notes, logs, runs_stamp())
+    return SidebarState([*gpus, cpu], state, workers, notes, logs, recent_runs_version())
 
 
-def look_until_warm(session: Session) -> None:
+def poll_until_warm(session: Session) -> None:
     """Poll between cells until the zygote is ready, then report the change. Does nothing without a running loop."""
     try:
         loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ def look_until_warm(session: Session) -> None:
 
     def poll() -> None:
         if session.status().state == "warming up":
-            session.look()
+            session.poll()
             if session.status().state == "warming up":
                 loop.call_later(POLL_S, poll)
             else:
@@ -74,7 +74,7 @@ class NotebookSettings:
         self._session = session
         self._is_set = threading.Event()
 
-    def take(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def set_options(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set the options of the cells from now on, given as ``{"settings": {"precision": "bf16"}}``."""
         self._session.notebook_layers = settings_layers(given.get("settings"))
         self._is_set.set()
@@ -93,14 +93,14 @@ def settings_layers(settings: object) -> tuple[Layer, ...]:
     return (Layer("notebook", settings, NOTEBOOK_SOURCE),) if settings else ()
 
 
-def answers_of(session: Session, settings: NotebookSettings) -> Mapping[str, Answer]:
+def request_handlers(session: Session, settings: NotebookSettings) -> Mapping[str, Answer]:
     """Return the handlers of the sidebar's requests by name."""
     return {
-        "notebook": settings.take,
+        "notebook": settings.set_options,
         "options": explain_options,
         "log": lambda given: read_log(session, given),
-        "runs": tell_runs,
-        "run": tell_run,
+        "runs": list_recent_runs,
+        "run": describe_run,
     }
 
 
@@ -121,7 +121,7 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
     answer = {"problems": [], "notes": list(resolved.notes), "devices": [], "rows": rows}
     config = resolved.config
     try:
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
     except AccelNbError as error:
         return answer | {"problems": str(error).splitlines()}
@@ -134,5 +134,5 @@ def read_log(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rank, int) or not isinstance(seen, int) or rank not in session.logs:
         raise ValueError(f"there is no log of rank {str(rank)[:20]}")
     log = session.logs[rank]
-    text, start, end = log.since(seen if known == log.name else 0)
+    text, start, end = log.text_since(seen if known == log.name else 0)
     return {"rank": rank, "log": log.name, "text": text, "start": start, "end": end}

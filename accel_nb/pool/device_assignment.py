@@ -12,9 +12,9 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.hardware import (
     count_tpu_chips,
-    cuda_of_torch,
     find_gpus,
     num_usable_cores,
+    torch_cuda_version,
     why_no_xla,
     why_unusable,
 )
@@ -26,12 +26,12 @@ def uses_gpus(gpus: int | Literal["all"] | None, cpus: int | None) -> bool:
     return cpus is None and (gpus is not None or bool(find_gpus()))
 
 
-def place_workers(
+def assign_devices(
     gpus: int | Literal["all"] | None,
     cpus: int | None,
     tpus: int | Literal["all"] | None = None,
     *,
-    taken: int = 0,
+    num_reserved: int = 0,
 ) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with none given every visible GPU, else one worker for a TPU or the CPU.
 
@@ -46,9 +46,9 @@ def place_workers(
     visible = len(found)
     if gpus is None and visible == 0:
         return (WorkerSpec("cpu", num_usable_cores()) if find_tpu() is None else _tpu_worker("all"),)
-    free = visible - taken
+    free = visible - num_reserved
     count = free if gpus in (None, "all") else int(gpus)
-    if visible and taken and (count == 0 or count > free):
+    if visible and num_reserved and (count == 0 or count > free):
         raise ConfigError(
             f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others are held by what runs "
             "now; wait until it has ended, or give each launch its own number of processes"
@@ -60,7 +60,9 @@ def place_workers(
             if visible
             else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
         )
-    if problems := [why for gpu in found[taken : taken + count] if (why := why_unusable(gpu, cuda_of_torch()))]:
+    if problems := [
+        why for gpu in found[num_reserved : num_reserved + count] if (why := why_unusable(gpu, torch_cuda_version()))
+    ]:
         raise ConfigError(problems)
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
@@ -79,7 +81,7 @@ def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
     return WorkerSpec("xla", num_usable_cores())
 
 
-class Claims:
+class DeviceReservations:
     """The GPUs of concurrent runs: each reserves a contiguous range; may be used in any thread."""
 
     def __init__(self) -> None:
@@ -87,7 +89,9 @@ class Claims:
         self._held: dict[int, int] = {}
 
     @contextmanager
-    def hold(self, place: Callable[[int], tuple[WorkerSpec, ...]]) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
+    def reserving_next(
+        self, place: Callable[[int], tuple[WorkerSpec, ...]]
+    ) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
         """Reserve GPUs for the block; yield the workers of ``place(number of reserved GPUs)`` and their first GPU."""
         with self._lock:
             first = max((first + count for first, count in self._held.items()), default=0)
@@ -100,7 +104,7 @@ class Claims:
         finally:
             self._release(first, count)
 
-    def take(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
+    def reserve_first(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
         """Reserve the first GPUs, one for each worker on a GPU; return a function that releases them.
 
         Raise PoolError when one of them is reserved.

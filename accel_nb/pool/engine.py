@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, PayloadFactory, Payloads
-from accel_nb.runtime.process.oom_detection import Verdict
+from accel_nb.runtime.process.oom_detection import KillCause
 from accel_nb.telemetry.events import Event
 
 
@@ -20,7 +20,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class RecordArrived:
     """A record from a rank, with payloads that are the receiver's to close."""
 
     rank: int
@@ -29,7 +29,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class OutputArrived:
     """A rank wrote bytes to its standard output or error stream."""
 
     rank: int
@@ -38,7 +38,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EventsArrived:
     """A rank recorded numbers."""
 
     rank: int
@@ -46,7 +46,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerEnded:
     """A rank's process has ended; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
 
     ``stack`` is the last Python stack of a process that crashed; ``killed_for`` tells, after a SIGKILL, whether the
@@ -57,11 +57,11 @@ class Ended:
     code: int
     reason: str = ""
     stack: str = ""
-    killed_for: Verdict = "unknown"
+    killed_for: KillCause = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedState:
     """A rank as observed from outside: the system's letter for its process state, and its Python stack.
 
     The rank writes its stack as soon as the system schedules it: ``read_stack`` returns what it has written since.
@@ -72,7 +72,7 @@ class Seen:
     read_stack: Callable[[], str]
 
 
-Arrival = Arrived | Printed | Measured | Ended | Seen
+Arrival = RecordArrived | OutputArrived | EventsArrived | WorkerEnded | ObservedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Engine(Protocol):
         """Return what is known now; may be called in any thread."""
         ...
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read what a starting engine has reported, without waiting."""
         ...
 

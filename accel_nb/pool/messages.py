@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
-from accel_nb.runtime.process.typed_records import build, hints_of
+from accel_nb.runtime.process.typed_records import build_record, field_types
 
 Outcome = Literal["done", "raised", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class WorkerStart:
     """What a new worker starts with; part of `Fork`."""
 
     rank: int
@@ -38,7 +38,7 @@ class Fork:
 
     kind: ClassVar[str] = "fork"
     rank: int
-    start: Start
+    start: WorkerStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceStack:
     """Make a worker write its Python stack, even while native code holds the interpreter lock; report its state."""
 
     kind: ClassVar[str] = "trace"
@@ -58,7 +58,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class StackTraced:
     """The system's letter for a worker's state: ``T`` is stopped, ``R`` runs, ``S`` sleeps."""
 
     kind: ClassVar[str] = "traced"
@@ -114,7 +114,7 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TaskRequest:
     """Run ``task`` and send a `Reply` of the same number; the body is the program's own."""
 
     kind: ClassVar[str] = "request"
@@ -124,7 +124,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishStep:
     """If request ``number`` still runs: end it at the next point where nothing is lost; send a `FinishAnswer`."""
 
     kind: ClassVar[str] = "finish"
@@ -141,12 +141,12 @@ class FinishAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Steer:
+class ProposeAction:
     """If request ``number`` still runs: hold at the next end of a step until the `Decide` of the same ``wish``."""
 
     kind: ClassVar[str] = "steer"
     number: int
-    wish: int
+    action_id: int
     action: dict[str, Any]
 
 
@@ -156,18 +156,18 @@ class StepCount:
 
     kind: ClassVar[str] = "step_count"
     number: int
-    wish: int
-    at: int | None
+    action_id: int
+    count: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
+class DecideAction:
     """Continue, and do the proposed action when ``at`` ends of steps are counted; None: do not do it."""
 
     kind: ClassVar[str] = "decide"
     number: int
-    wish: int
-    at: int | None
+    action_id: int
+    count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class ActionDone:
 
     kind: ClassVar[str] = "action_done"
     number: int
-    wish: int
+    action_id: int
     step: int
     text: str
 
@@ -198,7 +198,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AbortCollective:
     """If request ``number`` still runs: end the collective that blocks it."""
 
     kind: ClassVar[str] = "cut"
@@ -206,7 +206,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class QueryPosition:
     """If request ``number`` still runs: send a `PositionReport`. ``from_outside``: the rank has not answered before."""
 
     kind: ClassVar[str] = "look"
@@ -270,24 +270,24 @@ _RECORDS: dict[str, type] = {
     for record in (
         Fork,
         Kill,
-        Trace,
-        Traced,
+        TraceStack,
+        StackTraced,
         ZygoteReady,
         Forked,
         ForkFailed,
         Exited,
         WorkerReady,
-        Request,
-        Finish,
+        TaskRequest,
+        FinishStep,
         FinishAnswer,
-        Steer,
+        ProposeAction,
         StepCount,
-        Decide,
+        DecideAction,
         ActionDone,
         Interrupt,
         Stopped,
-        Cut,
-        Look,
+        AbortCollective,
+        QueryPosition,
         PositionReport,
         Note,
         Reply,
@@ -297,8 +297,8 @@ _RECORDS: dict[str, type] = {
 
 def read_types() -> None:
     """Look up the types of all records' fields now: processes that are forked later share the result."""
-    for record in (*_RECORDS.values(), Start, RankPosition):
-        hints_of(record)
+    for record in (*_RECORDS.values(), WorkerStart, RankPosition):
+        field_types(record)
 
 
 def encode(record: Any) -> Message:
@@ -316,6 +316,6 @@ def decode(message: Message) -> Any:
     if record is None:
         raise ChannelError(f"unknown message kind {message['kind'][:40]!r}; known: {sorted(_RECORDS)}")
     try:
-        return build(record, {name: value for name, value in message.items() if name != "kind"})
+        return build_record(record, {name: value for name, value in message.items() if name != "kind"})
     except ValueError as error:
         raise ChannelError(f"a {message['kind']!r} message is wrong: {error}") from None

@@ -8,51 +8,60 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.control.coordination import Steersman, Wishes
-from accel_nb.pool.control.hang_detection import HangDoctor
-from accel_nb.pool.control.stop_escalation import Answer, Ladder, Reason
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.control.coordination import ControlCoordinator, ControlQueue
+from accel_nb.pool.control.hang_detection import HangDetector
+from accel_nb.pool.control.stop_escalation import RankResult, Reason, StopEscalation
+from accel_nb.pool.engine import (
+    Arrival,
+    Engine,
+    EventsArrived,
+    ObservedState,
+    OutputArrived,
+    RecordArrived,
+    WorkerEnded,
+    WorkerSpec,
+)
 from accel_nb.pool.messages import (
     ActionDone,
     FinishAnswer,
     Note,
     PositionReport,
     Reply,
-    Request,
     StepCount,
     Stopped,
+    TaskRequest,
     WorkerReady,
 )
 from accel_nb.pool.payload import NO_PAYLOADS, PayloadFactory, Payloads, close_all
-from accel_nb.pool.pool_state import State, move
+from accel_nb.pool.pool_state import PoolState, transition
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
 HANG = "hang"
 """Topic of notes about a rank that others wait for; the body has a ``line``."""
-START_PATIENCE_S = 120.0
-GONE_PATIENCE_S = 1.0
+START_TIMEOUT_S = 120.0
+EXIT_NOTICE_TIMEOUT_S = 1.0
 """How long to wait for the exit notice of a rank to which a request could not be sent."""
 MAX_RESTARTS = 2
 """How often in a row workers may die while they start before the pool fails."""
 
 
-class Listener(Protocol):
+class RequestListener(Protocol):
     """Receives what workers report while a request runs; called in the thread that runs it."""
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Handle bytes that a rank wrote."""
         ...
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Handle a note."""
         ...
 
-    def measured(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """Handle measurements."""
         ...
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         """Handle the end of the request on one rank."""
         ...
 
@@ -67,7 +76,7 @@ class Pool:
     def __init__(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
         self._engine = engine
         self._specs = tuple(specs)
-        self._state: State = "starting"
+        self._state: PoolState = "starting"
         self._number = 0
         self._starting: set[int] = set()
         self._reopening: set[int] = set()
@@ -92,19 +101,17 @@ class Pool:
         return self._engine.payloads
 
     @property
-    def state(self) -> State:
+    def state(self) -> PoolState:
         """The state of the pool."""
         return self._state
 
-    def wait_ready(
-        self, num_interrupts: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S
-    ) -> None:
+    def wait_ready(self, num_interrupts: Callable[[], int] = lambda: 0, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every worker has reported that it is ready.
 
         Raise PoolError when one cannot start, and KeyboardInterrupt when ``num_interrupts()``, the number of the user's
         interrupts so far, increases; the pool has failed then.
         """
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         output: list[bytes] = []
         while self._starting or self._reopening or self._ending:
             try:
@@ -112,30 +119,30 @@ class Pool:
                     self._note_start(arrival, output)
             except PoolError:
                 if self._state != "failed":
-                    self._state = move(self._state, "failed")
+                    self._state = transition(self._state, "failed")
                 raise
             if num_interrupts():
-                self._state = move(self._state, "failed")
+                self._state = transition(self._state, "failed")
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", output)
         self._num_restarts = 0
         if self._state == "starting":
-            self._state = move(self._state, "ready")
+            self._state = transition(self._state, "ready")
 
     def run(
         self,
         task: str,
         bodies: Mapping[int, dict[str, Any]],
-        listener: Listener,
+        listener: RequestListener,
         *,
         payloads: Payloads = NO_PAYLOADS,
         num_interrupts: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
-        wishes: Wishes | None = None,
+        controls: ControlQueue | None = None,
         poll_s: float = POLL_S,
-    ) -> tuple[list[Answer], Reason | None]:
+    ) -> tuple[list[RankResult], Reason | None]:
         """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
 
         When a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
@@ -146,65 +153,67 @@ class Pool:
         Returns the answers in the order of their arrival, and why the request was stopped early, or None.
         """
         self.wait_ready(num_interrupts)
-        self._state = move(self._state, "busy")
+        self._state = transition(self._state, "busy")
         self._number += 1
-        ladder = Ladder(self._engine, self._number, self.size, finishes)
-        doctor = HangDoctor(
-            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line})
+        ladder = StopEscalation(self._engine, self._number, self.size, finishes)
+        doctor = HangDetector(
+            self._engine, self._number, self.size, lambda rank, line: listener.on_note(rank, HANG, {"line": line})
         )
-        steersman = Steersman(self._engine, self._number, Wishes() if wishes is None else wishes)
-        answers: list[Answer] = []
+        steersman = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
+        answers: list[RankResult] = []
         waiting = set(bodies)
         unsent = {
             rank
             for rank, body in bodies.items()
-            if not self._engine.send(rank, Request(self._number, task, body), payloads)
+            if not self._engine.send(rank, TaskRequest(self._number, task, body), payloads)
         }
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         while waiting:
             arrivals = self._engine.poll(poll_s)
-            if unsent and time.monotonic() - started > GONE_PATIENCE_S:
+            if unsent and time.monotonic() - started > EXIT_NOTICE_TIMEOUT_S:
                 # The engine reports a rank that is gone by `Ended`, unless it did so before this request.
-                arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
+                arrivals += [WorkerEnded(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
-                if isinstance(arrival, Seen):
-                    doctor.seen(arrival)
+                if isinstance(arrival, ObservedState):
+                    doctor.record_observed(arrival)
                     continue
-                if isinstance(arrival, Arrived) and _dispatch(ladder, doctor, steersman, arrival, self._number):
+                if isinstance(arrival, RecordArrived) and _dispatch(ladder, doctor, steersman, arrival, self._number):
                     continue
-                doctor.heard()
+                doctor.record_progress()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
                 if answer is not None:
                     answers.append(answer)
                     if answer.outcome == "died":
-                        ladder.died()
+                        ladder.record_death()
                     elif answer.outcome == "raised":
-                        ladder.failed(is_torn=bool(answer.body.get("torn")))
-                    listener.answered(answer)
+                        ladder.record_failure(is_torn=bool(answer.body.get("torn")))
+                    listener.on_result(answer)
             if waiting:
                 listener.tick()
                 if ladder.reason is None:
-                    doctor.turn(waiting)
-                    steersman.turn(waiting)
+                    doctor.update(waiting)
+                    steersman.update(waiting)
                     if doctor.is_stuck:
-                        ladder.stuck()
+                        ladder.record_deadlock()
                 else:
-                    steersman.give_up()
-                ladder.climb(waiting, num_interrupts(), timed_out=deadline is not None and time.monotonic() > deadline)
+                    steersman.cancel()
+                ladder.escalate(
+                    waiting, num_interrupts(), timed_out=deadline is not None and time.monotonic() > deadline
+                )
         steersman.close()
         self._repair(
-            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
+            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.must_reopen_group
         )
         return answers, ladder.reason
 
-    def look_around(self) -> set[int]:
+    def replace_dead(self) -> set[int]:
         """Replace ranks that ended since the last request; return them, or all ranks if the pool has failed."""
         everyone = set(range(self.size))
         if self._state == "failed" or not self._await_replaced():
             return everyone
-        dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, Ended)}
+        dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, WorkerEnded)}
         if dead:
             self._repair(dead, left_the_group=False)
         return everyone if self._state == "failed" or not self._await_replaced() else dead
@@ -217,70 +226,72 @@ class Pool:
             return False
         return True
 
-    def retire(self) -> None:
+    def detach(self) -> None:
         """Stop using the engine, which another pool may use then."""
-        self._state = move(self._state, "closed")
+        self._state = transition(self._state, "closed")
 
     def close(self) -> None:
         """End the workers and the engine; a second call does nothing."""
-        self.retire()
+        self.detach()
         self._engine.stop()
 
-    def _take(self, arrival: Arrival, listener: Listener, waiting: set[int], killed: Collection[int]) -> Answer | None:
-        if isinstance(arrival, Printed):
-            listener.printed(arrival.rank, arrival.stream, arrival.data)
-        elif isinstance(arrival, Measured):
-            listener.measured(arrival.events)
-        elif isinstance(arrival, Ended):
+    def _take(
+        self, arrival: Arrival, listener: RequestListener, waiting: set[int], killed: Collection[int]
+    ) -> RankResult | None:
+        if isinstance(arrival, OutputArrived):
+            listener.on_output(arrival.rank, arrival.stream, arrival.data)
+        elif isinstance(arrival, EventsArrived):
+            listener.on_events(arrival.events)
+        elif isinstance(arrival, WorkerEnded):
             waiting.discard(arrival.rank)
             killed_by_us = arrival.rank in killed
             death = {"code": arrival.code, "killed": killed_by_us, "stack": arrival.stack}
-            return Answer(arrival.rank, "died", {**death, "killed_for": arrival.killed_for})
-        elif isinstance(arrival, Arrived):
+            return RankResult(arrival.rank, "died", {**death, "killed_for": arrival.killed_for})
+        elif isinstance(arrival, RecordArrived):
             record = arrival.record
             if isinstance(record, Note):
-                listener.noted(arrival.rank, record.topic, record.body)
+                listener.on_note(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                return Answer(arrival.rank, record.outcome, record.body, arrival.payloads)
+                return RankResult(arrival.rank, record.outcome, record.body, arrival.payloads)
             close_all(arrival.payloads.values())
         return None
 
     def _repair(self, dead: Collection[int], *, left_the_group: bool) -> None:
         """Replace dead ranks and make every rank open a new process group; the next request waits for that."""
         if not dead and not left_the_group:
-            self._state = move(self._state, "ready")
+            self._state = transition(self._state, "ready")
             return
-        self._state = move(self._state, "starting")
+        self._state = transition(self._state, "starting")
         try:
             payloads = self._engine.replace(sorted(dead))
         except PoolError:
-            self._state = move(self._state, "failed")
+            self._state = transition(self._state, "failed")
             return
         self._number += 1
         self._starting = set(dead)
         self._reopening = set(range(self.size)) - set(dead)
         for rank in sorted(self._reopening):
-            self._engine.send(rank, Request(self._number, "reopen"), payloads)
+            self._engine.send(rank, TaskRequest(self._number, "reopen"), payloads)
 
     def _note_start(self, arrival: Arrival, output: list[bytes]) -> None:
-        if isinstance(arrival, Printed):
+        if isinstance(arrival, OutputArrived):
             output.append(arrival.data)
-        elif isinstance(arrival, Ended):
+        elif isinstance(arrival, WorkerEnded):
             if arrival.reason:
                 self._fail(f"rank {arrival.rank} {arrival.reason}", output)
             self._note_end_while_starting(arrival.rank, output)
         elif self._ending:
             pass  # reports of ranks that are being ended do not count
-        elif isinstance(arrival, Arrived) and isinstance(arrival.record, WorkerReady):
+        elif isinstance(arrival, RecordArrived) and isinstance(arrival.record, WorkerReady):
             self._starting.discard(arrival.rank)
-        elif isinstance(arrival, Arrived) and isinstance(arrival.record, Reply):
+        elif isinstance(arrival, RecordArrived) and isinstance(arrival.record, Reply):
             if arrival.record.number != self._number:
                 return
             if arrival.record.outcome != "done":
                 self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", output)
             self._reopening.discard(arrival.rank)
-        if isinstance(arrival, Arrived):
+        if isinstance(arrival, RecordArrived):
             close_all(arrival.payloads.values())
 
     def _note_end_while_starting(self, rank: int, output: list[bytes]) -> None:
@@ -299,12 +310,14 @@ class Pool:
             self._starting = set(range(self.size))
 
     def _fail(self, what: str, output: list[bytes]) -> None:
-        self._state = move(self._state, "failed")
+        self._state = transition(self._state, "failed")
         tail = b"".join(output)[-4000:].decode(errors="replace")
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _dispatch(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
+def _dispatch(
+    ladder: StopEscalation, doctor: HangDetector, steersman: ControlCoordinator, arrival: RecordArrived, number: int
+) -> bool:
     """Pass a record on to the part of the waiting loop that it is for; return whether it was for one of them."""
     record = arrival.record
     if not isinstance(record, Stopped | FinishAnswer | PositionReport | StepCount | ActionDone):
@@ -312,13 +325,13 @@ def _dispatch(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival:
     if record.number != number:
         return True
     if isinstance(record, Stopped):
-        ladder.stopped(arrival.rank)
+        ladder.record_stopped(arrival.rank)
     elif isinstance(record, StepCount):
-        steersman.answered(arrival.rank, record)
+        steersman.record_count(arrival.rank, record)
     elif isinstance(record, ActionDone):
-        steersman.done(arrival.rank, record)
+        steersman.record_done(arrival.rank, record)
     elif isinstance(record, FinishAnswer):
-        ladder.answered_finish(arrival.rank, record.will)
+        ladder.record_finish_answer(arrival.rank, record.will)
     else:
-        doctor.answered(arrival.rank, record.position)
+        doctor.record_position(arrival.rank, record.position)
     return True

@@ -6,9 +6,9 @@ from typing import Literal
 
 from accel_nb.errors import IllegalTransition
 
-State = Literal["starting", "ready", "busy", "failed", "closed"]
+PoolState = Literal["starting", "ready", "busy", "failed", "closed"]
 
-_MOVES: dict[State, frozenset[State]] = {
+_MOVES: dict[PoolState, frozenset[PoolState]] = {
     "starting": frozenset({"ready", "failed", "closed"}),
     "ready": frozenset({"busy", "starting", "failed", "closed"}),
     "busy": frozenset({"ready", "starting", "failed", "closed"}),
@@ -17,7 +17,7 @@ _MOVES: dict[State, frozenset[State]] = {
 }
 
 
-def move(current: State, target: State) -> State:
+def transition(current: PoolState, target: PoolState) -> PoolState:
     """Return ``target`` if the transition from ``current`` is legal; raise IllegalTransition otherwise."""
     if target not in _MOVES[current]:
         raise IllegalTransition(

@@ -50,24 +50,24 @@ class Program(Protocol):
         """Return a JSON-ready description of an error that `handle` raised, for the kernel to show and raise."""
         ...
 
-    def reopened(self) -> None:
+    def on_group_reopened(self) -> None:
         """Drop what was built on the old process group: a new one is open."""
         ...
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         """End the running task at the next point where nothing is lost, with KeyboardInterrupt, on all ranks at once.
 
         Called in the monitor thread: it only sets a flag. Returns False if no such point is near.
         """
         ...
 
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+    def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
         """Hold at the next end of a step until `decide` is called; called in the monitor thread.
 
         Returns how many ends of steps were counted, or None, without holding, if the task has no steps.
         """
         ...
 
-    def decide(self, wish: int, at: int | None) -> None:
+    def decide_action(self, action_id: int, count: int | None) -> None:
         """Do the proposed action when ``at`` ends of steps are counted, or never; called in the monitor thread."""
         ...

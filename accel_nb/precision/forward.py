@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from accel_nb.precision.half import cast_floats
+from accel_nb.precision.half import cast_half_floats
 from accel_nb.precision.policy import Precision
-from accel_nb.runtime.tensors.instance_patching import plain_view, specialise
+from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_view
 
 
 def forward_in_precision(model: nn.Module, precision: Precision) -> Callable[..., Any]:
@@ -27,16 +27,16 @@ def forward_in_precision(model: nn.Module, precision: Precision) -> Callable[...
     def forward_with_autocast(*args: Any, **kwargs: Any) -> Any:
         with autocast():
             result = forward(*args, **kwargs)
-        return result if output is None else cast_floats(result, output)
+        return result if output is None else cast_half_floats(result, output)
 
     return forward_with_autocast
 
 
-def plain_view_in(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
+def plain_view_in_precision(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
     """Return the `plain_view` of a model whose forward computes in ``precision``; None: in the dtypes of the model."""
     view = plain_view(model, keeps_inner=keeps_inner)
     if precision is None or precision.policy.compute is None:
         return view
     forward = forward_in_precision(view, precision)
     vars(view).pop("forward", None)
-    return specialise(view, {"forward": lambda self, *args, **kwargs: forward(*args, **kwargs)})
+    return patch_instance(view, {"forward": lambda self, *args, **kwargs: forward(*args, **kwargs)})

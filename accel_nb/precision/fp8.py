@@ -20,7 +20,7 @@ from torch.nn import functional
 from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 
 MULTIPLE = 16
 """What both dims of a weight must be divisible by: the instruction of the hardware multiplies tiles of that size."""
@@ -34,7 +34,7 @@ _PASSES_PER_RUN = 4
 
 
 @dataclass(frozen=True)
-class Casting:
+class WeightCasting:
     """How a weight is cast to float8 with one scale for all of it, in parts that are cast separately."""
 
     dtype: torch.dtype
@@ -63,7 +63,7 @@ class Casting:
         return kind(values, scale, dtype, self.settings, gemm_input_role=role)
 
 
-def casting_of(module: nn.Module) -> Casting | None:
+def casting_of(module: nn.Module) -> WeightCasting | None:
     """Return how an all-gather casts the weight of a converted layer; None for other modules and recipes."""
     return getattr(type(module), _CASTING, None)
 
@@ -76,7 +76,7 @@ class Float8Layers:
 
     def __init__(self, device: torch.device, options: Fp8Options) -> None:
         if not options.emulate:
-            problem = why_not(device, options.recipe)
+            problem = why_no_float8(device, options.recipe)
             if problem is not None:
                 raise ConfigError(
                     f"precision fp8 cannot be had: {problem}; use bf16, or fp8.emulate to see, slowly, how a model "
@@ -98,14 +98,14 @@ class Float8Layers:
         if self._options.trial_rows and layers:
             self._trials[id(model)] = self._trial(layers, compiled)
         for layer in layers:
-            give_forward(layer, _forward(layer, self._multiply))
+            replace_forward(layer, _forward(layer, self._multiply))
             setattr(type(layer), _CASTING, self._casting)
 
     def undo(self, model: nn.Module) -> None:
         """Restore the forward of the layers; after the model is unwrapped and no longer compiled."""
         self._trials.pop(id(model), None)
         for layer in self._converted.pop(id(model), ()):
-            take_forward_back(layer)
+            restore_forward(layer)
 
     def describe(self, model: nn.Module) -> list[str]:
         """Return lines about the layers in float8 and the result of a trial; none for a model not converted."""
@@ -139,7 +139,7 @@ class Float8Layers:
         return f"trial of {len(layers)} layers on {rows} rows: fp8 is {verdict} bf16{advice}"
 
 
-def why_not(device: torch.device, recipe: str) -> str | None:
+def why_no_float8(device: torch.device, recipe: str) -> str | None:
     """Return why a device does not multiply in float8 by a recipe; None if it does."""
     kind, first = device_type(device), _FIRST_CAPABILITY[recipe]
     found = kind.compute_capability(device)
@@ -191,7 +191,7 @@ def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> 
     return forward_in_fp8
 
 
-def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], Casting | None]:
+def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], WeightCasting | None]:
     """Return a function that multiplies rows by a weight, (..., inputs) x (outputs, inputs), gradients in float8 too.
 
     Also how a weight is cast separately, for recipes in which every use of a weight has the same scale.
@@ -213,7 +213,7 @@ def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Ten
 
     weight: Any = config.cast_config_weight
     is_whole = options.recipe == "tensorwise"
-    return multiply, Casting(weight.target_dtype, settings) if is_whole else None
+    return multiply, WeightCasting(weight.target_dtype, settings) if is_whole else None
 
 
 def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device) -> float:

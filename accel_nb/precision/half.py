@@ -19,7 +19,7 @@ from accel_nb.runtime.tensors.nested import map_tensors
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 
-class Full:
+class FullPrecision:
     """Leaves every dtype as it is."""
 
     policy = PrecisionPolicy("no")
@@ -53,7 +53,7 @@ class Full:
         """Do nothing."""
 
 
-class BFloat16(Full):
+class BFloat16(FullPrecision):
     """Computes in bfloat16 under autocast; weights, gradients and outputs stay in float32."""
 
     policy = PrecisionPolicy("bf16", compute=torch.bfloat16, output=torch.float32)
@@ -208,7 +208,7 @@ def build_precision(
     device = torch.device(device)
     chosen = choose_precision(name, device)
     if chosen == "no":
-        return Full()
+        return FullPrecision()
     if chosen == "bf16":
         return BFloat16(device, autocast)
     if chosen == "fp8":
@@ -218,9 +218,9 @@ def build_precision(
     raise ConfigError(f"precision {name!r} is unknown; there are no, fp16, bf16, fp8 and auto")
 
 
-def cast_floats(nested: Any, dtype: torch.dtype) -> Any:
+def cast_half_floats(nested: Any, dtype: torch.dtype) -> Any:
     """Return a model's output with every half precision tensor in it converted to ``dtype``."""
     if isinstance(nested, Tensor):
         return nested.to(dtype) if nested.dtype in (torch.float16, torch.bfloat16) else nested
 
-    return map_tensors(lambda tensor: cast_floats(tensor, dtype), nested)
+    return map_tensors(lambda tensor: cast_half_floats(tensor, dtype), nested)

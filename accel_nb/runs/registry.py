@@ -20,7 +20,7 @@ from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
 from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
 from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_run
-from accel_nb.runtime.process.environment import variable
+from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.secrets import redacted, redacted_words
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,18 @@ _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 def default_folder() -> Path:
     """Return the folder in which runs are recorded, below ``XDG_STATE_HOME``."""
-    state = variable("XDG_STATE_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    state = get_variable("XDG_STATE_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(state) / "accel_nb" / "runs"
 
 
 @dataclass(slots=True)
-class Recording:
+class RunRecording:
     """A run that is being recorded; ``folder`` is None where nothing could be written."""
 
     run: Run
     folder: Path | None
 
-    def end(self, outcome: Outcome, **facts: Any) -> None:
+    def finish(self, outcome: Outcome, **facts: Any) -> None:
         """Record how the run ended, with further fields of `Run`."""
         self.run = replace(self.run, ended=time.time(), outcome=outcome, **facts)
         if self.folder is not None:
@@ -64,7 +64,7 @@ class Recording:
             logger.warning("the metrics of run %s are not recorded: %s", self.run.id, error)
 
 
-class Registry:
+class RunRegistry:
     """The runs in a folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -80,7 +80,7 @@ class Registry:
         args: Sequence[str] = (),
         started: float | None = None,
         git_patience_s: float = GIT_PATIENCE_S,
-    ) -> Recording:
+    ) -> RunRecording:
         """Record the start of a run; a folder that cannot be written is logged, and stops nothing."""
         now = time.time() if started is None else started
         run = Run(
@@ -100,9 +100,9 @@ class Registry:
             _write(folder / RUN, _stored(run))
         except OSError as error:
             logger.warning("runs are not recorded: %s: %s", self.folder, error.strerror)
-            return Recording(run, None)
+            return RunRecording(run, None)
         self._prune()
-        return Recording(run, folder)
+        return RunRecording(run, folder)
 
     def ids(self) -> list[str]:
         """Return the ids of all runs, newest first."""
@@ -122,7 +122,7 @@ class Registry:
                 found.append(read_run(self.folder / name, sampled=sampled))
         return found
 
-    def stamp(self, limit: int) -> str:
+    def fingerprint(self, limit: int) -> str:
         """Return a fingerprint of the newest ``limit`` runs, which changes when one begins or ends."""
         parts: list[str] = []
         for name in self.ids()[:limit]:

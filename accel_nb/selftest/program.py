@@ -32,16 +32,16 @@ class CheckProgram:
         text = str(error) or place.line
         return {"error": f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"}
 
-    def reopened(self) -> None:
+    def on_group_reopened(self) -> None:
         """Do nothing: no check keeps a reference to the process group."""
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         """Return False: a check has no steps."""
         return False
 
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+    def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
         """Return None: a check has no steps."""
         return None
 
-    def decide(self, wish: int, at: int | None) -> None:
+    def decide_action(self, action_id: int, count: int | None) -> None:
         """Do nothing: there is no proposal."""

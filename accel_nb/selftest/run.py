@@ -11,7 +11,7 @@ from typing import Any, Literal
 import psutil
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.control.stop_escalation import Answer, describe_exit
+from accel_nb.pool.control.stop_escalation import RankResult, describe_exit
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
@@ -19,7 +19,7 @@ from accel_nb.telemetry.events import Event
 
 PROGRAM = "accel_nb.selftest.program:CheckProgram"
 PRELOAD = ("torch", "torch.distributed", "accel_nb.runtime.distributed.process_group", "accel_nb.selftest.program")
-NAMES = (
+CHECK_NAMES = (
     "world",
     "collectives",
     "loaders",
@@ -35,14 +35,14 @@ NAMES = (
 """The checks in execution order. `checks` defines the functions, and is not imported here since it imports torch."""
 
 DEADLINE_S = 300.0
-END_PATIENCE_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 
 Outcome = Literal["ok", "failed", "not run"]
 _MARKS: dict[Outcome, str] = {"ok": "ok", "failed": "FAILED", "not run": "not run"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckResult:
     """The result of one check; the detail is a short text, or the errors of all ranks that failed."""
 
     name: str
@@ -52,11 +52,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SelfTestReport:
     """The result of a self-test."""
 
     devices: tuple[str, ...]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[CheckResult, ...] = ()
 
     @property
     def is_ok(self) -> bool:
@@ -89,30 +89,32 @@ class _Listener:
     text: bytearray = field(default_factory=bytearray)
     num_waiting: int = 0
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         self.text += data
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.num_waiting += topic == "waiting"
 
-    def measured(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         pass
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         pass
 
     def tick(self) -> None:
         pass
 
 
-def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, names: Sequence[str] = NAMES) -> Report:
+def run_checks(
+    specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, names: Sequence[str] = CHECK_NAMES
+) -> SelfTestReport:
     """Run the checks on new workers and return the report, within about ``deadline_s`` seconds.
 
     The other checks still run after one has failed. Those that are not reached in time are reported as not run.
     """
     devices = tuple(spec.device for spec in specs)
     ends_at = time.monotonic() + deadline_s
-    rows: list[Row] = []
+    rows: list[CheckResult] = []
     engine = LocalEngine(PROGRAM, preload=PRELOAD)
     try:
         started = time.monotonic()
@@ -120,8 +122,10 @@ def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, n
             pool = Pool(engine, specs)
             pool.wait_ready()
         except PoolError as error:
-            return Report(devices, (Row("start", "failed", time.monotonic() - started, str(error)), *_not_run(names)))
-        rows.append(Row("start", "ok", time.monotonic() - started, "a process group over all workers"))
+            return SelfTestReport(
+                devices, (CheckResult("start", "failed", time.monotonic() - started, str(error)), *_not_run(names))
+            )
+        rows.append(CheckResult("start", "ok", time.monotonic() - started, "a process group over all workers"))
         for at, name in enumerate(names):
             left_s = ends_at - time.monotonic()
             if left_s <= 0 or pool.state == "failed":
@@ -132,16 +136,16 @@ def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, n
         started = time.monotonic()
         processes = _descendants(engine.zygote_pid)
         engine.stop()
-    _, alive = psutil.wait_procs(processes, timeout=END_PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=SHUTDOWN_TIMEOUT_S)
     rows.append(
-        Row(
+        CheckResult(
             "shutdown",
             "failed" if alive else "ok",
             time.monotonic() - started,
             f"{len(processes) - len(alive)} of {len(processes)} processes of the workers have ended",
         )
     )
-    return Report(devices, tuple(rows))
+    return SelfTestReport(devices, tuple(rows))
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
@@ -151,11 +155,11 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _not_run(names: Sequence[str]) -> list[Row]:
-    return [Row(name, "not run", detail="the deadline had passed, or the workers had ended") for name in names]
+def _not_run(names: Sequence[str]) -> list[CheckResult]:
+    return [CheckResult(name, "not run", detail="the deadline had passed, or the workers had ended") for name in names]
 
 
-def _run(pool: Pool, name: str, left_s: float) -> Row:
+def _run(pool: Pool, name: str, left_s: float) -> CheckResult:
     listener, is_interrupt = _Listener(), name == "interrupt"
     started = time.monotonic()
     try:
@@ -169,16 +173,16 @@ def _run(pool: Pool, name: str, left_s: float) -> Row:
         if is_interrupt:
             pool.wait_ready()
     except PoolError as error:
-        return Row(name, "failed", time.monotonic() - started, str(error))
+        return CheckResult(name, "failed", time.monotonic() - started, str(error))
     seconds = time.monotonic() - started
     if is_interrupt and reason == "interrupt" and all(answer.outcome == "interrupted" for answer in answers):
-        return Row(name, "ok", seconds, "a collective was interrupted, and the workers keep running")
+        return CheckResult(name, "ok", seconds, "a collective was interrupted, and the workers keep running")
     if not is_interrupt and all(answer.outcome == "done" for answer in answers):
-        return Row(name, "ok", seconds, min(answers, key=lambda answer: answer.rank).body["detail"])
-    return Row(name, "failed", seconds, _describe_failure(answers, reason, listener))
+        return CheckResult(name, "ok", seconds, min(answers, key=lambda answer: answer.rank).body["detail"])
+    return CheckResult(name, "failed", seconds, _describe_failure(answers, reason, listener))
 
 
-def _describe_failure(answers: Sequence[Answer], reason: str | None, listener: _Listener) -> str:
+def _describe_failure(answers: Sequence[RankResult], reason: str | None, listener: _Listener) -> str:
     errors = [
         f"rank {answer.rank}: {answer.body.get('error') or describe_exit(answer.body.get('code', 0))}"
         for answer in sorted(answers, key=lambda answer: answer.rank)

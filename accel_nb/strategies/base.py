@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -54,7 +54,7 @@ class Capabilities:
     native_step: bool = False
     keeps_local: bool = True
     hides_gradients: bool = False
-    steps_in: torch.dtype | None = None
+    stepped_dtype: torch.dtype | None = None
     places_batches: bool = False
     open_device: Callable[[World], torch.device] = _use_device_of
     problem: Callable[[], str | None] = _no_problem
@@ -79,11 +79,11 @@ class Capabilities:
 class Refusal:
     """Why a strategy cannot train some models, and what to do instead."""
 
-    why: str
-    instead: str
+    reason: str
+    remedy: str
 
     def __str__(self) -> str:
-        return f"{self.why}: {self.instead}"
+        return f"{self.reason}: {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class ReplicaStrategy(Stepping):
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return every state dict, copied or as it is in memory."""
-        take = copied_state if copied else _unchanged
+        take = copy_state if copied else _unchanged
         return {
             "models": [take(model.state_dict()) for model in bundle.models],
             "optimizers": [take(optimizer.state_dict()) for optimizer in bundle.optimizers],
@@ -304,9 +304,9 @@ class ReplicaStrategy(Stepping):
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(values)
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(copied_state(values))
+            optimizer.load_state_dict(copy_state(values))
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(copied_state(values))
+            scheduler.load_state_dict(copy_state(values))
         self.precision.load_state_dict(state["precision"])
 
 
@@ -315,14 +315,14 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = {
-        id(parameter): local(parameter.grad)
+        id(parameter): local_part(parameter.grad)
         for parameter in stepped_parameters(*bundle.optimizers)
         if parameter.grad is not None
     }
-    multiply(gradients.values(), factor)
+    multiply_tensors(gradients.values(), factor)
 
 
-def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
+def multiply_tensors(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
     """Multiply tensors in place, those of one dtype and device in one call; no tensor is copied to the host."""
     has_foreach = is_checked("foreach")
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -341,6 +341,6 @@ def _unchanged(state: Any) -> Any:
     return state
 
 
-def copied_state(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """Return a state with a copy of each tensor."""
     return map_state(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, state)

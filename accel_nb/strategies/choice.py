@@ -9,12 +9,12 @@ from accel_nb.config.schema import Config
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Strategy
-from accel_nb.strategies.registry import Registry
+from accel_nb.strategies.registry import StrategyRegistry
 
 AUTO = "auto"
 
 
-def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
+def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Strategy]:
     """Return the strategy class to run with in this world.
 
     ``auto`` chooses, among those whose capabilities fit, the one of the highest ``rank``. Raises `ConfigError` if the

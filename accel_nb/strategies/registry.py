@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from accel_nb.config.installed import STRATEGY_GROUP, installed
+from accel_nb.config.installed import STRATEGY_GROUP, installed_entry_points
 from accel_nb.errors import ConfigError
 from accel_nb.strategies.base import Strategy
 
@@ -18,11 +18,11 @@ def _load(point: EntryPoint) -> type[Strategy]:
     return found
 
 
-class Registry:
+class StrategyRegistry:
     """The installed strategies by name; the module of a strategy is imported by `get`."""
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
-        found = installed(STRATEGY_GROUP) if points is None else points
+        found = installed_entry_points(STRATEGY_GROUP) if points is None else points
         self._points: Mapping[str, EntryPoint] = {point.name: point for point in found}
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 
@@ -34,13 +34,13 @@ class Single(ReplicaStrategy):
         if self.precision.policy.compute is not None:
             for model in bundle.models:
                 if id(model) not in self._wrapped:
-                    self._wrapped[id(model)] = give_forward(model, forward_in_precision(model, self.precision))
+                    self._wrapped[id(model)] = replace_forward(model, forward_in_precision(model, self.precision))
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Restore the class of the model."""
         if self._wrapped.pop(id(model), None) is not None:
-            take_forward_back(model)
+            restore_forward(model)
         return model
 
     def data_coords(self) -> tuple[int, int]:

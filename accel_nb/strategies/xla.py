@@ -23,10 +23,10 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import filled_gradients
+from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -119,7 +119,7 @@ class Xla(ReplicaStrategy):
                 for value in (*model.parameters(), *model.buffers()):
                     self._comm.broadcast(value)
             if self.precision.policy.compute is not None:
-                give_forward(model, forward_in_precision(model, self.precision))
+                replace_forward(model, forward_in_precision(model, self.precision))
             self._wrapped[id(model)] = model
             self._divide(model.parameters())
         return bundle
@@ -127,7 +127,7 @@ class Xla(ReplicaStrategy):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Restore the class of the model, which stays on the device."""
         if self._wrapped.pop(id(model), None) is not None and self.precision.policy.compute is not None:
-            take_forward_back(model)
+            restore_forward(model)
         return model
 
     def data_coords(self) -> tuple[int, int]:
@@ -220,7 +220,7 @@ class Xla(ReplicaStrategy):
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
         trained = [value for value in found.values() if value.requires_grad]
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in filled_gradients(self._comm, trained):
+        for gradient in gradients_of_any_rank(self._comm, trained):
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
             # On the host, in one tensor: each transfer ends the program that is being recorded.

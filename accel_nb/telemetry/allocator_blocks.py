@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-IN_USE, AWAITING, FREE, MIXED = range(4)
+IN_USE, AWAITING_FREE, FREE, MIXED = range(4)
 """States of a block: in use by a tensor; freed, but still used by a stream; free; several small blocks merged."""
 
 MAX_SEGMENTS = 64
@@ -34,7 +34,7 @@ class BlockMap:
     largest_free: int
 
 
-def fold(
+def condense_snapshot(
     snapshot: Iterable[Mapping[str, Any]],
     device: int,
     *,
@@ -71,16 +71,16 @@ def fold(
     )
 
 
-Run = tuple[int, int, int]
+BlockRun = tuple[int, int, int]
 """Offset, size and state."""
 
 
-def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[Run]:
+def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[BlockRun]:
     """Yield the blocks of a segment, in order, with neighbors of one state merged."""
     offset, size, state = 0, 0, FREE
     for block in blocks:
         # torch's documentation and its snapshots name the state of blocks that wait for a stream differently.
-        found = _STATES.get(block["state"], AWAITING)
+        found = _STATES.get(block["state"], AWAITING_FREE)
         if found != state and size:
             yield offset, size, state
             offset, size = offset + size, 0
@@ -90,9 +90,9 @@ def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[Run]:
         yield offset, size, state
 
 
-def _joined(runs: Iterable[Run], smallest: int) -> Iterator[Run]:
+def _joined(runs: Iterable[BlockRun], smallest: int) -> Iterator[BlockRun]:
     """Yield runs with neighbors below ``smallest`` merged until the merged run is large enough."""
-    waiting: list[Run] = []
+    waiting: list[BlockRun] = []
     num_bytes = 0
     for run in runs:
         if run[1] >= smallest or num_bytes >= smallest:
@@ -106,6 +106,6 @@ def _joined(runs: Iterable[Run], smallest: int) -> Iterator[Run]:
     yield from _as_one(waiting)
 
 
-def _as_one(runs: Sequence[Run]) -> Iterator[Run]:
+def _as_one(runs: Sequence[BlockRun]) -> Iterator[BlockRun]:
     if runs:
         yield runs[0][0], sum(size for _, size, _ in runs), runs[0][2] if len(runs) == 1 else MIXED

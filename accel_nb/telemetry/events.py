@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
-from accel_nb.runtime.process.typed_records import build
+from accel_nb.runtime.process.typed_records import build_record
 
 EVENT_VERSION = 2
 
@@ -59,7 +59,7 @@ class MetricLogged:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class WorkerPrepared:
     """What a worker runs with, as it reports it; the receipt shows these."""
 
     kind: ClassVar[str] = "prepared"
@@ -109,7 +109,7 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
+class ControlApplied:
     """A control action of the user was carried out while the cell ran; ``text`` describes it."""
 
     kind: ClassVar[str] = "steered"
@@ -156,11 +156,11 @@ Event = (
     StepDone
     | MemorySample
     | MetricLogged
-    | Prepared
+    | WorkerPrepared
     | RankFailed
     | Interrupted
     | CheckpointSaved
-    | Steered
+    | ControlApplied
     | RatePlanned
     | MemoryMapped
 )
@@ -171,11 +171,11 @@ _KINDS: dict[str, type[Event]] = {
         StepDone,
         MemorySample,
         MetricLogged,
-        Prepared,
+        WorkerPrepared,
         RankFailed,
         Interrupted,
         CheckpointSaved,
-        Steered,
+        ControlApplied,
         RatePlanned,
         MemoryMapped,
     )
@@ -196,10 +196,10 @@ def from_message(message: dict[str, Any]) -> Event:
             f"unknown event kind {str(kind)[:40]!r} version {str(version)[:40]!r}; "
             f"known: {sorted(_KINDS)}, {EVENT_VERSION}"
         )
-    return build(cls, {name: value for name, value in message.items() if name not in ("kind", "version")})
+    return build_record(cls, {name: value for name, value in message.items() if name not in ("kind", "version")})
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """Receives events; must never block and never raise."""
 
     def emit(self, event: Event) -> None:
@@ -207,7 +207,7 @@ class Sink(Protocol):
         ...
 
 
-class NullSink:
+class NullEventSink:
     """A sink that drops every event, for runs without a kernel."""
 
     def emit(self, event: Event) -> None:
@@ -217,5 +217,5 @@ class NullSink:
         """Drop the value, without an event being made of it."""
 
 
-current_sink: ContextVar[Sink] = ContextVar("accel_nb_sink", default=NullSink())  # noqa: B039
+current_sink: ContextVar[EventSink] = ContextVar("accel_nb_sink", default=NullEventSink())  # noqa: B039
 """The default sink of an Accelerator; the worker sets it around a cell."""

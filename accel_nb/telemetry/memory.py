@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.telemetry.events import MemorySample, Sink
+from accel_nb.telemetry.events import EventSink, MemorySample
 
 PERIOD_S = 0.2
 
@@ -22,7 +22,7 @@ PERIOD_S = 0.2
 class MemoryMeter:
     """Reports a `MemorySample` at most five times a second, and at the first step."""
 
-    def __init__(self, rank: int, device: torch.device | str, sink: Sink) -> None:
+    def __init__(self, rank: int, device: torch.device | str, sink: EventSink) -> None:
         self._rank = rank
         self._device = torch.device(device)
         self._sink = sink
@@ -35,7 +35,7 @@ class MemoryMeter:
         self._baseline: int | None = None
 
     @property
-    def held(self) -> dict[str, int]:
+    def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of parameters (with buffers), gradients and optimizer state on this rank, as of the latest sample."""
         return {"parameters": self._parameters, "gradients": self._gradients, "optimizer": self._state}
 
@@ -105,6 +105,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if tensor.layout is torch.sparse_coo:  # as the gradients of embeddings may be: two tensors inside
             storages[id(tensor)] = tensor._indices().nbytes + tensor._values().nbytes
             continue
-        storage = local(tensor).untyped_storage()
+        storage = local_part(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

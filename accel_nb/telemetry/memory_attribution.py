@@ -15,23 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
 
 
-class Holdings:
+class MemoryAttribution:
     """Bytes held on one device. A storage is attributed by the first method call that finds it."""
 
     def __init__(self, device: torch.device | str) -> None:
-        self.kinds: Counter[str] = Counter()
+        self.bytes_by_kind: Counter[str] = Counter()
         """Bytes by kind: parameters, gradients, optimizer, activations, tensors."""
-        self.modules: Counter[str] = Counter()
+        self.bytes_by_module: Counter[str] = Counter()
         """Bytes of parameters with their gradients and state, by repeated module: ``blocks.*.mlp``."""
-        self.behind: Counter[str] = Counter()
+        self.activation_bytes_by_module: Counter[str] = Counter()
         """Bytes of activations saved for the backward pass, by the repeated module whose parameters were used last."""
-        self.names: Counter[str] = Counter()
+        self.bytes_by_variable: Counter[str] = Counter()
         """Bytes by variable; for a container including activations that its tensors' graphs save."""
         self._device = torch.device(device)
         self._seen: set[int] = set()
@@ -45,9 +45,9 @@ class Holdings:
         states = {key: value for optimizer in optimizers for key, value in optimizer.state.items()}
         for model in models:
             for name, parameter in model.named_parameters():
-                module = repeated(name.rpartition(".")[0]) or type(model).__name__
+                module = repeated_module_path(name.rpartition(".")[0]) or type(model).__name__
                 self._owners[id(parameter)] = module
-                self.modules[module] += (
+                self.bytes_by_module[module] += (
                     self._add([parameter], "parameters")
                     + self._add([] if parameter.grad is None else [parameter.grad], "gradients")
                     + self._add(find_tensors(states.pop(parameter, {})), "optimizer")
@@ -64,10 +64,12 @@ class Holdings:
                 continue
             is_one = isinstance(value, Tensor)
             for tensor in find_tensors(value):
-                self.names[name] += self._add([tensor], "tensors" if tensor.grad_fn is None else "activations")
+                self.bytes_by_variable[name] += self._add(
+                    [tensor], "tensors" if tensor.grad_fn is None else "activations"
+                )
                 if tensor.grad_fn is not None:
                     size = self._add_graph(tensor.grad_fn, by_module=is_one)
-                    self.names[name] += 0 if is_one else size
+                    self.bytes_by_variable[name] += 0 if is_one else size
 
     def add_rest(self) -> None:
         """Count the other tensors that the garbage collector tracks."""
@@ -77,14 +79,14 @@ class Holdings:
         total = 0
         for tensor in tensors:
             try:
-                storage = local(tensor).untyped_storage()
+                storage = local_part(tensor).untyped_storage()
                 where, size, key = storage.device, storage.nbytes(), storage.data_ptr()
             except (RuntimeError, NotImplementedError):  # a tensor without a storage
                 continue
             if where == self._device and size and key not in self._seen:
                 self._seen.add(key)
                 total += size
-        self.kinds[kind] += total
+        self.bytes_by_kind[kind] += total
         return total
 
     def _add_graph(self, root: Any, *, by_module: bool) -> int:
@@ -96,7 +98,7 @@ class Holdings:
                 self._nodes[node] = owner = self._owner(node)
                 size = self._add(saved_tensors(node), "activations")
                 if by_module:
-                    self.behind[owner or "no module"] += size
+                    self.activation_bytes_by_module[owner or "no module"] += size
                 total += size
             elif node not in self._nodes:
                 self._nodes[node] = None
@@ -129,6 +131,6 @@ def saved_tensors(node: Any) -> Iterator[Tensor]:
                     yield data
 
 
-def repeated(path: str) -> str:
+def repeated_module_path(path: str) -> str:
     """Return a module's path with ``*`` for numbers: one name for all blocks of a list."""
     return _NUMBER.sub("*", path)

@@ -18,7 +18,7 @@ from torch import Tensor
 from accel_nb.errors import NanLossError
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.telemetry.events import Sink, StepDone
+from accel_nb.telemetry.events import EventSink, StepDone
 
 _NUM_SLOTS = 4096
 
@@ -26,7 +26,7 @@ _NUM_SLOTS = 4096
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
-    def __init__(self, rank: int, device: torch.device | str, sink: Sink, *, refuses_nan: bool = False) -> None:
+    def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, refuses_nan: bool = False) -> None:
         self.step = 0
         # One report covers this many steps.
         self.interval = 1

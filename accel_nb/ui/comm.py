@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.ui.comm_routing import hear_beside_cells
+from accel_nb.ui.comm_routing import handle_on_addressed_subshell
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class SidebarComm:
         self._has_changed = threading.Event()
         self._sender: threading.Thread | None = None
         self.num_dropped = 0
-        self.is_called = False
+        self.expects_browser = False
         """Whether a comm was opened to the browser, and the browser has not closed it."""
         if self._manager is not None:
             try:
@@ -140,7 +140,7 @@ class SidebarComm:
         """Open a comm to the browser; a browser without the sidebar closes it."""
         comm = _comm_class(self._manager)(target_name=TARGET, data=self._describe().message())
         self._add(comm)
-        self.is_called = True
+        self.expects_browser = True
         comm.on_close(lambda _: self._on_browser_close(comm.comm_id))
 
     def _on_open(self, comm: Any, _message: Any) -> None:
@@ -148,13 +148,13 @@ class SidebarComm:
         comm.send(self._describe().message())
 
     def _add(self, comm: Any) -> None:
-        hear_beside_cells(comm)
+        handle_on_addressed_subshell(comm)
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
         comm.on_close(lambda _: self._remove(comm.comm_id))
 
     def _on_browser_close(self, comm_id: str) -> None:
-        self.is_called = False
+        self.expects_browser = False
         self._remove(comm_id)
 
     def _remove(self, comm_id: str) -> None:

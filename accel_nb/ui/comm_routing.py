@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def hear_beside_cells(comm: Any) -> None:
+def handle_on_addressed_subshell(comm: Any) -> None:
     """Have a comm's messages handled on the subshell that JupyterLab addressed, also while a cell runs.
 
     ipykernel from 7.4 on routes a message from the browser to the shell that last sent on the comm, for cells that wait

@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from accel_nb.runtime.process.platforms import PLATFORMS, Rung, detect_platform
+from accel_nb.runtime.process.platforms import PLATFORMS, DisplayMode, detect_platform
 from accel_nb.ui.view import PanelState
 
 Mode = Literal["live", "static", "off"]
 
-BEST_RUNGS = {platform.name: platform.rung for platform in PLATFORMS}
+BEST_DISPLAYS = {platform.name: platform.display_mode for platform in PLATFORMS}
 """The best way of each front end: some have no anywidget and cannot download it, others have no widgets."""
 
 PICTURE_INTERVAL_S = 2.0
@@ -32,11 +32,11 @@ class DisplayFacts:
     has_bundle: bool
 
 
-def choose_rung(facts: DisplayFacts, mode: Mode) -> Rung:
+def choose_display(facts: DisplayFacts, mode: Mode) -> DisplayMode:
     """Return the best available way to show a panel. Each leaves an output in a saved notebook."""
     if not facts.has_kernel:
         return "text"
-    best = BEST_RUNGS[facts.platform] if mode == "live" else "picture"
+    best = BEST_DISPLAYS[facts.platform] if mode == "live" else "picture"
     if best == "widget" and facts.has_bundle and "anywidget" in facts.importable:
         return "widget"
     if "matplotlib" not in facts.importable:

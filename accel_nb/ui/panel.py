@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_nb.runtime.process.hardware import num_usable_cores
-from accel_nb.runtime.process.platforms import Rung
+from accel_nb.runtime.process.platforms import DisplayMode
 from accel_nb.ui.fallback import (
     Mode,
     PictureSurface,
     Surface,
     TextSurface,
-    choose_rung,
+    choose_display,
     find_display_facts,
     static_bundle,
 )
@@ -72,14 +72,14 @@ class Panel:
         num_workers: int,
         *,
         mode: Mode = "live",
-        rung: Rung | None = None,
+        display: DisplayMode | None = None,
         on_control: Callable[[object], object] | None = None,
         can_save: bool = False,
-        also: Callable[[Sequence[Event]], None] | None = None,
+        on_events: Callable[[Sequence[Event]], None] | None = None,
         earlier: EarlierRuns | None = None,
     ) -> None:
         """``also`` is called with all events, also while the panel is off; ``earlier`` stores the ended run."""
-        self._also = also
+        self._also = on_events
         self._earlier = earlier or EarlierRuns()
         self._number = self._earlier.begin()
         self.state = PanelState(title, num_workers)
@@ -87,7 +87,7 @@ class Panel:
         self.state.can_save = can_save
         self.state.num_earlier = len(self._earlier.others(self._number))
         self._mode: Mode = mode
-        self._rung: Rung | None = rung
+        self._rung: DisplayMode | None = display
         # Called with actions from the browser, unchecked, in the comm's thread.
         self._on_control = on_control
         self._surfaces: list[Surface] = []
@@ -108,9 +108,9 @@ class Panel:
             if not self._is_off:
                 self.state.fold(events)
 
-    def say(self, text: str) -> None:
+    def show_outcome(self, text: str) -> None:
         """Show the outcome of the user's last action."""
-        self.state.say(text)
+        self.state.set_outcome(text)
 
     def show(self) -> None:
         """Put the panel into the output, also without data."""
@@ -154,13 +154,13 @@ class Panel:
             self._is_off = self._is_finished = True
 
     def _open(self) -> Surface:
-        rung = self._rung or choose_rung(find_display_facts(), self._mode)
+        rung = self._rung or choose_display(find_display_facts(), self._mode)
         surface = self._surface(rung)
         surface.open(self.state)
         self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
         return surface
 
-    def _surface(self, rung: Rung) -> Surface:
+    def _surface(self, rung: DisplayMode) -> Surface:
         if rung == "widget":
             earlier, number = self._earlier, self._number
             return WidgetSurface(self._on_control, lambda: earlier.others(number))

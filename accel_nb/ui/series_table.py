@@ -22,14 +22,14 @@ THINNED_BLOCK = 4
 
 
 @dataclass(slots=True)
-class Room:
+class RowLimit:
     """Limit of rows for each of several tables that share ``max_bytes``."""
 
     max_bytes: int = 1 << 62
     max_rows: int = MAX_ROWS
     num_columns: int = 0
 
-    def share(self, num_columns: int) -> None:
+    def add_columns(self, num_columns: int) -> None:
         """Lower the limit for another table of so many columns."""
         self.num_columns += num_columns
         self.max_rows = min(self.max_rows, self.max_bytes // (8 * self.num_columns))
@@ -41,12 +41,12 @@ class Table:
     Beyond the limit of ``room`` the older rows are thinned; extremes of column ``key`` are kept.
     """
 
-    def __init__(self, num_columns: int, *, key: int = 1, room: Room | None = None) -> None:
+    def __init__(self, num_columns: int, *, key: int = 1, row_limit: RowLimit | None = None) -> None:
         self.columns = [array("d") for _ in range(num_columns)]
         self.total = 0
         self._key = key
-        self._room = room or Room()
-        self._room.share(num_columns)
+        self._room = row_limit or RowLimit()
+        self._room.add_columns(num_columns)
         self._thinned_below = 0
 
     def __len__(self) -> int:

@@ -12,19 +12,19 @@ from typing import Any, Literal
 from accel_nb.telemetry.allocator_blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
+    ControlApplied,
     Event,
     Interrupted,
     MemoryMapped,
     MemorySample,
     MetricLogged,
-    Prepared,
     RankFailed,
     RatePlanned,
-    Steered,
     StepDone,
+    WorkerPrepared,
 )
 from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, Status, TableKind
-from accel_nb.ui.series_table import MAX_ROWS, Room, Table
+from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
 
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
@@ -185,7 +185,7 @@ class PanelState:
         self.metrics: dict[str, float] = {}
         self._tracks: dict[int, RankProgress] = {}
         self._means: dict[tuple[TableKind, str], RankMean] = {}
-        self._rooms = {kind: Room(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
+        self._rooms = {kind: RowLimit(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._nan_at: deque[float] = deque(maxlen=WAITING_ROWS)
         self._start = math.nan
 
@@ -217,7 +217,7 @@ class PanelState:
             except (TypeError, ValueError, OverflowError, AttributeError):
                 self.num_dropped += 1
 
-    def say(self, text: str) -> None:
+    def set_outcome(self, text: str) -> None:
         """Set the outcome of the user's last action; its first line is kept."""
         self.said = cap_text(next(iter(text.splitlines()), ""))
 
@@ -396,7 +396,7 @@ class PanelState:
             self._fold_memory(event)
         elif isinstance(event, MetricLogged):
             self._fold_metric(event, track)
-        elif isinstance(event, Prepared):
+        elif isinstance(event, WorkerPrepared):
             track.device = cap_text(str(event.device), 32)
         elif isinstance(event, RankFailed):
             reason = next(iter(str(event.reason).splitlines()), "")
@@ -406,7 +406,7 @@ class PanelState:
             self._mark(track.last_x, "interrupted", event.rank, "")
         elif isinstance(event, CheckpointSaved):
             self._fold_checkpoint(event, track)
-        elif isinstance(event, Steered):
+        elif isinstance(event, ControlApplied):
             self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
         elif isinstance(event, RatePlanned):
             self._fold_plan(event, track)
@@ -526,7 +526,7 @@ class PanelState:
         table = self.tables.get((kind, rank, name))
         if table is None:
             key = num_columns - 1 if kind == "memory" else 1
-            table = Table(num_columns, key=key, room=self._rooms[kind])
+            table = Table(num_columns, key=key, row_limit=self._rooms[kind])
             self.tables[kind, rank, name] = table
         return table
 

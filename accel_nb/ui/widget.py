@@ -8,7 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from accel_nb.ui.comm_routing import hear_beside_cells
+from accel_nb.ui.comm_routing import handle_on_addressed_subshell
 
 BUNDLE = Path(__file__).parent / "static" / "widget.js"
 
@@ -30,7 +30,7 @@ class PanelWidget(anywidget.AnyWidget):
     def open(self) -> None:
         """Open the comm; ipywidgets calls this when the widget is made."""
         super().open()
-        hear_beside_cells(self.comm)
+        handle_on_addressed_subshell(self.comm)
 
     def save(self, message: dict[str, Any], buffer: bytes) -> None:
         """Set the final state in one update."""

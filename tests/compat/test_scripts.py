@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
-from accel_nb.runtime.process.environment import become_rank
+from accel_nb.runtime.process.environment import set_rank_variables
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
@@ -44,7 +44,7 @@ TRAINING = {
 
 def run_script(world: World, package: str, name: str, *arguments: str) -> str:
     """Run a script as a program and return what it printed."""
-    become_rank(world)
+    set_rank_variables(world)
     if package == "ours":
         compat.install()
     sys.argv = [f"{name}.py", *arguments]

@@ -14,14 +14,14 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.config import Layer, using_layers
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Registry
+from accel_nb.strategies import StrategyRegistry
 from tests.ranks.launch import run_ranks
 
 WORLDS = [
     (strategy, size)
     for size in (1, 2, 3)
-    for strategy in Registry().names
-    if Registry().get(strategy).capabilities.fits(World(size=size))
+    for strategy in StrategyRegistry().names
+    if StrategyRegistry().get(strategy).capabilities.fits(World(size=size))
 ]
 """Every installed strategy on every small world that it serves."""
 
@@ -38,7 +38,7 @@ OTHER_WAYS: dict[str, dict[str, Any]] = {
 def on_smallest_world(way: str, fn: Any, *args: Any) -> list[Any]:
     """Run ``fn(world, strategy, *args)`` on the smallest world that the strategy of a way serves."""
     strategy, options = way.partition(" ")[0], OTHER_WAYS.get(way, {})
-    size = Registry().get(strategy).capabilities.min_world
+    size = StrategyRegistry().get(strategy).capabilities.min_world
     if size == 1:
         return [in_the_way(World(), options, fn, strategy, *args)]
     return run_ranks(in_the_way, size, options, fn, strategy, *args)
@@ -52,7 +52,7 @@ def in_the_way(world: World, options: dict[str, Any], fn: Any, *args: Any) -> An
 
 def dtype_of(strategy: str) -> torch.dtype:
     """What weights are in where nothing is to be rounded: float64, or what the strategy steps."""
-    return Registry().get(strategy).capabilities.steps_in or torch.float64
+    return StrategyRegistry().get(strategy).capabilities.stepped_dtype or torch.float64
 
 
 EXACT = [place for place in WORLDS if dtype_of(place[0]) is torch.float64]
@@ -180,7 +180,7 @@ def plain(world: World, recipe: Recipe, *, strategy: str, zero_first: bool = Fal
     )  # type: ignore[arg-type]  # fmt: skip
     cells = PlainCells(accelerator)
     cells.prepare(locals(), ["model", "optimizer", "scheduler", "loader"])
-    with cells.running():
+    with cells.run_cell():
         for _ in range(recipe.epochs):
             for x, y in loader:
                 if zero_first:

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator.process.init_world import find_world
 from accel_nb.accelerator.process.memory_release import free_cached_memory
-from accel_nb.bigmodel.offload.weight_transfer import CudaQueue
+from accel_nb.bigmodel.offload.weight_transfer import CudaCopyQueue
 from accel_nb.bigmodel.planning.sizes import get_max_memory
-from accel_nb.data.order import Share
-from accel_nb.data.prefetch import Ahead, SideStream
+from accel_nb.data.order import BatchShare
+from accel_nb.data.prefetch import BatchPrefetcher, StreamTransfer
 from accel_nb.runtime.devices import registry
 from accel_nb.runtime.devices.accelerator import Accelerator
 from accel_nb.runtime.devices.base import DeviceType
@@ -196,20 +196,20 @@ def test_rocm_is_cuda_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batches_are_copied_beside_the_computation(fake_cpu: FakeDevice) -> None:
-    pairs: list[tuple[Any, Share]] = [(torch.full((2,), float(n)), n) for n in range(3)]  # type: ignore[misc]
-    lane = SideStream(torch.device("cpu"), pins=False)
-    found = [batch for batch, _ in Ahead(iter(pairs), lane)]
+    pairs: list[tuple[Any, BatchShare]] = [(torch.full((2,), float(n)), n) for n in range(3)]  # type: ignore[misc]
+    lane = StreamTransfer(torch.device("cpu"), pins=False)
+    found = [batch for batch, _ in BatchPrefetcher(iter(pairs), lane)]
     assert [batch[0].item() for batch in found] == [0.0, 1.0, 2.0]
     assert fake_cpu.calls["on_stream"] == fake_cpu.calls["wait_event"] == fake_cpu.calls["record_use"] == 3
 
 
 def test_weights_are_copied_on_a_stream_of_their_own(fake_cpu: FakeDevice) -> None:
-    queue = CudaQueue(torch.device("cpu"))
+    queue = CudaCopyQueue(torch.device("cpu"))
     out = torch.zeros(4)
     queue.copy(torch.ones(4), out)
-    mark = queue.note()
+    mark = queue.record_copies()
     queue.compute_after(mark)
-    queue.finish(mark)
+    queue.synchronize(mark)
     assert out.sum().item() == 4
     assert fake_cpu.calls["on_stream"] == fake_cpu.calls["wait_event"] == fake_cpu.calls["event.synchronize"] == 1
 

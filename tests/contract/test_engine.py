@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.pool.engine import Ended, Engine, WorkerSpec
+from accel_nb.pool.engine import Engine, WorkerEnded, WorkerSpec
 from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.payload import BufferPayload, RegionPayload, close_all, find_payload
 from accel_nb.pool.pool import Pool
@@ -39,7 +39,7 @@ def pool(engine: Engine) -> Iterator[Pool]:
     pool = Pool(engine, SPECS)
     pool.wait_ready()
     yield pool
-    pool.retire()
+    pool.detach()
 
 
 def results(pool: Pool, code: str) -> list[Any]:
@@ -144,16 +144,16 @@ def test_workers_die_and_start_again_and_end_with_the_engine(make_engine):
         assert (death.outcome, death.body["code"], death.body["killed"]) == ("died", -9, False)
         assert results(pool, "result = 1") == [1, 1]
         assert engine.facts().pids[1] != before[1]
-        pool.retire()
+        pool.detach()
 
         before = dict(engine.facts().pids)
         Pool(engine, SPECS).wait_ready()
         assert not set(before.values()) & set(engine.facts().pids.values()), "start replaces all workers"
         engine.kill(1)
         arrivals: list[Any] = []
-        while not any(isinstance(arrival, Ended) for arrival in arrivals):
+        while not any(isinstance(arrival, WorkerEnded) for arrival in arrivals):
             arrivals += engine.poll(5)
-        (ended,) = [arrival for arrival in arrivals if isinstance(arrival, Ended)]
+        (ended,) = [arrival for arrival in arrivals if isinstance(arrival, WorkerEnded)]
         assert (ended.rank, ended.code) == (1, -9)
     finally:
         engine.stop()

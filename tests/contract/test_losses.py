@@ -76,7 +76,7 @@ def plain(world: World, strategy: str) -> list[list[float]]:
         accelerator = Accelerator(world=world, cpu=True, gradient_accumulation_steps=accumulate, strategy=strategy)
         cells = PlainCells(accelerator)
         cells.prepare({"model": model, "optimizer": optimizer, "loader": loader}, ["model", "optimizer", "loader"])
-        with cells.running():
+        with cells.run_cell():
             for _ in range(2):
                 for x, y in loader:
                     LOSSES[name](model(x), y).backward()

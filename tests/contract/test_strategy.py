@@ -18,9 +18,9 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Bundle, Registry
+from accel_nb.strategies import Bundle, StrategyRegistry
 from tests.contract.recipes import (
     OTHER_WAYS,
     STRATEGIES,
@@ -154,7 +154,7 @@ def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bo
     same = accelerator.prepare(model, optimizer, scheduler) == (model, optimizer, scheduler)
     step(accelerator, model, optimizer, 1)
     stream = io.BytesIO()
-    with sharded.together(accelerator.components.comm):  # as in a plain cell
+    with sharded.collective_reads(accelerator.components.comm):  # as in a plain cell
         torch.save(model, stream)
         stream.seek(0)
         copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -196,7 +196,7 @@ def opens_again(world: World, strategy: str, folder: str) -> bool:
     results = []
     for number in range(2):
         if world.size > 1:
-            Group.adopt(world).close()
+            DefaultGroup.adopt(world).close()
         model, optimizer, _, loader = parts_for(strategy, recipe)
         accelerator = Accelerator(world=world, strategy=strategy, batch="global", cpu=True)
         accelerator.prepare(model, optimizer, loader)
@@ -208,7 +208,7 @@ def opens_again(world: World, strategy: str, folder: str) -> bool:
         results.append(weights_of(model))
         if world.size > 1:
             torch.distributed.destroy_process_group()
-            Group.open(world, f"{folder}/store{number}")
+            DefaultGroup.open(world, f"{folder}/store{number}")
             torch.distributed.barrier()  # a rank that leaves while others still connect would break their group
     return all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
@@ -300,7 +300,7 @@ def refuses_local(world: World, strategy: str) -> bool:
 
 
 def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) -> None:
-    if not Registry().get(strategy.partition(" ")[0]).capabilities.keeps_local:
+    if not StrategyRegistry().get(strategy.partition(" ")[0]).capabilities.keeps_local:
         assert all(on_smallest_world(strategy, refuses_local))
         return
     per_rank = on_smallest_world(strategy, keeps_local)
@@ -315,7 +315,7 @@ def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) ->
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_capabilities_are_honest_about_the_world(strategy: str) -> None:
-    cls = Registry().get(strategy)
+    cls = StrategyRegistry().get(strategy)
     inner = cls(None, build_precision("no", "cpu"))
     assert cls.name == strategy
     size = cls.capabilities.min_world
@@ -328,8 +328,8 @@ def test_capabilities_are_honest_about_the_world(strategy: str) -> None:
 
 
 def coordinates(world: World, strategy: str) -> tuple[int, int]:
-    inner = Registry().get(strategy)(None, build_precision("no", "cpu"))
-    inner.open(world, TorchComm(world, Group.adopt(world)))
+    inner = StrategyRegistry().get(strategy)(None, build_precision("no", "cpu"))
+    inner.open(world, TorchComm(world, DefaultGroup.adopt(world)))
     return inner.data_coords()
 
 

@@ -21,22 +21,22 @@ from typing import Any
 import pytest
 import torch
 
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.layout import step_name
-from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts, _digest
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.layout import format_step_name
+from accel_nb.checkpoint.load import materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin, _digest
 from accel_nb.checkpoint.store import LocalStore
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))
 
 
-def facts(step: int, run: str = "r") -> Facts:
-    return Facts(run=run, step=step, world_size=1, strategy="single")
+def facts(step: int, run: str = "r") -> CheckpointOrigin:
+    return CheckpointOrigin(run=run, step=step, world_size=1, strategy="single")
 
 
 def tree_of(step: int) -> dict[str, Any]:
@@ -46,16 +46,16 @@ def tree_of(step: int) -> dict[str, Any]:
 def loaded_step(folder: Path) -> int:
     """Load the newest checkpoint, which must be whole and of one step, and return the step."""
     checkpoint = open_checkpoint(folder, LocalComm())
-    assert checkpoint.passed_over == []
-    found = materialise(checkpoint.tree())
+    assert checkpoint.skipped == []
+    found = materialize(checkpoint.read_tree())
     assert {found["step"]} == set(found["weights"].tolist()) == set(found["momentum"].tolist())
     return found["step"]
 
 
 def save_until_killed(world: World, folder: Path, first: int, is_blocking: bool, told: int) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(folder))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(folder))
     for step in range(first, first + 100_000):
-        saver.save(store, step_name(step), tree_of(step), facts(step), blocking=is_blocking, keep=3)
+        saver.save(store, format_step_name(step), tree_of(step), facts(step), blocking=is_blocking, keep=3)
         os.write(told, step.to_bytes(4, "little"))
 
 
@@ -90,14 +90,14 @@ def kill_again_and_again(world: World, folder: Path, seed: int, is_blocking: boo
 def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint_readable(tmp_path: Path, is_blocking: bool) -> None:
     (newest,) = run_ranks(kill_again_and_again, 1, tmp_path, 5, is_blocking, timeout_s=60 + NUM_KILLS)
     assert newest >= NUM_KILLS
-    saver = Saver(LocalComm(), torch.device("cpu"))
-    saver.save(LocalStore(str(tmp_path)), step_name(10**9), tree_of(1), facts(1), keep=1)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [step_name(10**9)], "leftovers stay"
+    saver = CheckpointSaver(LocalComm(), torch.device("cpu"))
+    saver.save(LocalStore(str(tmp_path)), format_step_name(10**9), tree_of(1), facts(1), keep=1)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [format_step_name(10**9)], "leftovers stay"
 
 
 def run_out_of_room(world: World, folder: Path, is_blocking: bool) -> list[str]:
-    comm = LocalComm() if world.size == 1 else TorchComm(world, Group.adopt(world))
-    saver, store = Saver(comm, torch.device("cpu")), LocalStore(str(folder))
+    comm = LocalComm() if world.size == 1 else TorchComm(world, DefaultGroup.adopt(world))
+    saver, store = CheckpointSaver(comm, torch.device("cpu")), LocalStore(str(folder))
     saver.save(store, "step_1", tree_of(1), facts(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     messages = []
@@ -126,8 +126,8 @@ def test_a_file_that_may_not_grow_leaves_the_old_checkpoint_and_the_training(
     assert loaded_step(tmp_path) == 3
 
 
-def _save_and_wait(saver: Saver, store: LocalStore, step: int, is_blocking: bool) -> None:
-    saver.save(store, step_name(step), tree_of(step), facts(step), blocking=is_blocking)
+def _save_and_wait(saver: CheckpointSaver, store: LocalStore, step: int, is_blocking: bool) -> None:
+    saver.save(store, format_step_name(step), tree_of(step), facts(step), blocking=is_blocking)
     saver.wait()
 
 
@@ -144,7 +144,7 @@ def small_disk(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_a_full_disk_leaves_the_old_checkpoint_and_the_training(small_disk: Path, is_blocking: bool) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(small_disk))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(small_disk))
     saver.save(store, "step_1", tree_of(1), facts(1), blocking=is_blocking)
     saver.wait()
     saver.save(store, "step_2", tree_of(2), facts(2), blocking=is_blocking)
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_training(small_disk: Path
 def test_a_disk_that_fails_leaves_the_old_checkpoint_and_the_training(
     tmp_path: Path, is_blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
     saver.save(store, "step_1", tree_of(1), facts(1))
     for name, number in (("fsync", errno.EIO), ("fsync", errno.EDQUOT), ("rename", errno.EROFS)):
         with monkeypatch.context() as broken:
@@ -182,11 +182,11 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_and_the_training(
 
 
 def test_clocks_that_jump_back_change_nothing(tmp_path: Path) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
     for step in (9, 10, 11):  # the newest by step is the oldest by every clock
         created = f"20{30 - step}-01-01T00:00:00+00:00"
-        saver.save(store, step_name(step), tree_of(step), replace(facts(step), created=created), keep=2)
-        os.utime(tmp_path / step_name(step), (10_000 - step, 10_000 - step))
+        saver.save(store, format_step_name(step), tree_of(step), replace(facts(step), created=created), keep=2)
+        os.utime(tmp_path / format_step_name(step), (10_000 - step, 10_000 - step))
     (tmp_path / "latest").write_text("step_10\n")
     assert loaded_step(tmp_path) == 11
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_11"]
@@ -246,12 +246,12 @@ class Disk:
 def test_a_loss_of_power_at_any_moment_leaves_the_newest_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path / "disk"))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path / "disk"))
     with monkeypatch.context() as watched:
         disk = Disk(tmp_path / "disk", watched)
         done: list[tuple[int, int]] = []
         for step in (1, 2, 2, 3):  # a checkpoint may replace one of the same name
-            saver.save(store, step_name(step), tree_of(step), facts(step))
+            saver.save(store, format_step_name(step), tree_of(step), facts(step))
             done.append((len(disk.acts), step))
     for keeps_names in (True, False):
         for num_acts in range(done[0][0], len(disk.acts) + 1):
@@ -301,15 +301,15 @@ DAMAGE: list[Callable[[Path], Any]] = [
 def test_damage_is_refused_by_file_name_and_the_older_one_is_read(
     tmp_path: Path, pattern: str, damage: Callable[[Path], Any]
 ) -> None:
-    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+    saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
     for step in (1, 2):
-        saver.save(store, step_name(step), tree_of(step), facts(step))
+        saver.save(store, format_step_name(step), tree_of(step), facts(step))
     (path,) = (tmp_path / "step_2").glob(pattern)
     damage(path)
     checkpoint = open_checkpoint(tmp_path, LocalComm())
-    assert checkpoint.manifest.facts.step == 1
+    assert checkpoint.manifest.origin.step == 1
     if path.is_file() or pattern != "manifest.json":  # without a manifest it is no checkpoint at all
-        assert path.name in checkpoint.passed_over[0]
+        assert path.name in checkpoint.skipped[0]
         with pytest.raises(CorruptCheckpoint, match=path.name.replace(".", r"\.")):
             open_checkpoint(tmp_path / "step_2", LocalComm())
 
@@ -352,14 +352,14 @@ HOSTILE: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_a_hostile_manifest_is_refused(tmp_path: Path, number: int) -> None:
     change, why = HOSTILE[number]
-    Saver(LocalComm(), torch.device("cpu")).save(LocalStore(str(tmp_path)), "step_1", tree_of(1), facts(1))
+    CheckpointSaver(LocalComm(), torch.device("cpu")).save(LocalStore(str(tmp_path)), "step_1", tree_of(1), facts(1))
     path = tmp_path / "step_1" / "manifest.json"
     content = json.loads(path.read_bytes())
     content.pop("digest")
     change(content)
     path.write_text(json.dumps({**content, "digest": _digest(content)}))
     with pytest.raises(CorruptCheckpoint, match=why):
-        open_checkpoint(tmp_path, LocalComm()).tree()
+        open_checkpoint(tmp_path, LocalComm()).read_tree()
 
 
 def header(text: bytes, data: bytes = b"", length: int | None = None) -> bytes:
@@ -389,26 +389,26 @@ def tensor(shape: Any = (2,), ends: Any = (0, 8), dtype: Any = "F32") -> bytes:
     ],
 )
 def test_a_hostile_tensor_file_is_refused_though_its_checksum_fits(tmp_path: Path, content: bytes, why: str) -> None:
-    from accel_nb.checkpoint.manifest import record_of
+    from accel_nb.checkpoint.manifest import make_file_record
 
-    Saver(LocalComm(), torch.device("cpu")).save(
+    CheckpointSaver(LocalComm(), torch.device("cpu")).save(
         LocalStore(str(tmp_path)), "step_1", {"weights": torch.ones(2)}, facts(1)
     )
     (path,) = (tmp_path / "step_1").glob("tensors-*")
     path.write_bytes(content)
-    record = record_of(content)
+    record = make_file_record(content)
     target = tmp_path / "step_1" / "manifest.json"
     manifest = json.loads(target.read_bytes())
     manifest.pop("digest")
     manifest["files"][path.name] = {"size": record.size, "xxh3": [f"{value:016x}" for value in record.checksums]}
     target.write_text(json.dumps({**manifest, "digest": _digest(manifest)}))
     with pytest.raises(CorruptCheckpoint, match=why) as caught:
-        open_checkpoint(tmp_path, LocalComm()).tree()
+        open_checkpoint(tmp_path, LocalComm()).read_tree()
     assert path.name in str(caught.value)
 
 
 def test_a_checkpoint_folder_that_is_a_link_is_not_looked_at(tmp_path: Path) -> None:
-    saver = Saver(LocalComm(), torch.device("cpu"))
+    saver = CheckpointSaver(LocalComm(), torch.device("cpu"))
     saver.save(LocalStore(str(tmp_path / "a")), "step_9", tree_of(9), facts(9))
     saver.save(LocalStore(str(tmp_path / "b")), "step_1", tree_of(1), facts(1))
     (tmp_path / "b" / "step_5").symlink_to(tmp_path / "a" / "step_9")
@@ -420,12 +420,12 @@ def test_two_jobs_in_one_folder_do_not_mix(tmp_path: Path) -> None:
     start = threading.Barrier(2)
 
     def job(run: str, value: int) -> None:
-        saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+        saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
         start.wait()
         for step in range(1, 9):
             tree = {"run": run, "step": step, "weights": torch.full((5000,), float(value))}
             try:
-                saver.save(store, step_name(step), tree, facts(step, run), blocking=False, keep=3)
+                saver.save(store, format_step_name(step), tree, facts(step, run), blocking=False, keep=3)
                 saver.wait()
                 outcomes[run].append(step)
             except CheckpointError:
@@ -441,7 +441,7 @@ def test_two_jobs_in_one_folder_do_not_mix(tmp_path: Path) -> None:
     assert folders
     for path in folders:
         checkpoint = open_checkpoint(path, LocalComm())
-        found = materialise(checkpoint.tree())
-        assert checkpoint.manifest.facts.run == found["run"]
+        found = materialize(checkpoint.read_tree())
+        assert checkpoint.manifest.origin.run == found["run"]
         assert set(found["weights"].tolist()) == {1.0 if found["run"] == "a" else 2.0}
     shutil.rmtree(tmp_path)

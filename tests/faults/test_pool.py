@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from accel_nb.errors import IllegalTransition, PoolError
-from accel_nb.pool.engine import Ended, WorkerSpec
+from accel_nb.pool.engine import WorkerEnded, WorkerSpec
 from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
-from accel_nb.pool.pool_state import move
+from accel_nb.pool.pool_state import transition
 from tests.conftest import wait_for
 from tests.support.pools import PRELOAD, PROGRAM, Recorder, run_code, running_pool
 
@@ -302,9 +302,9 @@ def test_closing_twice_is_harmless_and_a_closed_pool_stays_closed():
 
 
 def test_states_move_only_as_listed():
-    assert move("ready", "busy") == "busy"
+    assert transition("ready", "busy") == "busy"
     with pytest.raises(IllegalTransition, match="'failed' cannot become 'busy'; it can become closed, starting"):
-        move("failed", "busy")
+        transition("failed", "busy")
 
 
 def test_the_zygote_has_one_thread(pool_and_engine):
@@ -331,7 +331,7 @@ def test_without_descriptors_the_start_fails_and_leaves_none_behind(spare):
     engine = LocalEngine(PROGRAM, preload=PRELOAD)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        assert wait_for(lambda: engine.look() or engine.is_warm, 60)
+        assert wait_for(lambda: engine.refresh() or engine.is_warm, 60)
         used = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with(spare), hard))
         with pytest.raises((PoolError, OSError), match="Too many open files"):
@@ -361,14 +361,16 @@ def test_the_zygotes_death_while_ranks_are_replaced_is_told_quickly():
         with pytest.raises(PoolError, match="forked from is gone"):
             run_code(pool, REDUCE)
         assert pool.state == "failed"
-        assert pool.look_around() == {0, 1}
+        assert pool.replace_dead() == {0, 1}
         assert time.monotonic() - started < 20
 
 
 def test_a_rank_that_cannot_be_reached_counts_as_dead():
     with running_pool(2) as (pool, engine):
         os.kill(engine.pids[1], signal.SIGKILL)
-        assert wait_for(lambda: any(isinstance(item, Ended) for item in engine.poll(0.01))), "heard by nobody else"
+        assert wait_for(lambda: any(isinstance(item, WorkerEnded) for item in engine.poll(0.01))), (
+            "heard by nobody else"
+        )
         answers, _ = run_code(pool, REDUCE)
         assert [answer.rank for answer in answers if answer.outcome == "died"] == [1]
         assert results(pool) == HEALTHY

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.layout import step_name
-from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.layout import format_step_name
+from accel_nb.checkpoint.load import materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin
 from accel_nb.checkpoint.store_url import open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 from tests.support.s3 import Server, connected, running_server
@@ -43,7 +43,7 @@ def server(s3: Server) -> Iterator[Server]:
 
 
 def comm_of(world: World) -> Communicator:
-    return LocalComm() if world.size == 1 else TorchComm(world, Group.adopt(world))
+    return LocalComm() if world.size == 1 else TorchComm(world, DefaultGroup.adopt(world))
 
 
 def tree_of(step: int) -> dict[str, Any]:
@@ -54,11 +54,11 @@ def save(world: World, endpoint: str, url: str, steps: list[int], is_blocking: b
     """Save each step and return what went wrong."""
     problems: list[str] = []
     with connected(endpoint):
-        saver = Saver(comm_of(world), torch.device("cpu"))
+        saver = CheckpointSaver(comm_of(world), torch.device("cpu"))
         for step in steps:
-            facts = Facts(run="r", step=step, world_size=world.size, strategy="single")
+            facts = CheckpointOrigin(run="r", step=step, world_size=world.size, strategy="single")
             try:
-                saver.save(open_store(url), step_name(step), tree_of(step), facts, blocking=is_blocking, keep=2)
+                saver.save(open_store(url), format_step_name(step), tree_of(step), facts, blocking=is_blocking, keep=2)
                 saver.wait()
             except CheckpointError as error:
                 problems.append(str(error))
@@ -70,9 +70,9 @@ def load(world: World, endpoint: str, url: str) -> tuple[int, list[str]]:
     """Load the newest checkpoint, which must be of one step, and return the step and what was passed over."""
     with connected(endpoint):
         checkpoint = open_checkpoint(url, comm_of(world))
-        found = materialise(checkpoint.tree())
+        found = materialize(checkpoint.read_tree())
         assert {found["step"]} == set(found["weights"].tolist()) == set(found["momentum"].tolist())
-        return found["step"], checkpoint.passed_over
+        return found["step"], checkpoint.skipped
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
@@ -142,12 +142,12 @@ def test_a_manifest_whose_answer_is_lost_counts(server: Server) -> None:
 def train_while_slow(world: World, endpoint: str, url: str) -> list[bool]:
     """Save to a server that does not answer yet: the call returns, and whoever asks hears that it is behind."""
     with connected(endpoint):
-        saver = Saver(comm_of(world), torch.device("cpu"))
-        facts = Facts(run="r", step=1, world_size=1, strategy="single")
+        saver = CheckpointSaver(comm_of(world), torch.device("cpu"))
+        facts = CheckpointOrigin(run="r", step=1, world_size=1, strategy="single")
         saver.save(open_store(url), "step_1", tree_of(1), facts, blocking=False)
         told = [saver.is_busy]
-        saver.took_s = 1000.0
-        told.append(saver.is_behind)
+        saver.last_duration_s = 1000.0
+        told.append(saver.is_slow)
         with open_store(url)._fs.open(f"{BUCKET}/go", "wb") as go:  # type: ignore[attr-defined]
             go.write(b"")
         saver.close()

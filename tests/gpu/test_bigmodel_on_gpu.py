@@ -10,7 +10,7 @@ import torch
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload.dispatch import cpu_offload, stream_of
+from accel_nb.bigmodel.offload.dispatch import cpu_offload, get_prefetcher
 from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
 from tests.support.checkpoints import save_sharded
 from tests.support.transformer import Transformer
@@ -57,7 +57,7 @@ def test_weights_in_memory_compute_on_the_device() -> None:
         for _ in range(5):
             busy = busy @ busy / busy.norm()  # copies must neither wait for this nor overtake what reads the buffers
             assert torch.equal(model(TOKENS.to(0)), resident(TOKENS.to(0)))
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     assert stream.peak_bytes < sum(parameter.nbytes for parameter in resident.parameters()) / 3
 

@@ -7,10 +7,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import shard
-from accel_nb.data.prefetch import SideStream
+from accel_nb.data.loader import shard_loader
+from accel_nb.data.prefetch import StreamTransfer
 from accel_nb.runtime.distributed.communicator import LocalComm
 from accel_nb.runtime.world import World
+from tests.support.loops import Loops
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -19,13 +20,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_batches_arrive_whole_while_the_device_is_busy(pin_memory: bool, num_workers: int) -> None:
     device = torch.device("cuda", 0)
     data = TensorDataset(torch.arange(64)[:, None].expand(64, 100_000).float())
-    loader = shard(
+    loader = shard_loader(
         DataLoader(data, batch_size=8, pin_memory=pin_memory, num_workers=num_workers),
         comm=LocalComm(World(device="cuda:0")),
         batch="global",
         device=device,
-        on_share=lambda share: None,
-        is_training=lambda: True,
+        observer=Loops(),
         options=DataOptions(non_blocking=True),
     )
     busy = torch.randn(2048, 2048, device=device)
@@ -43,7 +43,7 @@ def test_batches_arrive_whole_while_the_device_is_busy(pin_memory: bool, num_wor
 
 
 def test_a_copy_keeps_what_is_no_tensor() -> None:
-    lane = SideStream(torch.device("cuda", 0), pins=True)
+    lane = StreamTransfer(torch.device("cuda", 0), pins=True)
 
     batch = lane.finish(lane.start({"x": torch.ones(2), "names": ["a", "b"], "none": None}))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 
-from accel_nb.runs import Registry
+from accel_nb.runs import RunRegistry
 
 TIMEOUT_S = 110
 
@@ -64,7 +64,7 @@ def script(path: Path, text: str) -> str:
 
 
 def runs(folder: Path) -> list[Any]:
-    return Registry(folder / "state" / "accel_nb" / "runs").runs()
+    return RunRegistry(folder / "state" / "accel_nb" / "runs").runs()
 
 
 def write_digits(folder: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_nb.accelerator.training.run_control import NO_MAP
-from accel_nb.runs import Registry
+from accel_nb.accelerator.training.run_control import NO_MEMORY_MAP
+from accel_nb.runs import RunRegistry
 from accel_nb.runs.record import read_metrics
 from tests.conftest import wait_for
 from tests.support.kernel import Kernel, Output, running_kernel
@@ -68,7 +68,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert re.fullmatch(r"step \d+ is being saved\n", say(kernel, "checkpoint"))
     kernel.run("session = get_ipython().magics_manager.magics['cell']['accelerate'].__self__.session")
     kernel.run("from accel_nb.telemetry.actions import MapMemory\nwish = session.last.controls.ask(MapMemory())")
-    assert kernel.value("(wish.wait(20), wish.text)") == (True, NO_MAP)
+    assert kernel.value("(wish.wait(20), wish.text)") == (True, NO_MEMORY_MAP)
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
     assert int(looked[0].removeprefix("num_steps = ")) > 1
     assert looked[1:] == ["model = Linear with 2 parameters", "nothing = (no such name in the cell)"]
@@ -99,9 +99,9 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     rates = kernel.value("(optimizer.param_groups[0]['lr'], scheduler.base_lrs[0])")
     assert rates == pytest.approx((0.02, 0.02))
     assert len(list(tmp_path.glob("step_*"))) == 2
-    run = Registry().find("deep")
+    run = RunRegistry().find("deep")
     assert (run.outcome, len(run.checkpoints), run.config["background"][0]) == ("done", 2, True)
-    assert read_metrics(Registry().folder / run.id)
+    assert read_metrics(RunRegistry().folder / run.id)
     # After the first of its epochs, of six steps, the plan of its schedule was drawn, ten epochs ahead.
     plan = "session.last.output.panel_state.tables['plan', 0, '0'].columns"
     assert kernel.value(f"(list({plan}[0][:4]), len({plan}[0]))") == ([1, 6, 7, 12], 22)

@@ -96,13 +96,13 @@ def _serve(connection: Connection) -> None:
     import torch._dynamo
 
     from accel_nb.config.layers import resolve
-    from accel_nb.strategies import Registry
+    from accel_nb.strategies import StrategyRegistry
 
     importlib.import_module("accel_nb.accelerator")
     if importlib.util.find_spec("deepspeed") is not None:  # which takes seconds; the tests of XLA have none
         importlib.import_module("accel_nb.strategies.deepspeed.engine")
-    for strategy in Registry().names:
-        Registry().get(strategy)
+    for strategy in StrategyRegistry().names:
+        StrategyRegistry().get(strategy)
 
     resolve([])  # builds the validators
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
 
         import torch
 
-        from accel_nb.runtime.distributed.process_group import Group
+        from accel_nb.runtime.distributed.process_group import DefaultGroup
         from accel_nb.runtime.world import World
 
         faulthandler.enable(log)
@@ -182,7 +182,7 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
         torch.set_num_threads(1)
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
         fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-        group = Group.open(world, folder / "store", timeout_s=60)
+        group = DefaultGroup.open(world, folder / "store", timeout_s=60)
         value = pickle.dumps(fn(world, *pickle.loads(args)))
         group.close()
         pipe.send(("done", value))

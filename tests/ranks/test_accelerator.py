@@ -209,7 +209,7 @@ def adversaries(world: World) -> list[float]:
     accelerator = Accelerator(world=world)
     cells = PlainCells(accelerator)
     cells.prepare(names, names)
-    with cells.running():
+    with cells.run_cell():
         for number in range(3):
             x = torch.randn(4, 2, generator=torch.Generator().manual_seed(number * 10 + world.rank))
             made = maker(x)

@@ -14,25 +14,25 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.checkpoint import save as save_module
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.encoding import FromMain, Slice
-from accel_nb.checkpoint.layout import Region, whole
-from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.encoding import FromRankZero, Slice
+from accel_nb.checkpoint.layout import Region, full_region
+from accel_nb.checkpoint.load import materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin
 from accel_nb.checkpoint.store import LocalStore
 from accel_nb.checkpoint.store_url import open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 
-FACTS = Facts(run="r", step=3, world_size=0, strategy="ddp")
+FACTS = CheckpointOrigin(run="r", step=3, world_size=0, strategy="ddp")
 
 
 def comm_of(world: World) -> Communicator:
-    return LocalComm(world) if world.size == 1 else TorchComm(world, Group.adopt(world))
+    return LocalComm(world) if world.size == 1 else TorchComm(world, DefaultGroup.adopt(world))
 
 
 class Training:
@@ -178,13 +178,13 @@ def sharded_tree(world: World) -> dict[str, Any]:
         "columns": Slice(GLOBAL.to(torch.bfloat16)[:, left:right], (0, left), (7, 5)),
         "copies": Slice(GLOBAL[3:], (3, 0), (7, 5)) if world.rank % 2 else Slice(GLOBAL[:3], (0, 0), (7, 5)),
         "replicated": [GLOBAL.double(), torch.tensor(3.5), torch.zeros(0, 4)],
-        "main": FromMain(torch.tensor([world.rank])),
+        "main": FromRankZero(torch.tensor([world.rank])),
         "number": world.rank,
     }
 
 
 def save_shards(world: World, folder: Path, blocking: bool) -> None:
-    saver = Saver(comm_of(world), torch.device("cpu"))
+    saver = CheckpointSaver(comm_of(world), torch.device("cpu"))
     tree = sharded_tree(world)
     if world.size == 1:
         tree["copies"] = GLOBAL
@@ -193,14 +193,14 @@ def save_shards(world: World, folder: Path, blocking: bool) -> None:
 
 
 def load_shards(world: World, folder: Path) -> None:
-    tree = open_checkpoint(folder, comm_of(world)).tree()
+    tree = open_checkpoint(folder, comm_of(world)).read_tree()
     start, end = rows(world.rank, world.size)
     left, right = columns(world.rank, world.size)
     for name in ("rows", "copies"):
         assert torch.equal(tree[name].read(Region((start, 0), (end - start, 5))), GLOBAL[start:end])
         assert torch.equal(tree[name].read(Region((0, left), (7, right - left))), GLOBAL[:, left:right])
-    assert torch.equal(tree["columns"].read(whole((7, 5))), GLOBAL.to(torch.bfloat16))
-    values = materialise(tree)
+    assert torch.equal(tree["columns"].read(full_region((7, 5))), GLOBAL.to(torch.bfloat16))
+    values = materialize(tree)
     assert torch.equal(values["replicated"][0], GLOBAL.double())
     assert values["replicated"][1] == 3.5
     assert values["replicated"][2].shape == (0, 4)
@@ -217,12 +217,12 @@ def test_shards_are_cut_anew(saved: int, blocking: bool, tmp_path: Path) -> None
 
 
 def save_without_renames(world: World, url: str) -> None:
-    saver, store = Saver(comm_of(world), torch.device("cpu")), open_store(url)
+    saver, store = CheckpointSaver(comm_of(world), torch.device("cpu")), open_store(url)
     for value in (1.0, 2.0):
         tree = {"w": [torch.full((50,), value + n) for n in range(6)]}
         saver.save(store, "step_1", tree, FACTS, blocking=value == 1.0)
     saver.close()
-    found = materialise(open_checkpoint(url, comm_of(world)).tree())
+    found = materialize(open_checkpoint(url, comm_of(world)).read_tree())
     assert [part[0].item() for part in found["w"]] == [2, 3, 4, 5, 6, 7]
 
 
@@ -233,7 +233,7 @@ def test_ranks_share_a_store_that_cannot_rename(tmp_path: Path) -> None:
 
 def refuse_private_memory(world: World) -> str:
     try:
-        Saver(comm_of(world), torch.device("cpu")).save(open_store("memory://x"), "step_1", {}, FACTS)
+        CheckpointSaver(comm_of(world), torch.device("cpu")).save(open_store("memory://x"), "step_1", {}, FACTS)
     except CheckpointError as error:
         return str(error)
     return ""
@@ -244,7 +244,7 @@ def test_a_store_that_ranks_do_not_share_is_refused() -> None:
 
 
 def save_alone_first(world: World, folder: Path) -> list[str]:
-    save_module.ALONE_AFTER_S = 0.05
+    save_module.MISSING_RANKS_WARNING_S = 0.05
     said = threading.Event()
     lines: list[str] = []
 
@@ -260,7 +260,7 @@ def save_alone_first(world: World, folder: Path) -> list[str]:
         wait_for(lambda: (folder / "said").exists())
     told = threading.Thread(target=lambda: said.wait(20) and (folder / "said").touch())
     told.start()
-    Saver(comm, torch.device("cpu")).save(LocalStore(str(folder / "runs")), "step_1", {}, FACTS)
+    CheckpointSaver(comm, torch.device("cpu")).save(LocalStore(str(folder / "runs")), "step_1", {}, FACTS)
     said.set()
     told.join()
     return lines
@@ -271,7 +271,7 @@ def test_a_rank_that_saves_alone_says_so(tmp_path: Path) -> None:
 
 
 def fail_on_one(world: World, folder: Path, blocking: bool) -> list[str]:
-    saver = Saver(comm_of(world), torch.device("cpu"))
+    saver = CheckpointSaver(comm_of(world), torch.device("cpu"))
     store = LocalStore(str(folder))
     saver.save(store, "step_1", {"w": torch.ones(3)}, FACTS)
     messages = []

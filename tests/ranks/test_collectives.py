@@ -16,7 +16,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.tensors.nested import describe
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
@@ -54,7 +54,7 @@ class Counting:
 
 
 def collectives_of(world: World, **options: Any) -> tuple[Collectives, Counting]:
-    counting = Counting(TorchComm(world, Group.adopt(world)) if world.size > 1 else LocalComm())
+    counting = Counting(TorchComm(world, DefaultGroup.adopt(world)) if world.size > 1 else LocalComm())
     return Collectives(counting, **options), counting
 
 
@@ -336,7 +336,7 @@ def test_debug_mode_names_the_rank_that_differs_before_every_collective() -> Non
 
 
 def start_any(world: World) -> list[bool]:
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     first, second = comm.start_any(world.rank == 1), comm.start_any(False)
     return [second(), first()]
 

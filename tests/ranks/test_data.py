@@ -15,9 +15,9 @@ from accel_nb.accelerator.options.plugins import DataLoaderConfiguration
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Registry
+from accel_nb.strategies import StrategyRegistry
 from accel_nb.strategies.base import Capabilities
 from accel_nb.strategies.ddp.strategy import Ddp
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit
@@ -34,7 +34,7 @@ class Paired(Ddp):
         return self._world.rank // 2, self._world.size // 2
 
 
-PAIRED = Registry([EntryPoint("paired", f"{__name__}:Paired", "accel_nb.strategies")])
+PAIRED = StrategyRegistry([EntryPoint("paired", f"{__name__}:Paired", "accel_nb.strategies")])
 
 
 class Numbers(Dataset[Any]):
@@ -254,7 +254,7 @@ def padded_in_a_plain_cell(world: World) -> tuple[float, float]:
     cells = PlainCells(accelerator)
     cells.prepare(locals(), ["model", "optimizer", "test"])
     losses, rows = [], []
-    with cells.running(), torch.no_grad():
+    with cells.run_cell(), torch.no_grad():
         for item in test:
             loss = item["x"].double().mean()
             losses += accelerator.gather_for_metrics(loss.repeat(4)).tolist()
@@ -289,7 +289,7 @@ def evaluated(world: World) -> dict[str, Any]:
                     break
         model.train()
 
-    with cells.running():
+    with cells.run_cell():
         for item in train:
             evaluate(facts["inside"])
             model(item["x"].float().reshape(-1, 1)).mean().backward()
@@ -315,7 +315,7 @@ def test_what_every_rank_reads_whole_is_not_gathered_twice() -> None:
 
 
 def scattered(world: World) -> list[Any]:
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     parts = [torch.full((3,), 10 * rank) for rank in range(world.size)]
     found = []
     for source in range(world.size):

@@ -129,7 +129,7 @@ def steers(world: World, stage: int) -> list[Tensor]:
     for module in (model, nn.ModuleList([model])) if stage == 3 else ():
         with pytest.raises(MisuseError, match="holds only a part of the model"):
             module.state_dict()  # here ranks need not read together, and would find divided parameters empty
-    with sharded.together(accelerator.components.comm):
+    with sharded.collective_reads(accelerator.components.comm):
         kept = {name: value.clone() for name, value in model.state_dict().items()}
     saved = accelerator.components.strategy.read_state(accelerator.components.stepper.bundle)
     run(accelerator, model, optimizer, range(3, 5))

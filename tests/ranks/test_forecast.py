@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from accel_nb.accelerator import Accelerator
 from accel_nb.forecast.layouts import LAYOUTS
 from accel_nb.forecast.measurement import default_loss, measure_activations, measure_model
-from accel_nb.forecast.memory import Usage, estimate
+from accel_nb.forecast.memory import MemoryUsage, estimate
 from accel_nb.runtime.world import World
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.ranks.launch import run_ranks
@@ -32,7 +32,7 @@ def training() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     )
 
 
-def forecast(name: str, world: int, half: torch.dtype | None, optimizer: str) -> Usage:
+def forecast(name: str, world: int, half: torch.dtype | None, optimizer: str) -> MemoryUsage:
     model, batch = training()
     made = make_optimizer(optimizer, model)
     activations = measure_activations(model, batch, NUM_SAMPLES, half=half)

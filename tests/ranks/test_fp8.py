@@ -18,7 +18,7 @@ from accel_nb.accelerator.options.plugins import AORecipeKwargs
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError
 from accel_nb.precision.fp8 import find_layers
-from accel_nb.precision.half import Full
+from accel_nb.precision.half import FullPrecision
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.fsdp.strategy import Fsdp
@@ -237,7 +237,7 @@ def test_gathering_in_float8_is_refused_where_it_cannot_be() -> None:
         Accelerator(cpu=True, mixed_precision="fp8", config={"fp8": {"recipe": "rowwise"}, "fsdp": fsdp})
     assert len(caught.value.problems) == 2
     assert "rowwise scales a weight in two ways" in str(caught.value)
-    planned = Fsdp(FsdpOptions(**fsdp), Full())  # as a plan would have it, which asks before it chooses
+    planned = Fsdp(FsdpOptions(**fsdp), FullPrecision())  # as a plan would have it, which asks before it chooses
     assert "not in float8" in str(planned.refusal(Bundle()))
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", config={"fsdp": {"float8_gather": True}})
     assert any("float8_gather" in note and "precision is bf16" in note for note in accelerator.resolved.notes)

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from accel_nb.data.loader import Share, shard
+from accel_nb.data.loader import BatchShare, shard_loader
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process import rng
 from tests.ranks.launch import run_ranks
+from tests.support.loops import Loops
 
 
 def _nothing(world):
@@ -57,13 +58,12 @@ def _make(kind, num_workers):
 def _read(comm, kind, batch, num_workers, epochs):
     rng.set_seed(2, per_rank=comm.world)
     shares = []
-    loader = shard(
+    loader = shard_loader(
         _make(kind, num_workers),
         comm=comm,
         batch=batch,
         device="cpu",
-        on_share=shares.append,
-        is_training=lambda: True,
+        observer=Loops(shares),
     )
     seen = []
     for _ in range(epochs):
@@ -74,14 +74,14 @@ def _read(comm, kind, batch, num_workers, epochs):
 
 
 def _read_on_rank(world, *args):
-    return _read(TorchComm(world, Group.adopt(world)), *args)
+    return _read(TorchComm(world, DefaultGroup.adopt(world)), *args)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch", ["global", "per-worker"])
 @pytest.mark.parametrize("kind", ["shuffled", "own generator", "batch sampler", "foreign", "stream"])
 def test_two_processes_see_what_one_sees(kind, batch, num_workers):
-    with rng.forked():
+    with rng.fork_rng():
         plain, plain_state = _read(LocalComm(), kind, "global", num_workers, 2)
 
     first, second = run_ranks(_read_on_rank, 2, kind, batch, num_workers, 2)
@@ -97,14 +97,13 @@ def test_two_processes_see_what_one_sees(kind, batch, num_workers):
 
 
 def _read_fewer_than_ranks(world):
-    shares: list[Share | None] = []
-    loader = shard(
+    shares: list[BatchShare | None] = []
+    loader = shard_loader(
         DataLoader(torch.arange(2), batch_size=8),
-        comm=TorchComm(world, Group.adopt(world)),
+        comm=TorchComm(world, DefaultGroup.adopt(world)),
         batch="global",
         device="cpu",
-        on_share=shares.append,
-        is_training=lambda: True,
+        observer=Loops(shares),
     )
     batches = [batch.tolist() for batch in loader]
     assert shares.pop() is None, "the end is announced"
@@ -113,20 +112,19 @@ def _read_fewer_than_ranks(world):
 
 def test_a_rank_without_a_share_gets_a_filler():
     assert run_ranks(_read_fewer_than_ranks, 3) == [
-        ([[0]], [Share(1, 2, True, False)]),
-        ([[1]], [Share(1, 2, True, False)]),
-        ([[0]], [Share(0, 2, True, True)]),
+        ([[0]], [BatchShare(1, 2, True, False)]),
+        ([[1]], [BatchShare(1, 2, True, False)]),
+        ([[0]], [BatchShare(0, 2, True, True)]),
     ]
 
 
 def _read_different_lengths(world):
-    loader = shard(
+    loader = shard_loader(
         DataLoader(torch.arange(4 + 2 * world.rank), batch_size=2),
-        comm=TorchComm(world, Group.adopt(world)),
+        comm=TorchComm(world, DefaultGroup.adopt(world)),
         batch="global",
         device="cpu",
-        on_share=lambda share: None,
-        is_training=lambda: True,
+        observer=Loops(),
     )
     with pytest.raises(MisuseError, match="different length") as raised:
         list(loader)
@@ -142,17 +140,16 @@ def test_loaders_of_different_length_are_named_on_every_rank():
 
 
 def _iterate_on_one(world):
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     if world.is_main:  # as long as what the other rank sends: gloo ends a process that gets more than it waits for
         comm.all_gather(torch.zeros(7 * 8 + torch.get_rng_state().numel(), dtype=torch.uint8))
         return
-    loader = shard(
+    loader = shard_loader(
         DataLoader(torch.arange(4), batch_size=2),
         comm=comm,
         batch="global",
         device="cpu",
-        on_share=lambda share: None,
-        is_training=lambda: True,
+        observer=Loops(),
     )
     with pytest.raises(MisuseError, match=r"rank 0 makes another call.*below `if accelerator.is_main_process`"):
         list(loader)

@@ -169,7 +169,7 @@ def train_each(world: World) -> dict[str, tuple[list[float], list[str]]]:
     cells = PlainCells(accelerator)
     found = {}
     for name, loss_of in losses.items():
-        with cells.running(), warnings.catch_warnings(record=True) as caught:
+        with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             values = trained(loss_of)
         found[name] = values, warned(caught)
@@ -209,7 +209,7 @@ def test_a_divisor_that_is_not_a_sum_is_said_where_it_makes_no_difference_yet(on
 def later_loss(world: World) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model, optimizer, loader = parts()
         for number, batch in enumerate(loader):
@@ -231,7 +231,7 @@ def test_a_loss_that_comes_up_later_is_looked_at_too() -> None:
 def search(world: World) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, _, loader = parts()
         for loss_of in (F.mse_loss, lambda out, y: F.mse_loss(out, y).sqrt()):
@@ -254,7 +254,7 @@ def counted(world: World) -> tuple[list[int], list[str]]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
     totals = []
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model, optimizer, loader = parts()
         for x, y, *_ in loader:
@@ -287,7 +287,7 @@ class Noisy(Dataset[Any]):
 def draw(world: World, where: str) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = nn.Linear(3, 3, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -327,7 +327,7 @@ class Centred(nn.Module):
 def with_buffers(world: World, is_moving: bool) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = Centred(is_moving)
         _, _, loader = parts()
@@ -349,7 +349,7 @@ def test_buffers_that_a_forward_changes_are_said(is_moving: bool, num_warnings: 
 def two_loaders(world: World, num_extra: int) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with warnings.catch_warnings(record=True) as caught, cells.running():
+    with warnings.catch_warnings(record=True) as caught, cells.run_cell():
         warnings.simplefilter("always")
         model, optimizer, loader = parts()
         others = DataLoader(TensorDataset(torch.ones(16 + num_extra, 3, dtype=torch.float64)), batch_size=4)
@@ -370,7 +370,7 @@ def test_loaders_with_other_proportions_in_one_step_are_said(num_extra: int, num
 def skeleton(world: World) -> list[float]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running():
+    with cells.run_cell():
         model, optimizer, loader = parts()
         empty = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, CLASSES)).to("meta")
         names = {"model": model, "optimizer": optimizer, "empty": empty, "loader": loader}
@@ -395,7 +395,7 @@ def hooked(world: World, kind: str) -> list[str]:
     model, optimizer, loader = parts()
     if kind == "parameter":
         next(model.parameters()).register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
-    with cells.running(), warnings.catch_warnings(record=True) as caught:
+    with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cells.prepare({"model": model, "optimizer": optimizer}, ["model", "optimizer"])
         for batch in loader:

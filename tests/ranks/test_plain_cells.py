@@ -265,7 +265,7 @@ def plain_cells(world: World) -> Any:
     torch.manual_seed(100 + world.rank)
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running():
+    with cells.run_cell():
         yield cells
     accelerator.close()
 
@@ -490,9 +490,9 @@ def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_pat
 def files_of_each_rank(world: World, folder: str) -> bool:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
-    with cells.running(tells_ranks_apart=True):
+    with cells.run_cell(may_depend_on_rank=True):
         Path(f"{folder}/{world.rank}.txt").write_text("x")
-    with cells.running():
+    with cells.run_cell():
         pass
     with open(f"{folder}/after_{world.rank}.txt", "w") as file:
         file.write("x")
@@ -524,7 +524,7 @@ def compiled_in_a_cell(world: World, precision: str) -> dict[str, Any]:
     accelerator = Accelerator(world=world, cpu=True, mixed_precision=precision)
     cells = PlainCells(accelerator)
     found: dict[str, Any] = {}
-    with cells.running():
+    with cells.run_cell():
         cells.prepare(
             {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, ["model", "optimizer"]
         )

@@ -15,15 +15,15 @@ from torch import nn
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 
 
-def fresh_group(world: World, folder: str) -> Group:
+def fresh_group(world: World, folder: str) -> DefaultGroup:
     """Open a group of the test's own instead of the launcher's."""
     dist.destroy_process_group()
-    return Group.open(world, f"{folder}/first", timeout_s=60)
+    return DefaultGroup.open(world, f"{folder}/first", timeout_s=60)
 
 
 def freed_after_its_group(world: World, folder: str) -> bool:
@@ -48,7 +48,7 @@ def blocked_until_cut(world: World, folder: str, where: str) -> dict[str, Any]:
         def cut_when_blocked() -> None:
             entered.wait()
             store.get("peer is elsewhere")  # blocks until the other rank says that it will not come
-            facts["cut"] = group.cut()
+            facts["cut"] = group.cut_connections()
             facts["time"] = time.perf_counter()
 
         monitor = threading.Thread(target=cut_when_blocked)
@@ -99,7 +99,7 @@ def cut_in_backward(world: World, folder: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if world.rank == 0:
         loss = model(torch.ones(2, 3)).sum()
-        cutter = threading.Thread(target=lambda: (store.get("elsewhere"), group.cut()))
+        cutter = threading.Thread(target=lambda: (store.get("elsewhere"), group.cut_connections()))
         cutter.start()
         try:
             accelerator.backward(loss)
@@ -139,7 +139,7 @@ def cut_spares_others(world: World, folder: str) -> bool:
     client = socket.create_connection(server.getsockname())
     peer, _ = server.accept()
     dist.barrier()
-    group.cut()
+    group.cut_connections()
     client.sendall(b"alive")
     alive = peer.recv(5) == b"alive"
     for connection in (client, peer, server):
@@ -153,7 +153,7 @@ def test_cut_leaves_other_connections_alone(tmp_path: Path) -> None:
 
 
 def talk(world: World) -> dict[str, Any]:
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     rank = float(world.rank)
     facts = {
         "sum": comm.all_reduce(torch.tensor([rank, 1.0])).tolist(),

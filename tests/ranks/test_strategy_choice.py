@@ -65,7 +65,7 @@ def trains(world: World, memory: str | None, is_plain: bool) -> tuple[str, list[
 
     if is_plain:
         cells = PlainCells(accelerator)
-        with cells.running():
+        with cells.run_cell():
             cells.prepare(locals(), ["model", "optimizer", "loader"])
             strategy, notes = train()
     else:

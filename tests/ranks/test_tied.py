@@ -82,7 +82,7 @@ class Elsewhere(Accelerator):
 
     def __init__(self) -> None:
         super().__init__(cpu=True)
-        self._preparer._device = torch.device("meta")
+        self.components.preparer._device = torch.device("meta")
 
 
 @pytest.mark.usefixtures("untying")

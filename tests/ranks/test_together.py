@@ -15,9 +15,9 @@ import torch
 
 from accel_nb import get_logger, set_seed, synchronize_rng_states
 from accel_nb.accelerator import Accelerator
-from accel_nb.launch.stall_reporter import Comparer, Teller
+from accel_nb.launch.stall_reporter import StallComparer, StallReporter
 from accel_nb.runtime.distributed.communicator import TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
@@ -131,18 +131,18 @@ def test_inputs_are_divided_and_each_rank_leaves_a_trace(tmp_path: Any) -> None:
 
 def stand_apart(world: World, folder: Path) -> list[str]:
     files = {rank: os.open(folder / str(rank), os.O_RDWR | os.O_CREAT) for rank in range(world.size)}
-    comm = TorchComm(world, Group.adopt(world))
+    comm = TorchComm(world, DefaultGroup.adopt(world))
     comm.barrier()
-    teller, is_compared = Teller(files[world.rank], world), threading.Event()
+    teller, is_compared = StallReporter(files[world.rank], world), threading.Event()
     lines: list[str] = []
 
     def look() -> None:
         def all_have_told() -> bool:
-            teller.look()
+            teller.sample()
             return all(os.pread(file, 1, 0) == b"{" for file in files.values())
 
         wait_for(all_have_told)
-        Comparer(files, lines.append).compare(files.keys())
+        StallComparer(files, lines.append).compare(files.keys())
         is_compared.set()
 
     looking = threading.Thread(target=look)

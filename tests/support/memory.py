@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_nb.bigmodel.host_memory import give_back
+from accel_nb.bigmodel.host_memory import trim_heap
 
 
 def peak_bytes() -> int:
@@ -18,7 +18,7 @@ def peak_bytes() -> int:
 def grown_bytes(run: Callable[[], object]) -> int:
     """Return by how much this process's resident memory grew at most while something ran."""
     gc.collect()
-    give_back()
+    trim_heap()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before = peak_bytes()
     run()

@@ -9,7 +9,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from accel_nb.pool.engine import Arrival, Arrived, Ended, EngineFacts, Measured, Printed, WorkerSpec
+from accel_nb.pool.engine import (
+    Arrival,
+    EngineFacts,
+    EventsArrived,
+    OutputArrived,
+    RecordArrived,
+    WorkerEnded,
+    WorkerSpec,
+)
 from accel_nb.pool.messages import decode
 from accel_nb.pool.payload import NO_PAYLOADS, MemoryPayloads, Payloads
 from accel_nb.telemetry.events import from_message
@@ -30,7 +38,7 @@ class PipeEngine:
     def facts(self) -> EngineFacts:
         return EngineFacts(True, 1, {}, {rank: worker.pid for rank, worker in self._workers.items()}, None)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         pass
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
@@ -86,12 +94,12 @@ class PipeEngine:
             while True:
                 message, payloads = read_frame(worker.stdout)
                 if message["kind"] == "printed":
-                    arrivals.put(Printed(rank, message["stream"], message["text"].encode()))
+                    arrivals.put(OutputArrived(rank, message["stream"], message["text"].encode()))
                 elif message["kind"] == "measured":
-                    arrivals.put(Measured(rank, (from_message(message["event"]),)))
+                    arrivals.put(EventsArrived(rank, (from_message(message["event"]),)))
                 else:
-                    arrivals.put(Arrived(rank, decode(message), payloads))
-        arrivals.put(Ended(rank, worker.wait()))
+                    arrivals.put(RecordArrived(rank, decode(message), payloads))
+        arrivals.put(WorkerEnded(rank, worker.wait()))
 
 
 def _close(worker: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from accel_nb.pool.messages import Finish, FinishAnswer, Interrupt, Note, Reply, Request, Stopped, WorkerReady
+from accel_nb.pool.messages import FinishAnswer, FinishStep, Interrupt, Note, Reply, Stopped, TaskRequest, WorkerReady
 from accel_nb.pool.payload import MemoryPayloads, Payloads
 from accel_nb.pool.program import Program, TaskResult
 from accel_nb.telemetry.events import Event, to_message
@@ -28,7 +28,7 @@ class PipeWorker:
         self._rank = rank
         self._incoming, self._outgoing = incoming, outgoing
         self._sending = threading.Lock()
-        self._requests: queue.Queue[tuple[Request, Payloads] | None] = queue.Queue()
+        self._requests: queue.Queue[tuple[TaskRequest, Payloads] | None] = queue.Queue()
         self._number = self._interrupted = 0
         self._running: int | None = None
         module, _, attribute = program.partition(":")
@@ -64,7 +64,7 @@ class PipeWorker:
             self._number = request.number
             try:
                 if request.task == "reopen":
-                    self._program.reopened()
+                    self._program.on_group_reopened()
                     result = TaskResult("done", {})
                 else:
                     result = self._program.handle(request.task, request.body, payloads)
@@ -79,9 +79,9 @@ class PipeWorker:
             except (EOFError, ValueError):
                 self._requests.put(None)
                 return
-            if isinstance(record, Request):
+            if isinstance(record, TaskRequest):
                 self._requests.put((record, payloads))
-            elif isinstance(record, Finish):
+            elif isinstance(record, FinishStep):
                 self._send(FinishAnswer(record.number, False))
             elif isinstance(record, Interrupt):
                 self._interrupted = record.number

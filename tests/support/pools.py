@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
@@ -22,18 +22,18 @@ class Recorder:
         self.text: dict[tuple[int, str], bytes] = {}
         self.notes: list[tuple[int, str, dict[str, Any]]] = []
         self.events: list[Any] = []
-        self.answers: list[Answer] = []
+        self.answers: list[RankResult] = []
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         self.text[rank, stream] = self.text.get((rank, stream), b"") + data
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.notes.append((rank, topic, body))
 
-    def measured(self, events: Sequence[Any]) -> None:
+    def on_events(self, events: Sequence[Any]) -> None:
         self.events += events
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         self.answers.append(answer)
 
     def tick(self) -> None:
@@ -55,7 +55,7 @@ def running_pool(size: int, **options: Any) -> Iterator[tuple[Pool, LocalEngine]
             engine.stop()
 
 
-def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **options: Any) -> tuple[list[Answer], Any]:
+def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **options: Any) -> tuple[list[RankResult], Any]:
     """Run one code on every rank, or one each."""
     if len(codes) == 1:
         codes = codes * pool.size

@@ -35,17 +35,17 @@ class EvalProgram:
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         return {"error": {"type": type(error).__name__, "message": str(error)}}
 
-    def reopened(self) -> None:
+    def on_group_reopened(self) -> None:
         self.names["reopened"] = self.names.get("reopened", 0) + 1
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         return self.names["finish"]() if "finish" in self.names else False
 
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
-        return self.names["steer"](wish, action) if "steer" in self.names else None
+    def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
+        return self.names["steer"](action_id, action) if "steer" in self.names else None
 
-    def decide(self, wish: int, at: int | None) -> None:
-        self.names["decide"](wish, at)
+    def decide_action(self, action_id: int, count: int | None) -> None:
+        self.names["decide"](action_id, count)
 
 
 def refuse_processes() -> None:

@@ -42,8 +42,8 @@ def test_a_collector_gets_every_kind_of_metric(collector: tuple[str, list[bytes]
     url, bodies = collector
     exporters = Exporters()
     assert exporters.use(MetricsOptions(otlp=url)) == [f"metrics to {url} by OpenTelemetry"]
-    exporters.feed([StepDone(1, 7, 1.0, 0.5, 0.01, 0.25, 32), MemorySample(1, 7, 1.0, 10, 20, 30, 40, 50, 60)])
-    exporters.feed([StepDone(1, 8, 2.0, 0.4, 0.01, 0.25, 32), CheckpointSaved(0, 8, 2.0, "/x", 0.1, 0.2, 99)])
+    exporters.export([StepDone(1, 7, 1.0, 0.5, 0.01, 0.25, 32), MemorySample(1, 7, 1.0, 10, 20, 30, 40, 50, 60)])
+    exporters.export([StepDone(1, 8, 2.0, 0.4, 0.01, 0.25, 32), CheckpointSaved(0, 8, 2.0, "/x", 0.1, 0.2, 99)])
     exporters.close()
     request = import_module("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2").ExportMetricsServiceRequest
     metrics = {
@@ -72,7 +72,7 @@ def test_a_collector_that_is_not_there_holds_nothing_up() -> None:
     exporters.use(MetricsOptions(otlp="http://127.0.0.1:9/v1/metrics"))
     started = time.monotonic()
     for step in range(100):
-        exporters.feed([StepDone(0, step, 1.0, 0.5, 0.01, 0.25, 32)])
+        exporters.export([StepDone(0, step, 1.0, 0.5, 0.01, 0.25, 32)])
     assert time.monotonic() - started < 1.0
     exporters.close()
     assert time.monotonic() - started < 15.0

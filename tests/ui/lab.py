@@ -17,7 +17,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from accel_nb.runs import Registry
+from accel_nb.runs import RunRegistry
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 START_S = 90
@@ -106,9 +106,9 @@ class LabServer:
             raise RuntimeError(f"JupyterLab ended at once:\n{self.log()}")
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> RunRegistry:
         """Return the registry that its kernels see."""
-        return Registry(self._folder / "state" / "accel_nb" / "runs")
+        return RunRegistry(self._folder / "state" / "accel_nb" / "runs")
 
     def log(self) -> str:
         """Return the end of the server's log."""

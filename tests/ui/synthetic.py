@@ -7,15 +7,15 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from accel_nb.telemetry.allocator_blocks import fold
+from accel_nb.telemetry.allocator_blocks import condense_snapshot
 from accel_nb.telemetry.events import (
     Event,
     MemoryMapped,
     MemorySample,
     MetricLogged,
-    Prepared,
     RatePlanned,
     StepDone,
+    WorkerPrepared,
 )
 
 MIB = 2**20
@@ -27,7 +27,7 @@ def training_events(
     """Yield a falling loss, a skipped step, a NaN, a slow last rank and a memory that fills in the first steps."""
     noise = random.Random(0)
     for rank in range(num_ranks):
-        yield Prepared(rank, start, "cpu", "ddp", "no", ("model",), ())
+        yield WorkerPrepared(rank, start, "cpu", "ddp", "no", ("model",), ())
     for step in range(1, num_steps + 1):
         time = start + step * step_s
         for rank in range(num_ranks):
@@ -66,7 +66,7 @@ def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
             sizes += [MIB // 16] * 800
         blocks = [{"size": size, "state": state} for size, state in zip(sizes, states, strict=True)]
         segments.append({"device": 0, "total_size": sum(sizes), "blocks": blocks})
-    found = fold(segments, 0)
+    found = condense_snapshot(segments, 0)
     holders = {
         "weights, gradients and optimizer state of blocks.*.mlp": 460 * MIB,
         "weights, gradients and optimizer state of blocks.*.attention": 310 * MIB,

@@ -79,7 +79,7 @@ def record(lab: LabServer, name: str, outcome: Any, *, started: float, line: str
     )
     noise = random.Random(name)
     recording.log((step, {"loss": 0.1 + 2 * 0.97**step * noise.uniform(0.8, 1.2)}) for step in range(1, 200))
-    recording.end(outcome, num_steps=200, error="ValueError: <b>no</b>" if outcome == "failed" else None)
+    recording.finish(outcome, num_steps=200, error="ValueError: <b>no</b>" if outcome == "failed" else None)
 
 
 @pytest.mark.timeout(300)

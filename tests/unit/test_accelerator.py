@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
-from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, Prepared, StepDone
+from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, StepDone, WorkerPrepared
 
 
 class Recorder:
@@ -193,7 +193,7 @@ def test_events_of_a_run() -> None:
     accelerator.log({"accuracy": torch.tensor(0.5)}, step=7)
     with pytest.raises(MisuseError, match="'name'"):
         accelerator.log({"name": "text"})
-    (prepared,) = recorder.of(Prepared)
+    (prepared,) = recorder.of(WorkerPrepared)
     assert prepared.objects == ("Linear (3 parameters)", "SGD")
     (step,) = recorder.of(StepDone)
     assert (step.step, step.learning_rate, step.skipped) == (1, 0.25, False)

@@ -28,24 +28,24 @@ def test_roots_only_each_once_and_what_schedulers_and_lists_hold() -> None:
         "n": 1,
     }
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    found = PlainCells(accelerator).discover(namespace, [*namespace, "missing"])
+    found = PlainCells(accelerator).find_unprepared(namespace, [*namespace, "missing"])
     assert found.modules == (model, other)
     assert found.optimizers == (optimizer,)
     assert found.schedulers == (scheduler,)
     assert found.loaders == (loader,)
     PlainCells(accelerator).prepare(namespace, namespace)
-    assert PlainCells(accelerator).discover(namespace, namespace).objects == ()
+    assert PlainCells(accelerator).find_unprepared(namespace, namespace).objects == ()
     newer = Accelerator(cpu=True)
-    assert len(PlainCells(newer).discover(namespace, namespace).objects) == 5
+    assert len(PlainCells(newer).find_unprepared(namespace, namespace).objects) == 5
     accelerator.close()
-    assert len(PlainCells(accelerator).discover(namespace, namespace).objects) == 5
+    assert len(PlainCells(accelerator).find_unprepared(namespace, namespace).objects) == 5
 
 
 def test_cuda_means_the_workers_device_and_torch_is_put_back() -> None:
     before = {name: vars(torch.Tensor).get(name) for name in ("to", "cuda", "backward")}
     factories = (torch.zeros, torch.nn.utils.clip_grad_norm_, nn.Module.to)
     accelerator = Accelerator(cpu=True)
-    with PlainCells(accelerator).running():
+    with PlainCells(accelerator).run_cell():
         x = torch.zeros(2, device="cuda")
         tensors = [x, x.cuda(), x.to("cuda:0"), x.to(device="cuda"), x.to(torch.device("cuda", 3)), x.cuda(1)]
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
@@ -58,7 +58,7 @@ def test_cuda_means_the_workers_device_and_torch_is_put_back() -> None:
 
 
 def _fails_inside(accelerator: Accelerator) -> None:
-    with PlainCells(accelerator).running():
+    with PlainCells(accelerator).run_cell():
         raise KeyError
 
 
@@ -72,7 +72,7 @@ def test_torch_is_put_back_after_an_error() -> None:
 def test_gradients_outside_of_the_cell_are_plain() -> None:
     accelerator = Accelerator(cpu=True)
     x = torch.ones(3, requires_grad=True)
-    with PlainCells(accelerator).running():
+    with PlainCells(accelerator).run_cell():
         (x * 2).sum().backward()
         (x * 2).backward(torch.ones(3))
         with pytest.raises(RuntimeError, match="scalar"):
@@ -91,7 +91,7 @@ def test_clipping_by_the_cell_sees_true_gradients_of_whole_windows(precision: st
     cells = PlainCells(accelerator)
     cells.prepare({"model": model, "optimizer": optimizer}, ["model", "optimizer"])
     norms = []
-    with cells.running():
+    with cells.run_cell():
         for _ in range(2):
             model(torch.ones(1, 4)).mean().backward()
             norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
@@ -117,6 +117,6 @@ def test_two_optimizers_with_backward_passes_of_their_own_cannot_accumulate_with
                 model(x).sum().backward()
                 optimizer.step()
 
-    with cells.running(), pytest.raises(MisuseError, match="wrap what is done with a batch"):
+    with cells.run_cell(), pytest.raises(MisuseError, match="wrap what is done with a batch"):
         train()
     accelerator.close()

@@ -40,7 +40,7 @@ class Run:
             self.step += 1
             self.time += step_s
             for _ in range(boundaries):
-                self.autosave.boundary()
+                self.autosave.on_batch_end()
 
 
 class Counting(LocalComm):
@@ -59,7 +59,7 @@ def test_by_steps():
     run = Run(steps=5)
     run.go(17, 0.01, boundaries=3)  # several micro-batches to a step save once
     assert [step for step, _ in run.saved] == [5, 10, 15]
-    run.autosave.go_on_from(2)
+    run.autosave.resume_from(2)
     run.step = 2
     run.go(6, 0.01)
     assert [step for step, _ in run.saved] == [5, 10, 15, 7]
@@ -83,7 +83,7 @@ def test_by_time_with_slow_steps():
 def test_when_asked():
     run = Run(steps=1_000_000)
     run.go(1000, 0.01)
-    run.autosave.ask()
+    run.autosave.request_save()
     run.go(200, 0.01)
     assert len(run.saved) == 1
     assert run.saved[0][0] <= 1000 + 60  # half a second later, with room for a step that was slow
@@ -91,10 +91,10 @@ def test_when_asked():
 
 def test_a_stop_saves_and_ends_the_run_at_a_boundary():
     run = Run()
-    assert not run.autosave.ask_to_stop(), "no loop has come to a boundary"
+    assert not run.autosave.request_stop(), "no loop has come to a boundary"
     run.autosave.begin_run()
     run.go(100, 0.01)
-    assert run.autosave.ask_to_stop()
+    assert run.autosave.request_stop()
     with pytest.raises(KeyboardInterrupt):
         run.go(200, 0.01)
     assert [step for step, _ in run.saved] == [run.step] == [run.autosave.stopped_step]
@@ -106,7 +106,7 @@ def test_a_stop_saves_and_ends_the_run_at_a_boundary():
 def test_a_step_that_is_saved_already_is_not_saved_again():
     run = Run(steps=1)
     run.go(1, 1.0)
-    run.autosave.ask_to_stop()
+    run.autosave.request_stop()
     run.autosave._saved_step = 2
     with pytest.raises(KeyboardInterrupt):
         run.go(1, 1.0)
@@ -117,9 +117,9 @@ def test_a_stop_far_from_a_boundary_is_refused():
     run = Run()
     run.go(10, 4.0)
     run.time += 11.0
-    assert run.autosave.ask_to_stop(), "steps take four seconds"
+    assert run.autosave.request_stop(), "steps take four seconds"
     run.time += 2.0
-    assert not run.autosave.ask_to_stop()
+    assert not run.autosave.request_stop()
 
 
 def test_saves_are_put_off_while_the_one_before_is_slow():
@@ -130,7 +130,7 @@ def test_saves_are_put_off_while_the_one_before_is_slow():
     before = run.comm.num_messages
     run.go(600, 0.01)
     assert [step for step, _ in run.saved] == [5]
-    assert run.autosave.num_late > 0
+    assert run.autosave.num_postponed > 0
     assert run.comm.num_messages - before < 20, "asks about twice a second"
     is_behind[0] = False
     run.go(60, 0.01)

@@ -14,12 +14,12 @@ from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace, forward_time
 from accel_nb.bigmodel.planning.device_map import (
     check_device_map,
-    expect_forward,
+    estimate_forward,
     infer_auto_device_map,
     plan_device_map,
 )
-from accel_nb.bigmodel.planning.placement import place_of
-from accel_nb.bigmodel.planning.placement_search import Arrangement, Part, Step
+from accel_nb.bigmodel.planning.placement import find_place
+from accel_nb.bigmodel.planning.placement_search import Arrangement, ForwardStep, PlacementUnit
 from accel_nb.bigmodel.planning.sizes import Device, compute_module_sizes
 from accel_nb.errors import ConfigError
 from tests.support.transformer import Transformer
@@ -31,8 +31,8 @@ def pace(cpu: float = 10, disk: float = 10, *, beside: bool = True) -> Pace:
     return Pace(1, INFINITE, cpu, disk, reads_beside=beside)
 
 
-def arranged(steps: Sequence[Step], room: dict[Device, float], own: Pace) -> Arrangement:
-    parts = [Part((str(at),), (at,), step.nbytes) for at, step in enumerate(steps)]
+def arranged(steps: Sequence[ForwardStep], room: dict[Device, float], own: Pace) -> Arrangement:
+    parts = [PlacementUnit((str(at),), (at,), step.nbytes) for at, step in enumerate(steps)]
     return Arrangement(parts, steps, room, own)
 
 
@@ -50,7 +50,7 @@ def arranged(steps: Sequence[Step], room: dict[Device, float], own: Pace) -> Arr
 def test_a_forward_takes_what_a_pipeline_with_two_buffers_does(computing, reading, expected: float) -> None:
     sizes = [1] * len(computing)
     assert forward_time(computing, reading, sizes, 2).seconds == expected
-    assert forward_time(computing, reading, sizes, 2, beside=False).seconds == sum(computing) + sum(reading)
+    assert forward_time(computing, reading, sizes, 2, overlaps=False).seconds == sum(computing) + sum(reading)
 
 
 def test_one_buffer_lets_nothing_arrive_beside_what_came_before() -> None:
@@ -59,30 +59,42 @@ def test_one_buffer_lets_nothing_arrive_beside_what_came_before() -> None:
 
 
 def test_room_goes_to_what_takes_longest_to_come() -> None:
-    steps = [Step(10, 0.1), Step(10, 0.1), Step(10, 0.1), Step(40, 0.1), Step(20, 0.1)]
+    steps = [
+        ForwardStep(10, 0.1),
+        ForwardStep(10, 0.1),
+        ForwardStep(10, 0.1),
+        ForwardStep(40, 0.1),
+        ForwardStep(20, 0.1),
+    ]
     own = arranged(steps, {0: 85, "disk": INFINITE}, pace())
-    found = min(own.starts(), key=lambda places: own.time(places).seconds)
-    assert own.improved(found) == found == ["disk", "disk", "disk", 0, 0]
+    found = min(own.initial_placements(), key=lambda places: own.time(places).seconds)
+    assert own.improve(found) == found == ["disk", "disk", "disk", 0, 0]
 
 
 def test_what_is_away_lies_between_what_computes_long() -> None:
-    steps = [Step(10, 3.0), Step(10, 0.1), Step(10, 3.0), Step(10, 0.1), Step(10, 0.1)]
+    steps = [
+        ForwardStep(10, 3.0),
+        ForwardStep(10, 0.1),
+        ForwardStep(10, 3.0),
+        ForwardStep(10, 0.1),
+        ForwardStep(10, 0.1),
+    ]
     own = arranged(steps, {0: 40, "cpu": INFINITE}, pace(cpu=5))
-    found = own.improved([0, 0, "cpu", "cpu", "cpu"])
+    found = own.improve([0, 0, "cpu", "cpu", "cpu"])
     assert found.count(0) == 2
     assert own.time(found).seconds == pytest.approx(6.3), "nothing is waited for"
 
 
 def test_memory_is_for_what_would_else_come_slowly_from_disk() -> None:
-    steps = [Step(20, 0.0), Step(30, 0.0), Step(25, 0.0)]
+    steps = [ForwardStep(20, 0.0), ForwardStep(30, 0.0), ForwardStep(25, 0.0)]
     own = arranged(steps, {0: 60, "cpu": 30, "disk": INFINITE}, pace(cpu=100, disk=1))
-    assert own.improved(["cpu", "disk", "disk"]) == ["disk", "cpu", "disk"], "none can stay beside two buffers"
+    assert own.improve(["cpu", "disk", "disk"]) == ["disk", "cpu", "disk"], "none can stay beside two buffers"
 
 
 def test_the_largest_part_stays_if_its_buffers_would_cost_more() -> None:
-    steps = [Step(10, 0.0), Step(10, 0.0), Step(50, 0.0), Step(10, 0.0)]
+    steps = [ForwardStep(10, 0.0), ForwardStep(10, 0.0), ForwardStep(50, 0.0), ForwardStep(10, 0.0)]
     own = arranged(steps, {0: 70, "disk": INFINITE}, pace())
-    assert own.improved(["disk"] * 4)[2] == 0
+    assert own.improve(["disk"] * 4)[2] == 0
 
 
 def test_found_arrangements_are_as_fast_as_the_best_of_all() -> None:
@@ -90,11 +102,13 @@ def test_found_arrangements_are_as_fast_as_the_best_of_all() -> None:
     for seed in range(60):
         draw = random.Random(seed)
         sizes = [10 * draw.randint(1, 20) for _ in range(draw.randint(3, 6))]
-        steps = [Step(size, draw.choice([size / draw.choice([10, 30, 60]), 10 * draw.random()])) for size in sizes]
-        parts = [Part((str(at),), (at,), size) for at, size in enumerate(sizes)]
+        steps = [
+            ForwardStep(size, draw.choice([size / draw.choice([10, 30, 60]), 10 * draw.random()])) for size in sizes
+        ]
+        parts = [PlacementUnit((str(at),), (at,), size) for at, size in enumerate(sizes)]
         if draw.random() < 0.3:  # tied weights: used at the beginning and at the end
-            steps[-1] = Step(steps[0].nbytes, steps[-1].seconds)
-            parts = [Part(("0",), (0, len(steps) - 1), sizes[0]), *parts[1:-1]]
+            steps[-1] = ForwardStep(steps[0].nbytes, steps[-1].seconds)
+            parts = [PlacementUnit(("0",), (0, len(steps) - 1), sizes[0]), *parts[1:-1]]
         total = sum(part.nbytes for part in parts)
         room: dict[Device, float] = {0: total * draw.uniform(0.5, 1.2), "cpu": total / 3, "disk": INFINITE}
         own = Arrangement(parts, steps, room, pace(draw.choice([20, 50]), draw.choice([10, 20]), beside=seed % 4 > 0))
@@ -103,7 +117,7 @@ def test_found_arrangements_are_as_fast_as_the_best_of_all() -> None:
         if ["disk"] * len(parts) not in fitting:
             continue
         num_compared += 1
-        found = own.improved(["disk"] * len(parts))
+        found = own.improve(["disk"] * len(parts))
         assert own.fits(found)
         assert own.time(found).seconds == pytest.approx(min(own.time(places).seconds for places in fitting)), seed
     assert num_compared > 30
@@ -131,9 +145,9 @@ def test_blocks_of_unequal_size_are_planned_by_time() -> None:
     known = infer_auto_device_map(model, limits)
     planned = plan_device_map(model, "auto", limits)
     check_device_map(model, planned)
-    assert {place_of(f"blocks.{at}", planned) for at in (3, 5)} == {0}, "the large ones stay"
+    assert {find_place(f"blocks.{at}", planned) for at in (3, 5)} == {0}, "the large ones stay"
     own = Pace.typical(0)
-    assert expect_forward(model, planned, own).seconds < 0.5 * expect_forward(model, known, own).seconds
+    assert estimate_forward(model, planned, own).seconds < 0.5 * estimate_forward(model, known, own).seconds
     assert plan_device_map(model, "sequential", limits) == known
 
 
@@ -147,7 +161,7 @@ def test_what_blocks_compute_is_weighed() -> None:
     limits: dict[Device, int] = {0: 4 * block + 1000, "cpu": 10**9}
     planned = infer_auto_device_map(model, limits, pace=own, flops=flops)
     unweighed = infer_auto_device_map(model, limits, pace=own)
-    times = [expect_forward(model, places, own, flops=flops).seconds for places in (planned, unweighed)]
+    times = [estimate_forward(model, places, own, flops=flops).seconds for places in (planned, unweighed)]
     assert times[0] <= times[1]
     assert times[0] == pytest.approx(8, rel=0.1)
 
@@ -158,15 +172,15 @@ def test_a_look_up_computes_nothing_and_tied_weights_are_one_part() -> None:
     limits: dict[Device, int] = {0: sizes["embedding"] + 4 * sizes["blocks.0"], "cpu": 10**9}
     planned = plan_device_map(model, "auto", limits)
     check_device_map(model, planned)
-    assert place_of("embedding.weight", planned) == place_of("head.weight", planned) == 0
+    assert find_place("embedding.weight", planned) == find_place("head.weight", planned) == 0
 
 
 def test_planning_many_parts_ends_soon_and_within_limits() -> None:
     draw = random.Random(1)
-    steps = [Step(draw.randint(1, 100), draw.random()) for _ in range(150)]
+    steps = [ForwardStep(draw.randint(1, 100), draw.random()) for _ in range(150)]
     own = arranged(steps, {0: sum(step.nbytes for step in steps) / 2, "disk": INFINITE}, pace(cpu=100, disk=100))
     start: list[Device] = ["disk"] * 150
-    found = own.improved(start)
+    found = own.improve(start)
     assert own.fits(found)
     assert own.time(found).seconds < min(own.time(start).seconds, 1.1 * sum(step.seconds for step in steps))
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload import mmap_weights
-from accel_nb.bigmodel.offload.dispatch import offloaded_weights, stream_of
-from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, WeightStream
+from accel_nb.bigmodel.offload.dispatch import get_prefetcher, offloaded_weights
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, WeightPrefetcher
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
-from accel_nb.bigmodel.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import SafetensorsFile, open_safetensors
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
 from tests.support.transformer import Transformer
@@ -34,9 +34,9 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not every file system tells what is in the cache, or lets a process keep writers waiting."""
     probe = tmp_path / "probe"
     probe.mkdir()
-    if not ShardFile(save_single(nn.Linear(1, 1), probe)).can_be_held():
+    if not SafetensorsFile(save_single(nn.Linear(1, 1), probe)).can_lease():
         pytest.skip("this file system knows no leases, so that everything is copied")
-    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: True)
+    monkeypatch.setattr(SafetensorsFile, "is_cached", lambda *_: True)
 
 
 def on_disk(build: Any, path: Path) -> Any:
@@ -45,8 +45,8 @@ def on_disk(build: Any, path: Path) -> Any:
     return load_checkpoint_and_dispatch(model, path, {"": "disk"})
 
 
-def stream(model: nn.Module) -> WeightStream:
-    found = stream_of(model)
+def stream(model: nn.Module) -> WeightPrefetcher:
+    found = get_prefetcher(model)
     assert found is not None
     return found
 
@@ -56,7 +56,7 @@ def save_starting_at(model: nn.Module, path: Path, phase: int) -> Path:
     tensors = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
     for length in range(0, 128, 8):
         save_file(tensors, path, {"comment": "x" * length})
-        if min(tensor.offset for tensor in open_checkpoint(path).tensors.values()) % 64 == phase:
+        if min(tensor.offset for tensor in open_safetensors(path).tensors.values()) % 64 == phase:
             return path
     raise AssertionError("some length moves them there")
 
@@ -67,7 +67,7 @@ def test_bits_are_the_same_wherever_tensors_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_matter: bool | None, num_threads: int
 ) -> None:
     if no_matter is None:
-        no_matter = mmap_weights.alignment_is_no_matter()
+        no_matter = mmap_weights.is_alignment_irrelevant()
     monkeypatch.setattr(mmap_weights, "alignment_is_no_matter", lambda: no_matter)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -139,7 +139,7 @@ def test_weights_that_outlive_the_forward_stay_readable(tmp_path: Path) -> None:
 
 
 def test_of_a_table_only_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: False)
+    monkeypatch.setattr(SafetensorsFile, "is_cached", lambda *_: False)
 
     class Looking(nn.Module):
         def __init__(self) -> None:
@@ -166,22 +166,22 @@ def test_of_a_table_only_rows_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_tensors_that_lie_together_are_mapped_together(tmp_path: Path) -> None:
     tensors = {name: torch.randn(size) for name, size in (("a", 3), ("b", 50_000), ("c", 5), ("d", 7))}
     save_file(tensors, tmp_path / "model.safetensors")
-    found = open_checkpoint(tmp_path).tensors
+    found = open_safetensors(tmp_path).tensors
     chosen = [found[name] for name in ("d", "a", "c")]
-    parts = [(extent.begin, extent.end, inside) for extent, inside in mmap_weights.extents(chosen)]
+    parts = [(extent.begin, extent.end, inside) for extent, inside in mmap_weights.merge_ranges(chosen)]
     assert parts == [
         (found["a"].offset, found["a"].offset + 12, [1]),
         (found["c"].offset, found["d"].offset + 28, [2, 0]),
     ]
-    assert list(mmap_weights.extents([])) == []
+    assert list(mmap_weights.merge_ranges([])) == []
 
 
 def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Path) -> None:
     path = save_starting_at(nn.Linear(16, 16), tmp_path / "one", 0)
-    found = list(open_checkpoint(path).tensors.values())
+    found = list(open_safetensors(path).tensors.values())
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(OSError, match="truncated while in use"):
-        mmap_weights.lend(found)
+        mmap_weights.lease_pages(found)
 
 
 def test_who_wants_to_cut_a_file_short_waits_until_a_block_has_computed(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_who_wants_to_cut_a_file_short_waits_until_a_block_has_computed(tmp_path
 
     def begin(*_: object) -> None:
         cutter.start()
-        held = next(piece.source.file for piece in stream(model)._order[0].pieces)  # type: ignore[union-attr]
+        held = next(piece.source.file for piece in stream(model)._order[0].weights)  # type: ignore[union-attr]
         # The cutter waits when the lease is asked back.
         assert wait_for(lambda: fcntl.fcntl(held.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK)
 

@@ -16,7 +16,7 @@ from torch import nn
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
 from accel_nb.bigmodel.loading.tensor_filling import Staging
 from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.safetensors_reader import DTYPES, open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import DTYPES, open_safetensors
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
@@ -77,7 +77,7 @@ def test_conversion_happens_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_dtype_is_read(tmp_path: Path, name: str) -> None:
     tensor = torch.arange(12).reshape(3, 4).to(DTYPES[name])
     save_file({"t": tensor, "empty": tensor[:0], "scalar": tensor[0, 1].clone()}, tmp_path / "a.safetensors")
-    for source in open_checkpoint(tmp_path / "a.safetensors").tensors.values():
+    for source in open_safetensors(tmp_path / "a.safetensors").tensors.values():
         out = torch.empty(source.shape, dtype=source.dtype)
         source.read_into(out)
         expected = {"t": tensor, "empty": tensor[:0], "scalar": tensor[0, 1]}[source.name]
@@ -89,7 +89,7 @@ def test_staging_uses_its_two_buffers_in_turn(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("accel_nb.bigmodel.safetensors_reader.CHUNK_BYTES", 64)
     values = torch.randn(100)
     save_file({"t": values}, tmp_path / "a.safetensors")
-    source = open_checkpoint(tmp_path).tensors["t"]
+    source = open_safetensors(tmp_path).tensors["t"]
     staging, used = Staging(), []
     for begin, part in source.chunks(staging._next):
         assert torch.equal(part, values[begin : begin + 16])
@@ -185,13 +185,13 @@ F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 )
 def test_hostile_headers_are_refused(tmp_path: Path, header, data: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_checkpoint(shard(tmp_path, header, data))
+        open_safetensors(shard(tmp_path, header, data))
 
 
 @pytest.mark.parametrize("size", [2**63, 10**9, 100])
 def test_headers_that_claim_more_than_the_file_are_refused(tmp_path: Path, size: int) -> None:
     with pytest.raises(ConfigError, match="header length"):
-        open_checkpoint(shard(tmp_path, {}, size=size))
+        open_safetensors(shard(tmp_path, {}, size=size))
 
 
 def index(folder: Path, weight_map: object) -> Path:
@@ -206,7 +206,7 @@ def index(folder: Path, weight_map: object) -> Path:
 def test_an_index_may_only_name_files_beside_it(tmp_path: Path, name: str) -> None:
     save_single(Transformer(), tmp_path)
     with pytest.raises(ConfigError, match="leads to the file"):
-        open_checkpoint(index(tmp_path, {"a": name}))
+        open_safetensors(index(tmp_path, {"a": name}))
 
 
 def test_links_folders_and_pipes_are_refused(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_links_folders_and_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(inside / "pipe.safetensors")
     names = {name: f"{name}.safetensors" for name in ("link", "folder", "pipe", "absent")}
     with pytest.raises(ConfigError) as caught:
-        open_checkpoint(index(inside, names))
+        open_safetensors(index(inside, names))
     assert len(caught.value.problems) == 4
     assert "is a link" in str(caught.value)
     assert str(caught.value).count("not a regular file") == 2
@@ -239,36 +239,36 @@ def test_the_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 1}, "x"])
 def test_an_index_of_another_form_is_refused(tmp_path: Path, weight_map: object) -> None:
     with pytest.raises(ConfigError, match="weight_map"):
-        open_checkpoint(index(tmp_path, weight_map))
+        open_safetensors(index(tmp_path, weight_map))
 
 
 def test_an_index_that_errs_about_its_files_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "s.safetensors")
     with pytest.raises(ConfigError, match=r"lists 'b' in s\.safetensors, which does not contain it"):
-        open_checkpoint(index(tmp_path, {"b": "s.safetensors"}))
+        open_safetensors(index(tmp_path, {"b": "s.safetensors"}))
 
 
 def test_pickled_checkpoints_are_refused_with_the_way_out(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin")
     for path in (tmp_path, tmp_path / "pytorch_model.bin", tmp_path / "pytorch_model.bin.index.json"):
         with pytest.raises(ConfigError, match=r"could run any code.*save_file"):
-            open_checkpoint(path)
+            open_safetensors(path)
 
 
 def test_folders_without_or_with_several_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no"):
-        open_checkpoint(tmp_path)
+        open_safetensors(tmp_path)
     with pytest.raises(ConfigError, match="there is no checkpoint"):
-        open_checkpoint(tmp_path / "x.safetensors")
+        open_safetensors(tmp_path / "x.safetensors")
     for name in ("a", "b"):
         save_file({"t": torch.ones(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ConfigError, match=r"several checkpoints: a\.safetensors, b\.safetensors"):
-        open_checkpoint(tmp_path)
+        open_safetensors(tmp_path)
 
 
 def test_a_file_cut_short_after_opening_is_an_error(tmp_path: Path) -> None:
     path = save_single(Transformer(), tmp_path)
-    opened = open_checkpoint(path)
+    opened = open_safetensors(path)
     os.truncate(path, 5000)
     source = max(opened.tensors.values(), key=lambda tensor: tensor.offset)
     with pytest.raises(OSError, match="truncated while in use"):

@@ -24,15 +24,15 @@ from accel_nb.bigmodel.offload.dispatch import (
     cpu_offload,
     disk_offload,
     dispatch_model,
+    get_prefetcher,
     has_offloaded_params,
     offloaded_weights,
     remove_hook_from_submodules,
-    stream_of,
 )
 from accel_nb.bigmodel.offload.weight_prefetch import OffloadError
-from accel_nb.bigmodel.offload.weight_transfer import CHUNK_BYTES, HostLane, HostTensor, SideLane
+from accel_nb.bigmodel.offload.weight_transfer import CHUNK_BYTES, DeviceTransfer, HostTensor, HostTransfer
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
-from accel_nb.bigmodel.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import SafetensorsFile, open_safetensors
 from accel_nb.errors import ConfigError, MisuseError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_sharded, save_single
@@ -47,12 +47,12 @@ TOKENS = torch.arange(24).reshape(2, 12)
 @pytest.fixture(params=["lent", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are computed with where they lie in the system's cache, or come through buffers as from a disk."""
-    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: request.param == "lent")
+    monkeypatch.setattr(SafetensorsFile, "is_cached", lambda *_: request.param == "lent")
 
 
 @pytest.fixture
 def through_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostLane, "can_lend", lambda *_, **__: False)
+    monkeypatch.setattr(HostTransfer, "can_lend", lambda *_, **__: False)
 
 
 def empty(**options: Any) -> Transformer:
@@ -137,7 +137,7 @@ def test_planned_placements_keep_within_their_limits(tmp_path: Path, way: str) -
     model = load_checkpoint_and_dispatch(
         empty(depth=8), save_single(resident, tmp_path), way, max_memory={"cpu": 6 * BLOCK}
     )
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     with torch.no_grad():
         assert torch.equal(model(TOKENS), resident(TOKENS))
@@ -153,7 +153,7 @@ def test_weights_are_converted_as_they_come(tmp_path: Path, dtype: torch.dtype) 
         assert torch.equal(model(TOKENS), resident.to(dtype)(TOKENS))
 
 
-class Hasty:
+class DelayedCopyQueue:
     """A queue whose copies run as late as they may: only when somebody waits for a mark behind them."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Hasty:
         self.num_pinned = 0
         self.lock = threading.RLock()
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def allocate_pinned(self, nbytes: int) -> Tensor:
         self.num_pinned += 1
         return torch.full((nbytes,), 255, dtype=torch.uint8)
 
@@ -170,34 +170,34 @@ class Hasty:
         with self.lock:
             self.waiting.append((source, out))
 
-    def note(self) -> int:
+    def record_copies(self) -> int:
         with self.lock:
             return self.done + len(self.waiting)
 
-    def finish(self, mark: int) -> None:
+    def synchronize(self, event: int) -> None:
         with self.lock:
-            while self.done < mark:
+            while self.done < event:
                 source, out = self.waiting.pop(0)
                 out.copy_(source)
                 self.done += 1
 
-    compute_after = finish
+    compute_after = synchronize
 
-    def wait_for(self, mark: str) -> None:
-        assert mark == "computed"
+    def copy_after(self, event: str) -> None:
+        assert event == "computed"
 
-    def compute_mark(self) -> str:
+    def record_compute(self) -> str:
         return "computed"
 
 
 @pytest.mark.parametrize("places", list(MAPS))
 def test_the_lane_of_a_device_keeps_order_through_its_staging(tmp_path: Path, places: str) -> None:
     resident = Transformer()
-    on_disk = open_checkpoint(save_single(resident, tmp_path)).tensors
-    model, queue = Transformer(), Hasty()
+    on_disk = open_safetensors(save_single(resident, tmp_path)).tensors
+    model, queue = Transformer(), DelayedCopyQueue()
     model.load_state_dict(resident.state_dict())
-    lane = SideLane(torch.device("cpu"), queue, chunk_bytes=1000)
-    _dispatch(model, MAPS[places], None, offload_index=on_disk, lane=lane)
+    lane = DeviceTransfer(torch.device("cpu"), queue, chunk_bytes=1000)
+    _dispatch(model, MAPS[places], None, offload_index=on_disk, transfer=lane)
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(model(TOKENS), resident(TOKENS))
@@ -211,7 +211,7 @@ def test_weights_are_read_ahead_and_buffers_bounded(tmp_path: Path) -> None:
     model = load_checkpoint_and_dispatch(
         empty(depth=8), save_single(resident, tmp_path), {"": "disk"}, buffer_bytes=3 * BLOCK
     )
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     with torch.no_grad():
         for _ in range(4):
@@ -234,7 +234,7 @@ def test_the_order_is_learnt_from_the_first_forward(tmp_path: Path) -> None:
     model = Backwards()
     model.load_state_dict(resident.state_dict())
     disk_offload(model, tmp_path)
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     with torch.no_grad():
         for _ in range(3):
@@ -251,7 +251,7 @@ def test_room_beyond_the_read_ahead_keeps_a_part_of_the_model(tmp_path: Path, mo
         model = Transformer(depth=16, vocabulary=8)
         (tmp_path / str(num_blocks)).mkdir()
         disk_offload(model, tmp_path / str(num_blocks), buffer_bytes=num_blocks * BLOCK)
-        stream = stream_of(model)
+        stream = get_prefetcher(model)
         assert stream is not None
         with torch.no_grad():
             for _ in range(3):
@@ -273,7 +273,7 @@ def test_a_budget_of_one_unit_works_and_less_is_refused_by_name(tmp_path: Path) 
     model = load_checkpoint_and_dispatch(empty(), path, {"": "disk"}, buffer_bytes=BLOCK)
     with torch.no_grad():
         assert torch.equal(model(TOKENS), resident(TOKENS))
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     assert stream.peak_bytes <= needed
 
@@ -292,7 +292,7 @@ def test_several_forwards_at_once(tmp_path: Path) -> None:
         outputs = list(pool.map(run, inputs))
     with torch.no_grad():
         assert all(torch.equal(output, resident(tokens)) for output, tokens in zip(outputs, inputs, strict=True))
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
     assert all(parameter.is_meta for parameter in model.parameters()), "nothing is left in place"
 
@@ -437,7 +437,7 @@ def test_a_model_that_is_dropped_leaves_nothing_running(tmp_path: Path) -> None:
     model = disk_offload(Transformer(), tmp_path)
     with torch.no_grad():
         model(TOKENS)
-    gone = weakref.ref(stream_of(model))
+    gone = weakref.ref(get_prefetcher(model))
     del model
     assert wait_for(lambda: gc.collect() >= 0 and gone() is None)
 
@@ -582,7 +582,7 @@ def test_a_model_larger_than_the_memory_limit_generates(tmp_path: Path, project:
 def test_readers_end_before_the_interpreter_does(tmp_path: Path) -> None:
     resident, model = Transformer(width=128, depth=6), Transformer(width=128, depth=6)
     model.load_state_dict(resident.state_dict())
-    stream = stream_of(disk_offload(model, tmp_path))
+    stream = get_prefetcher(disk_offload(model, tmp_path))
     assert stream is not None
     assert stream.stop_readers.atexit
     with torch.no_grad():

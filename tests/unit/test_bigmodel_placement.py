@@ -25,14 +25,14 @@ from accel_nb.bigmodel.planning.device_map import (
     infer_auto_device_map,
     plan_device_map,
 )
-from accel_nb.bigmodel.planning.placement import describe_device_map, place_of
+from accel_nb.bigmodel.planning.placement import describe_device_map, find_place
 from accel_nb.bigmodel.planning.sizes import (
     _cgroup_rooms,
+    available_host_memory,
     compute_module_sizes,
     find_blocks,
     find_tied_parameters,
     get_max_memory,
-    host_room,
     list_tensors,
     parse_bytes,
 )
@@ -127,7 +127,7 @@ def test_all_problems_of_max_memory_are_told_at_once() -> None:
 
 
 def test_the_host_has_room_and_a_control_group_limits_it(tmp_path) -> None:
-    assert host_room() > 0
+    assert available_host_memory() > 0
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "table").write_text("0::/a/b\n1:cpu:/x\n")
     (tmp_path / "a/memory.max").write_text("1000\n")
@@ -153,10 +153,10 @@ def test_what_does_not_fit_goes_to_memory_and_disk_and_blocks_stay_whole() -> No
     check_device_map(model, places)
     assert {0, "cpu", "disk"} == set(places.values())
     assert all(name.count(".") <= 1 for name in places)
-    assert place_of("head.weight", places) == place_of("embedding.weight", places) == 0
+    assert find_place("head.weight", places) == find_place("embedding.weight", places) == 0
     held = dict.fromkeys((0, "cpu", "disk"), 0)
     for tensor in list_tensors(model):
-        held[place_of(tensor.name, places)] += tensor.nbytes
+        held[find_place(tensor.name, places)] += tensor.nbytes
     assert held[0] <= 3 * BLOCK, "room for two blocks on their way"
     assert held["cpu"] <= 2 * BLOCK
 
@@ -184,7 +184,7 @@ def test_fallback_gives_an_empty_device_what_fits() -> None:
     limits = {0: 300, 1: "1GB"}
     assert infer_auto_device_map(model, limits) == {"": 1}
     places = infer_auto_device_map(model, limits, fallback_allocation=True)
-    assert place_of("norm.weight", places) == 0
+    assert find_place("norm.weight", places) == 0
     check_device_map(model, places)
 
 
@@ -193,12 +193,12 @@ def test_balanced_devices_hold_about_the_same() -> None:
     total = compute_module_sizes(model)[""]
     limits = get_balanced_memory(model, {0: total, 1: total, "cpu": "1GB"})
     places = infer_auto_device_map(model, limits)
-    held = [sum(t.nbytes for t in list_tensors(model) if place_of(t.name, places) == device) for device in (0, 1)]
+    held = [sum(t.nbytes for t in list_tensors(model) if find_place(t.name, places) == device) for device in (0, 1)]
     assert max(held) - min(held) <= 2 * BLOCK
     assert sum(held) == total
 
     low = plan_device_map(model, "balanced_low_0", {0: total, 1: total, 2: total})
-    assert all(place_of(t.name, low) != 0 for t in list_tensors(model))
+    assert all(find_place(t.name, low) != 0 for t in list_tensors(model))
     assert plan_device_map(model, "sequential", {0: total, 1: total}) == {"": 0}
 
 
@@ -222,7 +222,7 @@ def test_any_plan_is_valid_and_within_limits(seed: int) -> None:
         return
     check_device_map(model, places)
     for device, limit in limits.items():
-        assert sum(t.nbytes for t in list_tensors(model) if place_of(t.name, places) == device) <= limit
+        assert sum(t.nbytes for t in list_tensors(model) if find_place(t.name, places) == device) <= limit
 
 
 def test_unknown_ways_are_refused() -> None:
@@ -261,10 +261,10 @@ def test_blocks_that_are_away_lie_evenly_between_those_that_stay(limits: dict[An
     }  # fmt: skip
     for tensor in list_tensors(model):
         for way, places in planned.items():
-            held[way][str(place_of(tensor.name, places))] += tensor.nbytes
+            held[way][str(find_place(tensor.name, places))] += tensor.nbytes
     first = str(next(iter(limits)))
     assert held["auto"][first] >= held["sequential"][first], "no more is away than before"
-    order = [str(place_of(f"blocks.{at}", planned["auto"])) for at in range(12)]
+    order = [str(find_place(f"blocks.{at}", planned["auto"])) for at in range(12)]
     main = "cpu" if "cpu" in limits and 0 not in limits else "0"
     away = [at for at, place in enumerate(order) if place != main]
     gaps = [second - first for first, second in pairwise([-1, *away])]
@@ -279,7 +279,7 @@ def test_what_several_devices_compute_stays_together() -> None:
     computed: dict[str, list[str]] = {}
     for way in ("sequential", "auto"):
         places = plan_device_map(model, way, limits)
-        order = [str(place_of(f"blocks.{at}", places)) for at in range(12)]
+        order = [str(find_place(f"blocks.{at}", places)) for at in range(12)]
         assert {"0", "1", "cpu"} <= set(order)
         computed[way] = ["0" if place in ("cpu", "disk") else place for place in order]
     assert computed["auto"] == computed["sequential"], "activations move no more often"

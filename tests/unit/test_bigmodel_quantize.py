@@ -16,7 +16,7 @@ from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig, load_and_quanti
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
 from accel_nb.bigmodel.loading.quantized_files import RECORD, quantize_checkpoint, save_quantized
 from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload.dispatch import remove_hook_from_submodules, stream_of
+from accel_nb.bigmodel.offload.dispatch import get_prefetcher, remove_hook_from_submodules
 from accel_nb.bigmodel.quantization.kernels import METHODS, Quantization
 from accel_nb.bigmodel.quantization.quantize import (
     QuantizedLinear,
@@ -24,7 +24,7 @@ from accel_nb.bigmodel.quantization.quantize import (
     quantized_layers,
     report_quantization,
 )
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
@@ -95,11 +95,11 @@ def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(
     model = quantize_model(transformer(), Quantization(method, nested=method == "nf4"))  # type: ignore[arg-type]
     save_quantized(model, tmp_path / "a")
     again = accel_nb.load(tmp_path / "a", lambda: Transformer(width=64), device_map={"": place}, verbose=False)
-    assert (stream_of(again) is not None) == (place == "disk")
+    assert (get_prefetcher(again) is not None) == (place == "disk")
     for _ in range(2):
         assert torch.equal(outputs(again), outputs(model))
     save_quantized(again, tmp_path / "b")
-    assert sorted(open_checkpoint(tmp_path / "b").tensors) == sorted(open_checkpoint(tmp_path / "a").tensors)
+    assert sorted(open_safetensors(tmp_path / "b").tensors) == sorted(open_safetensors(tmp_path / "a").tensors)
     remove_hook_from_submodules(again)
     assert torch.equal(outputs(again), outputs(model))
 

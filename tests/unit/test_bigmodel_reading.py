@@ -16,9 +16,9 @@ from torch import Tensor
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload.dispatch import _dispatch, stream_of
-from accel_nb.bigmodel.offload.weight_transfer import HostLane, Source
-from accel_nb.bigmodel.safetensors_reader import ShardFile, as_bytes, open_checkpoint
+from accel_nb.bigmodel.offload.dispatch import _dispatch, get_prefetcher
+from accel_nb.bigmodel.offload.weight_transfer import HostTransfer, WeightSource
+from accel_nb.bigmodel.safetensors_reader import SafetensorsFile, as_bytes, open_safetensors
 from accel_nb.errors import ConfigError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> tuple[ShardFile, dict[str, Tensor]]:
+def large(tmp_path: Path) -> tuple[SafetensorsFile, dict[str, Tensor]]:
     """A file whose tensors begin at odd places, are cut into several parts, and end with the file."""
     tensors = {
         "odd": torch.arange(3, dtype=torch.int8),
@@ -38,7 +38,7 @@ def large(tmp_path: Path) -> tuple[ShardFile, dict[str, Tensor]]:
         "none": torch.empty(0, 4),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    return ShardFile(tmp_path / "model.safetensors"), tensors
+    return SafetensorsFile(tmp_path / "model.safetensors"), tensors
 
 
 @pytest.mark.parametrize("past_cache", [False, True])
@@ -48,7 +48,7 @@ def test_a_buffer_is_filled_by_several_threads(large: Any, past_cache: bool, dty
     if past_cache and not file.bypass_cache():
         pytest.skip("this file system has no way past its cache")
     outs = {name: torch.empty_like(value, dtype=dtype if name == "floats" else None) for name, value in tensors.items()}
-    lane = HostLane(num_threads=3)
+    lane = HostTransfer(num_threads=3)
     for _ in range(2):
         for out in outs.values():
             out.zero_()
@@ -63,7 +63,7 @@ def test_a_file_cut_short_is_an_error_for_every_thread(large: Any, past_cache: b
         pytest.skip("this file system has no way past its cache")
     os.truncate(file.path, 12 * MIB)
     with pytest.raises(OSError, match="truncated while in use"):
-        HostLane(num_threads=3).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
+        HostTransfer(num_threads=3).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
     assert not file.is_cached(file.tensors["bytes"].offset, file.tensors["bytes"].nbytes)
 
 
@@ -96,7 +96,7 @@ def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(
             expected = x.exp()
             waiting = tasks() - before
             assert waiting, "torch computes with a thread of its own"
-            HostLane(num_threads=2).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
+            HostTransfer(num_threads=2).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
             if num_cores == 2:
                 assert wait_for(lambda: not waiting & tasks())
             else:
@@ -110,7 +110,7 @@ def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(
         pool.submit(compute).result()
 
 
-class Recording(HostLane):
+class RecordingTransfer(HostTransfer):
     """Tells which threads filled buffers."""
 
     def __init__(self, gains: bool) -> None:
@@ -118,23 +118,23 @@ class Recording(HostLane):
         self.gains = gains
         self.readers: set[int] = set()
 
-    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
         return False
 
-    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+    def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
         return self.gains
 
-    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
+    def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> None:
         self.readers.add(threading.get_ident())
-        super().fill(jobs, marks)
+        super().fill(jobs, events)
 
 
 @pytest.mark.parametrize("gains", [False, True])
 def test_reading_ahead_is_left_where_nothing_is_gained(tmp_path: Path, gains: bool) -> None:
     resident, model = Transformer(), Transformer()
-    on_disk = open_checkpoint(save_single(resident, tmp_path)).tensors
-    lane = Recording(gains)
-    _dispatch(model, {"": "disk"}, None, offload_index=on_disk, lane=lane)
+    on_disk = open_safetensors(save_single(resident, tmp_path)).tensors
+    lane = RecordingTransfer(gains)
+    _dispatch(model, {"": "disk"}, None, offload_index=on_disk, transfer=lane)
     with torch.inference_mode():
         for _ in range(3):
             assert torch.equal(model(TOKENS), resident(TOKENS))
@@ -151,16 +151,16 @@ def test_a_model_that_the_cache_cannot_keep_is_read_past_it(
     with init_empty_weights():
         model = Transformer(width=512, depth=1)
     path = save_single(resident, tmp_path)
-    if room == 0 and not ShardFile(path).bypass_cache():
+    if room == 0 and not SafetensorsFile(path).bypass_cache():
         pytest.skip("this file system has no way past its cache")
     load_checkpoint_and_dispatch(model, path, {"": "disk"})
     with torch.inference_mode():
         for _ in range(2):
             assert torch.equal(model(TOKENS), resident(TOKENS))
-    stream = stream_of(model)
+    stream = get_prefetcher(model)
     assert stream is not None
-    sources = [piece.source for unit in stream._order for piece in unit.pieces]
-    assert any(source.is_at_hand() for source in sources) == (room > 0)
+    sources = [piece.source for unit in stream._order for piece in unit.weights]
+    assert any(source.is_in_memory() for source in sources) == (room > 0)
 
 
 def test_a_mapped_model_computes_from_its_files_and_never_changes_them(tmp_path: Path) -> None:

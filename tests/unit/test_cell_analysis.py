@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from accel_nb.notebook.cells.cell_analysis import read_cell
+from accel_nb.notebook.cells.cell_analysis import analyze_cell
 
 HELPERS: dict = {"__name__": "__main__"}
 exec(
@@ -37,7 +37,7 @@ def prepared():
 
 
 def needed(text: str, **names: object) -> set[str]:
-    return set(read_cell(ast.parse(text), {**HELPERS, **names}).needed) - {"__builtins__", "__name__"}
+    return set(analyze_cell(ast.parse(text), {**HELPERS, **names}).needed) - {"__builtins__", "__name__"}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_needed_names(text, expected):
     ],
 )
 def test_names_that_a_cell_can_start_without(text, expected, spare):
-    cell = read_cell(ast.parse(text), {**HELPERS, **dict.fromkeys(["x", "y", "flag"], 1)})
+    cell = analyze_cell(ast.parse(text), {**HELPERS, **dict.fromkeys(["x", "y", "flag"], 1)})
     assert set(cell.needed) - {"__builtins__", "__name__"} == expected
-    assert cell.spare - {"__builtins__", "__name__"} == spare
+    assert cell.optional - {"__builtins__", "__name__"} == spare
 
 
 def test_functions_are_found_in_any_container_object():
@@ -137,7 +137,7 @@ def test_functions_are_found_in_any_container_object():
     ],
 )
 def test_cells_that_use_an_accelerator_are_explicit(text, explicit):
-    assert read_cell(ast.parse(text), HELPERS).is_explicit is explicit
+    assert analyze_cell(ast.parse(text), HELPERS).is_explicit is explicit
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_cells_that_use_an_accelerator_are_explicit(text, explicit):
     ],
 )
 def test_cells_that_only_read_from_the_accelerator_are_detected(text, observes):
-    assert read_cell(ast.parse(text), HELPERS).observes is observes
+    assert analyze_cell(ast.parse(text), HELPERS).only_reads_accelerator is observes
 
 
 def test_bound_names_and_emptiness():
-    cell = read_cell(ast.parse("a = 1\nfor b, (c, d) in e: pass\ndef f(): g = 1\nimport h.i as j"), {})
+    cell = analyze_cell(ast.parse("a = 1\nfor b, (c, d) in e: pass\ndef f(): g = 1\nimport h.i as j"), {})
     assert set(cell.bound) == {"a", "b", "c", "d", "f", "j"}
     assert not cell.is_empty
-    assert read_cell(ast.parse("# nothing"), {}).is_empty
+    assert analyze_cell(ast.parse("# nothing"), {}).is_empty
 
 
 @pytest.mark.parametrize(
@@ -179,19 +179,19 @@ def test_bound_names_and_emptiness():
 )
 def test_names_in_annotations_and_texts_that_are_run_are_needed(source):
     namespace = dict.fromkeys("ABCD", 1)
-    assert set(read_cell(ast.parse(source), namespace).needed) == set("ABCD")
+    assert set(analyze_cell(ast.parse(source), namespace).needed) == set("ABCD")
 
 
 def test_names_in_annotations_that_are_texts_are_needed_if_they_can_be_sent():
     names: dict = {"__name__": "__main__", "A": 1, "B": 2, "C": 3}
     exec("def f(x: 'A') -> int: pass\nclass K:\n    b: 'B'\n    def m(self, c: 'C', d: 'no name'): pass", names)
-    found = read_cell(ast.parse("f, K\ndef g(a: 'A'): pass"), names)
+    found = analyze_cell(ast.parse("f, K\ndef g(a: 'A'): pass"), names)
     assert set(found.needed) == {"f", "K", "A", "B", "C"}
-    assert found.spare == {"A", "B", "C"}
+    assert found.optional == {"A", "B", "C"}
 
 
 def test_names_that_functions_bind_are_bound():
     names: dict = {"__name__": "__main__"}
     exec("def far():\n    global a\n    a = 1", names)
     source = "def near():\n    global b\n    b = 2\n    def inner():\n        global c\n        c = 1\n    far()"
-    assert set(read_cell(ast.parse(source), names).bound) == {"near", "a", "b", "c"}
+    assert set(analyze_cell(ast.parse(source), names).bound) == {"near", "a", "b", "c"}

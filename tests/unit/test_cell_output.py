@@ -7,10 +7,10 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from accel_nb.notebook.output.cell_output import SHOWN_BYTES, CellOutput
+from accel_nb.notebook.output.cell_output import MAX_SHOWN_BYTES, CellOutput
 from accel_nb.notebook.output.rank_logs import RankLog
-from accel_nb.notebook.session.error_translation import failure_of
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.notebook.session.error_translation import error_from_answers
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.ui.panel import Panel
 
@@ -26,7 +26,7 @@ def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:
         output._update_receipt = lambda: None  # type: ignore[method-assign]
         output._hidden_rank_lines = list  # type: ignore[method-assign]
         for rank, data in pieces:
-            output.printed(rank, "stdout", data)
+            output.on_output(rank, "stdout", data)
         output.finish("done", [])
     return written.getvalue()
 
@@ -48,15 +48,15 @@ def test_an_incomplete_character_is_shown_at_the_end():
 
 def test_what_is_not_shown_is_counted_for_each_rank():
     line = b"x" * 99 + b"\n"
-    pieces = [(0, line * (SHOWN_BYTES // 100 + 1)), (0, b"more of it\n"), (1, b"five\n")]
+    pieces = [(0, line * (MAX_SHOWN_BYTES // 100 + 1)), (0, b"more of it\n"), (1, b"five\n")]
     text = shown(pieces, {0, 1})
     assert "[... 11 more bytes of rank 0; `%accelerate logs 0` shows them." in text
     assert "[... 5 more bytes of rank 1; `%accelerate logs 1` shows them." in text
     assert "[... 11 more bytes; `%accelerate logs 0` shows them." in shown(pieces, {0})
 
 
-DEAD = Answer(1, "died", {"code": -9, "killed": False})
-ENDED = Answer(1, "died", {"code": -9, "killed": True})
+DEAD = RankResult(1, "died", {"code": -9, "killed": False})
+ENDED = RankResult(1, "died", {"code": -9, "killed": True})
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ ENDED = Answer(1, "died", {"code": -9, "killed": True})
         ([DEAD], "death", True, "A fresh worker takes its place; the next cell starts with the notebook's values"),
         ([DEAD], "death", False, "is gone too. The next cell starts everything anew"),
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
-        ([Answer(0, "interrupted", {})], "timeout", True, "timeout of 3 s: stopped on every rank"),
+        ([RankResult(0, "interrupted", {})], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )
 def test_the_message_says_what_was_kept(answers, reason, has_pool, part):
-    error = failure_of(answers, reason, {1: RankLog()}, 3.0, has_pool=has_pool)
+    error = error_from_answers(answers, reason, {1: RankLog()}, 3.0, has_pool=has_pool)
     assert part in str(error)

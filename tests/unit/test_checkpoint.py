@@ -17,12 +17,12 @@ from safetensors import safe_open
 
 from accel_nb.checkpoint import manifest as manifest_module
 from accel_nb.checkpoint import save as save_module
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.discovery import candidates, locate, prune
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.discovery import find_checkpoints, list_checkpoints, remove_oldest
 from accel_nb.checkpoint.encoding import decode, encode
-from accel_nb.checkpoint.layout import Region, step_name, tiles, whole
-from accel_nb.checkpoint.load import StoredTensor, materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.layout import Region, covers_exactly, format_step_name, full_region
+from accel_nb.checkpoint.load import StoredTensor, materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin
 from accel_nb.checkpoint.remote import RemoteStore
 from accel_nb.checkpoint.store import LocalStore, Store
 from accel_nb.checkpoint.store_url import open_store, split_url
@@ -30,24 +30,24 @@ from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from accel_nb.runtime.distributed.communicator import LocalComm
 
-FACTS = Facts(run="r1", step=1, world_size=1, strategy="single")
+FACTS = CheckpointOrigin(run="r1", step=1, world_size=1, strategy="single")
 
 
 def save(store: Store, name: str, tree: Any, run: str = "r1", **options: Any) -> None:
-    saver = Saver(LocalComm(), torch.device("cpu"))
-    saver.save(store, name, tree, Facts(run=run, step=1, world_size=1, strategy="single"), **options)
+    saver = CheckpointSaver(LocalComm(), torch.device("cpu"))
+    saver.save(store, name, tree, CheckpointOrigin(run=run, step=1, world_size=1, strategy="single"), **options)
     saver.close()
 
 
 def load(url: Any) -> Any:
-    return materialise(open_checkpoint(url, LocalComm()).tree())
+    return materialize(open_checkpoint(url, LocalComm()).read_tree())
 
 
 def through(tree: Any) -> Any:
     encoded = encode(tree)
     assert not encoded.leaves
-    json.loads(encoded.text(), parse_constant=lambda name: pytest.fail(name))
-    return decode(encoded.text(), lambda path: pytest.fail(path), "here")
+    json.loads(encoded.to_bytes(), parse_constant=lambda name: pytest.fail(name))
+    return decode(encoded.to_bytes(), lambda path: pytest.fail(path), "here")
 
 
 def same(left: Any, right: Any) -> bool:
@@ -177,10 +177,10 @@ def test_other_libraries_read_the_tensor_files(tmp_path: Path) -> None:
 
 
 def test_a_background_save_holds_the_values_of_its_moment(store: Store) -> None:
-    saver = Saver(LocalComm(), torch.device("cpu"))
+    saver = CheckpointSaver(LocalComm(), torch.device("cpu"))
     weight = torch.zeros(1000)
     for step in range(1, 4):
-        saver.save(store, step_name(step), {"w": weight}, FACTS, blocking=False)
+        saver.save(store, format_step_name(step), {"w": weight}, FACTS, blocking=False)
         weight += 1
     saver.close()
     for step in range(1, 4):
@@ -207,7 +207,7 @@ def test_a_plan_covers_every_tensor_once(shapes: list[tuple[int, int]], world_si
     records = plan.records()
     assert set(records) == {tensor.path for tensor in tensors}
     for record in records.values():
-        assert tiles([piece.region for piece in record.pieces], record.shape)
+        assert covers_exactly([piece.region for piece in record.pieces], record.shape)
 
 
 @settings(deadline=None, max_examples=200)
@@ -218,8 +218,8 @@ def test_tiling_is_what_counting_says(boxes: list[tuple[int, int, int, int]]) ->
         count[top : top + height, left : left + width] += 1
     regions = [Region((top, left), (height, width)) for top, left, height, width in boxes]
     expected = bool((count[:4, :4] == 1).all() and count.sum() == 16)
-    assert tiles(regions, (4, 4)) == expected
-    assert tiles([whole((4, 4))], (4, 4))
+    assert covers_exactly(regions, (4, 4)) == expected
+    assert covers_exactly([full_region((4, 4))], (4, 4))
 
 
 def test_a_checkpoint_of_another_run_is_left_alone(store: Store) -> None:
@@ -249,12 +249,12 @@ def test_only_own_old_checkpoints_are_pruned(store: Store) -> None:
     save(store, "step_1", {"w": torch.zeros(1)}, run="other")
     save(store, "best", {"w": torch.zeros(1)})
     for step in (9, 10, 11):
-        save(store, step_name(step), {"w": torch.zeros(1)}, keep=2)
-    assert candidates(store) == ["step_11", "step_10", "step_1"]
+        save(store, format_step_name(step), {"w": torch.zeros(1)}, keep=2)
+    assert list_checkpoints(store) == ["step_11", "step_10", "step_1"]
     assert sorted(store.folders()) == ["best", "step_1", "step_10", "step_11"]
     save(store, "step_2", {"w": torch.zeros(1)}, keep=2)  # rolled back: the newest saved stays, whatever its step
-    assert candidates(store) == ["step_11", "step_10", "step_2", "step_1"]
-    assert prune(store, "nobody", 1, newest="x") == []
+    assert list_checkpoints(store) == ["step_11", "step_10", "step_2", "step_1"]
+    assert remove_oldest(store, "nobody", 1, newest="x") == []
 
 
 def test_leftovers_of_dead_saves_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
@@ -293,12 +293,12 @@ def test_urls_are_split_into_root_and_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no store can be opened"):
         open_store("nonsense://x")
     with pytest.raises(NoCheckpoint, match="no complete checkpoint"):
-        locate(tmp_path / "nothing")
+        find_checkpoints(tmp_path / "nothing")
 
 
 def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
     save(LocalStore(str(tmp_path)), "step_1", {"w": torch.arange(20.0).reshape(4, 5)})
-    stored = open_checkpoint(tmp_path, LocalComm()).tree()["w"]
+    stored = open_checkpoint(tmp_path, LocalComm()).read_tree()["w"]
     assert isinstance(stored, StoredTensor)
     assert stored.read(Region((1, 2), (2, 3))).tolist() == [[7, 8, 9], [12, 13, 14]]
     assert stored.read().shape == (4, 5)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from accel_nb.cli.colors import MARKS, for_terminal
+from accel_nb.cli.colors import STATUS_COLORS, colorize
 from accel_nb.cli.main import COMMANDS, main
 from accel_nb.notebook.reports.doctor import Finding
-from accel_nb.selftest.run import Report, Row
+from accel_nb.selftest.run import CheckResult, SelfTestReport
 
 ACTIONS = ["config show", "config init", "config import", "config schema", "config docs", "config flags", "runs list"]
 
@@ -58,18 +58,19 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_terminals_get_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    text = Report(
-        ("cpu",), (Row("a", "ok", 0.1, "is ok"), Row("b", "failed", 0.2, "x"), Row("c", "not run"))
+    text = SelfTestReport(
+        ("cpu",),
+        (CheckResult("a", "ok", 0.1, "is ok"), CheckResult("b", "failed", 0.2, "x"), CheckResult("c", "not run")),
     ).as_table()
     text += f"{Finding('ok', 'fine')}\n{Finding('warning', 'the note')}\n"
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as terminal:
-        shown = for_terminal(text, terminal)
+        shown = colorize(text, terminal)
         monkeypatch.setenv("NO_COLOR", "1")
-        assert for_terminal(text, terminal) == text
-    assert for_terminal(text, io.StringIO()) == text
+        assert colorize(text, terminal) == text
+    assert colorize(text, io.StringIO()) == text
     plain = shown.replace("\x1b[0m", "")
-    for color in set(MARKS.values()):
+    for color in set(STATUS_COLORS.values()):
         plain = plain.replace(f"\x1b[{color}m", "")
     assert plain == text
     colored = ["\x1b[32mok", "\x1b[31mFAILED", "\x1b[33mnot run", "[  \x1b[32mok", "[\x1b[33mWARN"]

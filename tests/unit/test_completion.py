@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_nb.cli.completion import WRITERS, read_commands
+from accel_nb.cli.completion import SCRIPT_WRITERS, read_commands
 from accel_nb.cli.main import COMMANDS, HELP, main
 
 CASES = {
@@ -103,10 +103,10 @@ def test_a_shell_completes_commands_flags_and_values(
 
 def test_every_script_offers_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     offered: dict[str, set[str]] = {}
-    for shell in WRITERS:
+    for shell in SCRIPT_WRITERS:
         assert main(["completion", shell]) == 0
         offered[shell] = set(re.findall(r"--[a-z][a-z.-]+", capsys.readouterr().out))
-    assert set(WRITERS) == set(ASK)
+    assert set(SCRIPT_WRITERS) == set(ASK)
     assert offered["bash"] == offered["zsh"] == offered["fish"] > {"--precision", "--no-prepare", "--metrics.port"}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from accel_nb.accelerator.plain_cells.contrastive_check import num_compared
+from accel_nb.accelerator.plain_cells.contrastive_check import num_compared_rows
 
 encode = nn.Linear(10, 8)
 x, y = torch.randn(8, 10), torch.randn(8, 10)
@@ -35,7 +35,7 @@ def distances() -> Tensor:
 
 @pytest.mark.parametrize(("loss", "rows"), [(two_towers, 8), (two_views, 16), (einsum, 8), (distances, 8)])
 def test_a_product_of_all_samples_with_all_is_found(loss, rows):
-    assert num_compared(loss(), 8) == rows
+    assert num_compared_rows(loss(), 8) == rows
 
 
 def square_layers() -> Tensor:
@@ -58,8 +58,8 @@ def constant() -> Tensor:
 
 @pytest.mark.parametrize("loss", [square_layers, square_layers_in_bf16, attention, constant])
 def test_a_product_with_weights_or_within_a_sample_is_none(loss):
-    assert num_compared(loss(), 8) is None
+    assert num_compared_rows(loss(), 8) is None
 
 
 def test_one_sample_has_none_to_be_compared_with():
-    assert num_compared(two_towers(), 1) is None
+    assert num_compared_rows(two_towers(), 1) is None

@@ -10,7 +10,7 @@ import pytest
 from accel_nb.cli.main import main
 from accel_nb.config.layers import read_file
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.export.script import Exported, Source, executed, export, write_script
+from accel_nb.notebook.export.script import ExportedScript, NotebookCell, executed_cells, export_notebook, write_script
 
 SETUP = """\
 import torch
@@ -37,9 +37,9 @@ for epoch in range(2):  # é: offsets are those of bytes
 """
 
 
-def made(*texts: str, layers: tuple = ()) -> Exported:
-    cells = [Source(number, "code", text) for number, text in enumerate(texts, 1)]
-    return export(cells, layers, title="some.ipynb", script="out/train.py")
+def made(*texts: str, layers: tuple = ()) -> ExportedScript:
+    cells = [NotebookCell(number, "code", text) for number, text in enumerate(texts, 1)]
+    return export_notebook(cells, layers, title="some.ipynb", script="out/train.py")
 
 
 def body(*texts: str) -> str:
@@ -48,10 +48,15 @@ def body(*texts: str) -> str:
 
 
 def test_a_plain_notebook_reads_like_a_script(tmp_path: Path):
-    heading = Source(3, "markdown", "## Train\nSome words.")
-    cells = [Source(1, "code", "%load_ext accel_nb"), Source(2, "code", SETUP), heading, Source(4, "code", LOOP)]
-    cells += [Source(5, "code", "%accelerate status\ntorch.save(model.state_dict(), 'w.pt')\nmodel.weight")]
-    exported = export(cells, (), title="notes/some.ipynb", script="train.py")
+    heading = NotebookCell(3, "markdown", "## Train\nSome words.")
+    cells = [
+        NotebookCell(1, "code", "%load_ext accel_nb"),
+        NotebookCell(2, "code", SETUP),
+        heading,
+        NotebookCell(4, "code", LOOP),
+    ]
+    cells += [NotebookCell(5, "code", "%accelerate status\ntorch.save(model.state_dict(), 'w.pt')\nmodel.weight")]
+    exported = export_notebook(cells, (), title="notes/some.ipynb", script="train.py")
     assert (
         exported.script
         == '''\
@@ -191,4 +196,4 @@ def test_the_command_writes_two_files_and_replaces_none(
 
 
 def test_executed_cells_are_ordered_by_their_last_runs():
-    assert [source.text for source in executed(["", "a = 1", "b = 2", "a = 1"])] == ["b = 2", "a = 1"]
+    assert [source.text for source in executed_cells(["", "a = 1", "b = 2", "a = 1"])] == ["b = 2", "a = 1"]

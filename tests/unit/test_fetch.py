@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset
 
-from accel_nb.data.fetch import reader
+from accel_nb.data.fetch import build_reader
 
 DTYPES = [torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64]
 
@@ -64,7 +64,7 @@ DATASETS = {
 def test_a_batch_is_what_a_plain_loader_gives(name):
     dataset = DATASETS[name]()
     loader = DataLoader(dataset, batch_size=3)
-    read = reader(loader)
+    read = build_reader(loader)
 
     for batch, indices in zip(loader, loader.batch_sampler, strict=True):
         assert same(read(indices), batch)
@@ -74,7 +74,7 @@ def test_a_batch_is_what_a_plain_loader_gives(name):
 
 def test_a_batch_never_shares_memory_with_the_dataset():
     data = TensorDataset(torch.zeros(6))
-    (batch,) = reader(DataLoader(data, batch_size=6))(list(range(6)))
+    (batch,) = build_reader(DataLoader(data, batch_size=6))(list(range(6)))
     batch += 1
 
     assert data.tensors[0].sum() == 0
@@ -86,7 +86,7 @@ def test_a_batch_never_shares_memory_with_the_dataset():
 def test_unusual_indices_mean_what_they_mean_to_the_dataset(indices):
     loader = DataLoader(TensorDataset(torch.arange(12).reshape(6, 2)), batch_sampler=[indices])
 
-    assert same(reader(loader)(indices), next(iter(loader)))
+    assert same(build_reader(loader)(indices), next(iter(loader)))
 
 
 @pytest.mark.parametrize("indices", [[9], [-10], [1.5]])
@@ -96,12 +96,12 @@ def test_indices_that_the_dataset_has_not_are_its_error(indices):
     with pytest.raises(Exception) as plain:  # noqa: PT011
         next(iter(loader))
     with pytest.raises(plain.type):
-        reader(loader)(indices)
+        build_reader(loader)(indices)
 
 
 def test_a_sampler_of_batches_and_a_collate_function_of_ones_own():
     by_batch = DataLoader(torch.arange(9), batch_size=None, sampler=BatchSampler(range(9), 4, False))
     own = DataLoader(TensorDataset(torch.arange(9)), batch_size=2, collate_fn=len)
 
-    assert reader(by_batch)([2, 5]).tolist() == [2, 5]
-    assert reader(own)([2, 5, 6]) == 3
+    assert build_reader(by_batch)([2, 5]).tolist() == [2, 5]
+    assert build_reader(own)([2, 5, 6]) == 3

@@ -16,10 +16,10 @@ from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import numbered_blocks, read_safetensors
 from accel_nb.forecast.layouts import LAYOUTS, Layout
-from accel_nb.forecast.memory import Activations, Usage, estimate
-from accel_nb.forecast.plans import Plan, Setting, choose, forecast, largest_share
-from accel_nb.forecast.request import Sample, find_setting, read_request, read_size
-from accel_nb.forecast.sizes import OPTIMIZERS, Model, Weight, count_text, size_text, with_optimizer
+from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
+from accel_nb.forecast.plans import Plan, RunSetting, choose, forecast, largest_share
+from accel_nb.forecast.request import InputSpec, find_setting, read_request, read_size
+from accel_nb.forecast.sizes import OPTIMIZERS, ModelSizes, WeightSize, count_text, size_text, with_optimizer
 from accel_nb.forecast.table import as_data, as_markdown, as_text, explain
 from accel_nb.runtime.process.hardware import Gpu, Machine
 
@@ -29,7 +29,7 @@ MACHINE = Machine(8, 64 * GIB, 32 * GIB, GIB, GIB, (Gpu(0, "Card", 16 * GIB, 15 
 
 weights = st.lists(
     st.builds(
-        Weight,
+        WeightSize,
         name=st.uuids().map(str),
         shape=st.lists(st.integers(1, 40), min_size=0, max_size=3).map(tuple),
         itemsize=st.sampled_from([2, 4]),
@@ -40,21 +40,21 @@ weights = st.lists(
     max_size=12,
 )
 models = st.builds(
-    lambda made, name: with_optimizer(Model("m", tuple(made)), name), weights, st.sampled_from(sorted(OPTIMIZERS))
+    lambda made, name: with_optimizer(ModelSizes("m", tuple(made)), name), weights, st.sampled_from(sorted(OPTIMIZERS))
 )
 
 
-def dense(num_rows: int = 1024, num_blocks: int = 8) -> Model:
-    made = [Weight(f"h.{index}.w", (num_rows, 1024), block=f"h.{index}") for index in range(num_blocks)]
-    return with_optimizer(Model("dense", tuple(made)), "adamw")
+def dense(num_rows: int = 1024, num_blocks: int = 8) -> ModelSizes:
+    made = [WeightSize(f"h.{index}.w", (num_rows, 1024), block=f"h.{index}") for index in range(num_blocks)]
+    return with_optimizer(ModelSizes("dense", tuple(made)), "adamw")
 
 
-def setting(room: int, world: int = 2, *, is_host: bool = False, **more: object) -> Setting:
-    return replace(Setting(world, "devices", room, 100 * GIB, is_host=is_host), **more)  # type: ignore[arg-type]
+def setting(room: int, world: int = 2, *, is_host: bool = False, **more: object) -> RunSetting:
+    return replace(RunSetting(world, "devices", room, 100 * GIB, is_host=is_host), **more)  # type: ignore[arg-type]
 
 
 @given(models, st.integers(1, 9), st.booleans())
-def test_divided_parts_add_up_to_the_whole_and_hardly_more(model: Model, world: int, is_half: bool) -> None:
+def test_divided_parts_add_up_to_the_whole_and_hardly_more(model: ModelSizes, world: int, is_half: bool) -> None:
     whole = estimate(model, BY_NAME["ddp"], world)
     divided = estimate(model, BY_NAME["fsdp (3)"], world, is_half=is_half)
     padding = sum((world - 1) * math.prod(weight.shape[1:]) * weight.itemsize for weight in model.weights)
@@ -66,7 +66,7 @@ def test_divided_parts_add_up_to_the_whole_and_hardly_more(model: Model, world: 
 
 @given(models, st.integers(1, 4), st.integers(2, 3), st.booleans())
 def test_ranks_that_share_a_copy_hold_what_they_would_alone(
-    model: Model, copy_ranks: int, copies: int, is_half: bool
+    model: ModelSizes, copy_ranks: int, copies: int, is_half: bool
 ) -> None:
     world = copy_ranks * copies
     for name in ("fsdp (2)", "fsdp (3)"):
@@ -79,13 +79,13 @@ def test_ranks_that_share_a_copy_hold_what_they_would_alone(
 
 
 @given(models, st.integers(2, 9), st.booleans())
-def test_each_stage_of_zero_takes_no_more_than_the_one_before(model: Model, world: int, is_half: bool) -> None:
+def test_each_stage_of_zero_takes_no_more_than_the_one_before(model: ModelSizes, world: int, is_half: bool) -> None:
     totals = [estimate(model, BY_NAME[f"zero {stage}"], world, is_half=is_half).total for stage in (1, 2, 3)]
     assert totals == sorted(totals, reverse=True)
 
 
 @given(models, st.integers(1, 9))
-def test_what_is_offloaded_is_on_the_host_instead(model: Model, world: int) -> None:
+def test_what_is_offloaded_is_on_the_host_instead(model: ModelSizes, world: int) -> None:
     on_device = estimate(model, BY_NAME["zero 3"], world)
     away = estimate(model, BY_NAME["zero 3 offload"], world)
     held = on_device.parameters + on_device.gradients + on_device.optimizer
@@ -115,8 +115,8 @@ def test_frozen_weights_have_no_gradients_and_no_state() -> None:
 
 
 def test_the_peak_is_the_fuller_of_backward_pass_and_step() -> None:
-    assert Usage(1, 2, 3, activations=10, exchange=5, step=7).total == 21
-    assert Usage(1, 2, 3, activations=1, exchange=1, step=7).total == 13
+    assert MemoryUsage(1, 2, 3, activations=10, exchange=5, step=7).total == 21
+    assert MemoryUsage(1, 2, 3, activations=1, exchange=1, step=7).total == 13
 
 
 def test_half_precision_copies_weigh_only_where_autocast_makes_them() -> None:
@@ -126,7 +126,7 @@ def test_half_precision_copies_weigh_only_where_autocast_makes_them() -> None:
 
 
 def plan(layout: Layout, total: int, checkpoints: bool = False, host: int = 0) -> Plan:
-    return Plan(layout, checkpoints, Usage(total, 0, 0, 0, host=host))
+    return Plan(layout, checkpoints, MemoryUsage(total, 0, 0, 0, host=host))
 
 
 def everything_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_offloading_needs_room_on_the_host_for_every_rank(monkeypatch: pytest.Mo
 def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_nb.forecast.layouts.STRATEGIES", ("single", "ddp"))
     found = forecast(dense(), setting(GIB))
-    unserved = [plan for plan in found.plans if not plan.is_served]
+    unserved = [plan for plan in found.plans if not plan.is_supported]
     assert len(unserved) == len(found.plans) - 1
     assert choose(unserved, found.setting) is None
     for other in unserved:
@@ -191,11 +191,11 @@ def test_each_world_has_one_way_of_plain_torch(world: int) -> None:
 
 def test_a_batch_that_fits_nowhere_says_by_how_much_and_what_would() -> None:
     found = forecast(dense(), setting(GIB, is_host=True, batch_size=64, share=32, host_room=GIB), Activations(8 * GIB))
-    lacks = size_text(min(plan.missing(found.setting) for plan in found.plans if plan.is_served))
+    lacks = size_text(min(plan.missing_bytes(found.setting) for plan in found.plans if plan.is_supported))
     line = explain(found)
     assert found.best is None
     assert f"lacks {lacks}" in line
-    share = largest_share(next(plan for plan in found.plans if plan.is_served), found.setting)
+    share = largest_share(next(plan for plan in found.plans if plan.is_supported), found.setting)
     assert 0 < share < 32
     assert f"a batch of about {2 * share}" in line
     smaller = forecast(
@@ -275,8 +275,8 @@ def test_a_header_gives_weights_and_buffers(tmp_path: Path) -> None:
     }
     model = read_safetensors(write(tmp_path / "a.safetensors", header, bytes(72)))
     assert model.weights == (
-        Weight("h.0.w", (4, 2), 4, block="h.0"),
-        Weight("h.1.w", (4, 2), 2, block="h.1"),
+        WeightSize("h.0.w", (4, 2), 4, block="h.0"),
+        WeightSize("h.1.w", (4, 2), 2, block="h.1"),
     )
     assert model.buffer_bytes == 24
 
@@ -338,8 +338,8 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_request_is_read_with_the_run_s_own_flags() -> None:
     words = "m.py:f --input 3x8x8 --target int64 --batch-size 64 --gpus 4 --memory 80GiB --precision bf16 --json"
     request = read_request(words.split(), "accel-nb estimate", in_notebook=False)
-    assert request.inputs == (Sample(None, "float32", (3, 8, 8)),)
-    assert request.label == Sample(None, "int64", ())
+    assert request.inputs == (InputSpec(None, "float32", (3, 8, 8)),)
+    assert request.label == InputSpec(None, "int64", ())
     assert (request.batch_size, request.memory, request.form) == (64, 80 * GIB, "json")
     config = request.config({})
     assert (config.gpus, config.precision) == (4, "bf16")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from accel_nb.errors import MisuseError
 from accel_nb.forecast.measurement import default_loss, measure_activations, measure_model
 from accel_nb.forecast.model_building import forecast_model
-from accel_nb.forecast.plans import Setting
+from accel_nb.forecast.plans import RunSetting
 from accel_nb.forecast.sizes import OPTIMIZERS, with_optimizer
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.support.measured import held_bytes, peak_bytes
@@ -284,7 +284,7 @@ def test_parameters_gradients_and_state_are_those_of_a_real_step(name: str, has_
     if has_stepped:
         train()
     found = measure_model(model, optimizer)
-    setting = Setting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
     usage = forecast_model(model, setting, optimizer=optimizer).plans[0].usage
     train()
     assert {part: getattr(usage, part) for part in ("parameters", "gradients", "optimizer")} == pytest.approx(
@@ -317,7 +317,7 @@ def test_only_trained_weights_count_and_ties_count_once() -> None:
     for parameter in model.blocks.parameters():
         parameter.requires_grad_(False)
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad])
-    setting = Setting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
     usage = forecast_model(model, setting, optimizer=optimizer).plans[0].usage
     default_loss(model(batch[0]), batch).backward()
     optimizer.step()
@@ -332,7 +332,7 @@ def test_each_of_several_optimizers_counts_for_what_it_steps() -> None:
         torch.optim.AdamW(model.blocks.parameters()),
         torch.optim.SGD(model.embedding.parameters(), 0.1, momentum=0.9),
     )
-    setting = Setting(1, "cpu", 2**34, 2**34, is_host=True)
+    setting = RunSetting(1, "cpu", 2**34, 2**34, is_host=True)
     found = forecast_model(model, setting, optimizer=optimizers)
     default_loss(model(batch[0]), batch).backward()
     for optimizer in optimizers:
@@ -347,5 +347,5 @@ def test_each_of_several_optimizers_counts_for_what_it_steps() -> None:
 def test_an_optimizer_that_cannot_be_traced_counts_as_adamw_and_says_so() -> None:
     model, _ = language()
     optimizer = torch.optim.LBFGS(model.parameters())
-    found = forecast_model(model, Setting(1, "cpu", 2**34, 2**34, is_host=True), optimizer=optimizer)
+    found = forecast_model(model, RunSetting(1, "cpu", 2**34, 2**34, is_host=True), optimizer=optimizer)
     assert any("LBFGS" in note and "counted as adamw" in note for note in found.notes)

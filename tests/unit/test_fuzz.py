@@ -19,8 +19,15 @@ import pytest
 import torch
 
 from accel_nb.checkpoint import encoding
-from accel_nb.checkpoint.layout import Region, tiles
-from accel_nb.checkpoint.manifest import Facts, Manifest, Piece, TensorRecord, read_manifest, record_of
+from accel_nb.checkpoint.layout import Region, covers_exactly
+from accel_nb.checkpoint.manifest import (
+    CheckpointOrigin,
+    Manifest,
+    StoredPiece,
+    TensorRecord,
+    make_file_record,
+    read_manifest,
+)
 from accel_nb.config import Layer, parse_flags, read_file, resolve
 from accel_nb.config.layers import Resolved
 from accel_nb.errors import ConfigError, CorruptCheckpoint
@@ -34,8 +41,8 @@ from accel_nb.telemetry.events import (
     CheckpointSaved,
     MemorySample,
     MetricLogged,
-    Prepared,
     StepDone,
+    WorkerPrepared,
     from_message,
     to_message,
 )
@@ -74,9 +81,9 @@ RECORDS = [
     messages.Note(3, "display", {"data": {"text/plain": "1"}, "metadata": {}}),
     messages.Reply(3, "raised", {"error": {"type": "ValueError", "traceback": ["a", "b"]}}),
     messages.Exited(1, 4711, -9),
-    messages.Look(7, from_outside=True),
+    messages.QueryPosition(7, from_outside=True),
     messages.StepCount(7, 1, 40),
-    messages.Request(1, "run", {"source": "x", "used": ["a", "b"]}),
+    messages.TaskRequest(1, "run", {"source": "x", "used": ["a", "b"]}),
     messages.ZygoteReady(1, 0.5, 1),
 ]
 
@@ -189,7 +196,7 @@ def test_memory_that_could_shrink_is_refused() -> None:
 
 
 EVENTS = [
-    Prepared(0, 1.0, "cpu", "ddp", "no", ("model", "optimizer"), ("batch 64 = 2 x 32",)),
+    WorkerPrepared(0, 1.0, "cpu", "ddp", "no", ("model", "optimizer"), ("batch 64 = 2 x 32",)),
     MetricLogged(1, 2, 3.0, "accuracy", 0.5),
     CheckpointSaved(0, 1, 2.0, "/runs/step_1", 0.1, 0.2, 300),
 ]
@@ -232,11 +239,16 @@ def _with_tree(tree: Any, buffers: bytes) -> bytes:
 
 
 def manifest() -> dict[str, Any]:
-    files = {"state.json": record_of(b"{}"), "tensors-00000-of-00001-000.safetensors": record_of(b"x" * 96)}
+    files = {
+        "state.json": make_file_record(b"{}"),
+        "tensors-00000-of-00001-000.safetensors": make_file_record(b"x" * 96),
+    }
     pieces = tuple(
-        Piece("tensors-00000-of-00001-000.safetensors", f"w{row}", Region((row, 0), (1, 3))) for row in range(4)
+        StoredPiece("tensors-00000-of-00001-000.safetensors", f"w{row}", Region((row, 0), (1, 3))) for row in range(4)
     )
-    facts = Facts(run="r1", step=3, world_size=2, strategy="ddp", config={"seed": 1}, versions={"torch": "2"})
+    facts = CheckpointOrigin(
+        run="r1", step=3, world_size=2, strategy="ddp", config={"seed": 1}, versions={"torch": "2"}
+    )
     return json.loads(
         Manifest("abc", facts, "state.json", files, {"model/w": TensorRecord("F32", (4, 3), pieces)}).to_bytes()
     )
@@ -253,7 +265,7 @@ def signed(content: Any) -> bytes:
 
 def test_manifests() -> None:
     sample = manifest()
-    assert read_manifest(signed(sample), "here").facts.step == 3
+    assert read_manifest(signed(sample), "here").origin.step == 3
     with bounded_memory():
         for chance in rounds(7):
             changed = sample
@@ -262,7 +274,9 @@ def test_manifests() -> None:
             made, refused = attempt(lambda content=changed: read_manifest(signed(content), "here"), CorruptCheckpoint)
             if not refused:
                 assert made.state in made.files
-                assert all(tiles([p.region for p in record.pieces], record.shape) for record in made.tensors.values())
+                assert all(
+                    covers_exactly([p.region for p in record.pieces], record.shape) for record in made.tensors.values()
+                )
 
 
 def test_manifests_cut_and_flipped() -> None:
@@ -301,7 +315,7 @@ def test_headers_of_safetensors(tmp_path: Path, reads_folder: bool) -> None:
 
 def test_the_state_of_a_checkpoint() -> None:
     tree = {"step": 3, "loss": float("nan"), "shape": (1, 2), "rng": {"bytes": b"\0\1"}, 7: [1.5, None, "x"]}
-    text = encoding.encode(tree).text()
+    text = encoding.encode(tree).to_bytes()
     tree_ = json.loads(text)
     with bounded_memory():
         for chance in rounds(10):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.pool.control.hang_detection import AGAIN_S, HangDoctor
+from accel_nb.pool.control.hang_detection import QUERY_INTERVAL_S, HangDetector
 from accel_nb.pool.messages import RankPosition
 
 
@@ -49,7 +49,7 @@ SUBGROUP = {"group": "1", "is_of_all": False}
 )
 def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
     now, lines = [0.0], []
-    doctor = HangDoctor(
+    doctor = HangDetector(
         Engine(),  # type: ignore[arg-type]
         1,
         len(places),
@@ -58,10 +58,10 @@ def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
     )
     waiting = {rank for rank, where in enumerate(places) if not where.has_ended}
     for _ in range(6):
-        now[0] += AGAIN_S + 0.01
-        doctor.turn(waiting)
+        now[0] += QUERY_INTERVAL_S + 0.01
+        doctor.update(waiting)
         for rank, where in enumerate(places):
-            doctor.answered(rank, where)
+            doctor.record_position(rank, where)
     assert doctor.is_stuck is is_stuck
     assert len(lines) == 1
     assert said in lines[0]

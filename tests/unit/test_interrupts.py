@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.notebook.session.interrupts import HeldTermination
+from accel_nb.notebook.session.interrupts import DeferredTermination
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def received() -> Iterator[list[int]]:
 
 def test_sigterm_is_deferred_until_the_run_ends(received: list[int]):
     before, asked = signal.getsignal(signal.SIGTERM), list[Any]()
-    held = HeldTermination(lambda: asked.append(1))
+    held = DeferredTermination(lambda: asked.append(1))
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
     assert (asked, received) == ([1], [])
@@ -36,15 +36,15 @@ def test_sigterm_is_deferred_until_the_run_ends(received: list[int]):
 
 def test_release_restores_the_previous_handler(received: list[int]):
     before = signal.getsignal(signal.SIGTERM)
-    held = HeldTermination(lambda: None)
+    held = DeferredTermination(lambda: None)
     held.run_ended()
     signal.raise_signal(signal.SIGTERM)  # between the run's end and the next cell
     assert received == [signal.SIGTERM]
-    held = HeldTermination(lambda: None)
+    held = DeferredTermination(lambda: None)
     held.run_ended()
     held.release()
     assert signal.getsignal(signal.SIGTERM) is before
-    elsewhere = threading.Thread(target=lambda: HeldTermination(lambda: None).release())
+    elsewhere = threading.Thread(target=lambda: DeferredTermination(lambda: None).release())
     elsewhere.start()
     elsewhere.join()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
+from accel_nb.accelerator.state.save_report import CompletedSave, describe_saves, describe_unsaved
 from accel_nb.checkpoint.interval import SaveCost, best_interval
 
 
@@ -47,13 +47,15 @@ def test_saves_in_the_background_are_no_closer_than_they_take_to_write() -> None
 
 
 def test_what_was_saved_is_one_short_line() -> None:
-    saved = [Saved(step, f"runs/step_{step}", SaveCost(48_200_000, 0.0312, 1.234)) for step in (5, 10, 15, 20, 25)]
+    saved = [
+        CompletedSave(step, f"runs/step_{step}", SaveCost(48_200_000, 0.0312, 1.234)) for step in (5, 10, 15, 20, 25)
+    ]
     assert describe_saves(saved, "runs", 0) == [
         "saved step 5, 10, ..., 25 (5) in runs · 48.2 MB, at most 31.2 ms of the training's time, on disk after 1.23 s"
     ]
     assert describe_saves([], None, 0) == []
     assert describe_saves([], None, 3)[0].startswith("3 saves put off")
-    assert "step 25" in describe_nothing_saved(saved)
+    assert "step 25" in describe_unsaved(saved)
 
 
 def test_it_needs_no_torch() -> None:

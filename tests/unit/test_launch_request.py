@@ -14,12 +14,12 @@ import yaml
 from accel_nb.cli.main import main
 from accel_nb.config import Layer
 from accel_nb.errors import ConfigError
-from accel_nb.launch.job import Job
+from accel_nb.launch.job import LaunchJob
 from accel_nb.launch.kubeflow import object_name
 from accel_nb.launch.multi_node import agent_command
-from accel_nb.launch.rank_task import Task
+from accel_nb.launch.rank_task import RankTask
 from accel_nb.launch.request import FLAGS, read_request
-from accel_nb.launch.scheduler import find_place, first_host
+from accel_nb.launch.scheduler import find_scheduler_position, first_host
 from accel_nb.launch.slurm import make_batch
 
 
@@ -43,7 +43,7 @@ def test_what_follows_the_target_is_passed_on_untouched():
     request = read_request(["--cpus", "2", "--precision=bf16", "--no-panel", "train.py", *words])
     assert request.target.name == "train.py"
     assert list(request.target.args) == words
-    job = Job.of(request)
+    job = LaunchJob.from_request(request)
     assert job.resolved.given == {"cpus": 2, "precision": "bf16", "panel": False}
     assert str(job.resolved.origins["cpus"]) == "--cpus 2 (flags)"
     task = job.task()
@@ -150,7 +150,7 @@ def test_a_notebook_brings_its_own_options(scripts: Path):
         metadata={"accel_nb": {"options": {"accumulate": 4, "ddp": {"bucket_cap_mb": 5}}}}
     )
     nbformat.write(notebook, scripts / "stored.ipynb")
-    config = Job.of(read_request(["--accumulate", "2", "stored.ipynb"])).resolved
+    config = LaunchJob.from_request(read_request(["--accumulate", "2", "stored.ipynb"])).resolved
     assert (config.config.accumulate, config.config.ddp.bucket_cap_mb) == (2, 5)
     assert str(config.origins["ddp.bucket_cap_mb"]) == "stored.ipynb, metadata (notebook)"
     notebook.metadata["accel_nb"]["options"]["accumulate"] = 0
@@ -161,11 +161,11 @@ def test_a_notebook_brings_its_own_options(scripts: Path):
 
 def test_a_task_survives_its_document_and_a_damaged_one_is_refused():
     layer = Layer("flags", {"cpus": 2}, "command line", {"cpus": "--cpus 2"})
-    task = Task("script", "train.py", (layer,), report=7, parent=1)
-    assert Task.from_json(task.to_json()) == task
+    task = RankTask("script", "train.py", (layer,), report_file=7, parent=1)
+    assert RankTask.from_json(task.to_json()) == task
     for text in ("", "[]", '{"version": 2}', '{"version": 1, "layers": [1]}', "[" * 100_000):
         with pytest.raises(ConfigError, match="damaged task"):
-            Task.from_json(text)
+            RankTask.from_json(text)
 
 
 OMPI = {
@@ -179,32 +179,34 @@ SRUN = {
 
 
 def test_schedulers_are_told_by_their_variables():
-    assert find_place({}, 1) is None
-    mpi = find_place(OMPI, 1)
+    assert find_scheduler_position({}, 1) is None
+    mpi = find_scheduler_position(OMPI, 1)
     assert mpi is not None
     assert (mpi.rank, mpi.size, mpi.local_rank, mpi.local_size, mpi.address) == (3, 4, 1, 2, None)
-    alone = find_place({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 1)
+    alone = find_scheduler_position({**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 1)
     assert alone is not None
     assert (alone.is_rank, alone.address) == (True, "127.0.0.1")
-    mpich = find_place({"PMI_RANK": "0", "PMI_SIZE": "2"}, 9)
+    mpich = find_scheduler_position({"PMI_RANK": "0", "PMI_SIZE": "2"}, 9)
     assert mpich is not None
-    assert (mpich.is_rank, mpich.port) == (True, find_place({"PMI_RANK": "1", "PMI_SIZE": "2"}, 9).port)  # type: ignore[union-attr]
-    slurm = find_place(SRUN, 1)
+    assert (mpich.is_rank, mpich.port) == (True, find_scheduler_position({"PMI_RANK": "1", "PMI_SIZE": "2"}, 9).port)  # type: ignore[union-attr]
+    slurm = find_scheduler_position(SRUN, 1)
     assert slurm is not None
     assert (slurm.is_machine, slurm.rank, slurm.address) == (True, 1, "gpu07")
-    ranks = find_place({**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, 1)
+    ranks = find_scheduler_position({**SRUN, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, 1)
     assert ranks is not None
     assert (ranks.is_rank, ranks.local_size) == (True, 2)
-    pod = find_place({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "1"}, 1)
+    pod = find_scheduler_position(
+        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "1"}, 1
+    )
     assert pod is not None
     assert (pod.is_machine, pod.address, pod.port) == (True, "job-0", 1)
 
 
 def test_a_batch_script_itself_is_no_rank_and_nonsense_is_refused():
-    assert find_place({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1) is None
-    assert find_place({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, 1) is None
+    assert find_scheduler_position({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1) is None
+    assert find_scheduler_position({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, 1) is None
     with pytest.raises(ConfigError, match="variables make no sense"):
-        find_place({**OMPI, "OMPI_COMM_WORLD_SIZE": "many"}, 1)
+        find_scheduler_position({**OMPI, "OMPI_COMM_WORLD_SIZE": "many"}, 1)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +219,15 @@ def test_the_first_of_a_node_list(nodes: str, first: str | None):
 
 def test_a_count_that_mpi_has_not_started_is_refused():
     with pytest.raises(ConfigError, match=r"cpus 4 from --cpus 4 \(flags\): MPI has started 2 ranks on this machine"):
-        Job.of(read_request(["--cpus", "4", "train.py"]), OMPI)
-    job = Job.of(read_request(["--cpus", "2", "train.py"]), OMPI)
+        LaunchJob.from_request(read_request(["--cpus", "4", "train.py"]), OMPI)
+    job = LaunchJob.from_request(read_request(["--cpus", "2", "train.py"]), OMPI)
     assert "rank 3 of 4, which MPI has started" in job.plan()
     with pytest.raises(ConfigError, match="a notebook runs once"):
-        Job.of(read_request(["some.ipynb"]), OMPI)
+        LaunchJob.from_request(read_request(["some.ipynb"]), OMPI)
 
 
 def test_machines_of_slurm_meet_at_the_first_one():
-    job = Job.of(read_request(["--cpus", "2", "train.py", "x"]), SRUN)
+    job = LaunchJob.from_request(read_request(["--cpus", "2", "train.py", "x"]), SRUN)
     words = agent_command(job.machines, 2, 1, job.task(), ("x",), is_host=False)
     assert words[2:5] == ["torch.distributed.run", "--nnodes", "2"]
     assert words[words.index("--node-rank") + 1] == "1"
@@ -237,7 +239,7 @@ def test_machines_of_slurm_meet_at_the_first_one():
 def test_a_batch_file_is_python_and_its_words_pass_no_shell(scripts: Path):
     evil = "$(touch evil); `id` \"'\\ \n x"
     request = read_request(["--slurm", "--nnodes", "2", "--sbatch", "time=2:00:00", "--cpus", "2", "train.py", evil])
-    batch = Job.of(request).batch()
+    batch = LaunchJob.from_request(request).batch()
     lines = batch.text.splitlines()
     assert lines[0].startswith("#!")
     assert {"#SBATCH --nodes=2", "#SBATCH --time=2:00:00", "#SBATCH --ntasks-per-node=1"} <= set(lines)

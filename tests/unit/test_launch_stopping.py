@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from accel_nb.launch.local_job import TOGETHER_S, Rank, Stopper
-from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
+from accel_nb.launch.local_job import PEER_EXIT_TIMEOUT_S, JobStopper, RankProcess
+from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S
 
 
 class Job:
@@ -16,11 +16,11 @@ class Job:
 
     def __init__(self, *, promises: bool = False, finishes: bool = False) -> None:
         nothing: Any = None
-        self.ranks = [Rank(number, nothing, -1, -1, -1, None) for number in (0, 1)]
+        self.ranks = [RankProcess(number, nothing, -1, -1, -1, None) for number in (0, 1)]
         self.now = 0.0
         self.presses = 0
         self.sent: list[tuple[int, int]] = []
-        self.stopper = Stopper(
+        self.stopper = JobStopper(
             self.ranks,
             finishes,
             clock=lambda: self.now,
@@ -33,7 +33,7 @@ class Job:
         self.now += seconds
         self.presses += press
         self.sent.clear()
-        self.stopper.turn(lambda: self.presses, is_late=is_late)
+        self.stopper.update(lambda: self.presses, is_late=is_late)
         return list(self.sent)
 
 
@@ -46,8 +46,8 @@ def test_a_job_that_saves_is_asked_then_interrupted_then_ended(is_pressed: bool)
     job = Job(promises=is_pressed, finishes=not is_pressed)
     assert job.after(1) == []
     assert job.after(0, press=is_pressed, is_late=not is_pressed) == both(signal.SIGTERM)
-    assert job.stopper.why == ("interrupted" if is_pressed else "timeout")
-    assert job.after(FINISH_PATIENCE_S - 1) == []
+    assert job.stopper.reason == ("interrupted" if is_pressed else "timeout")
+    assert job.after(FINISH_TIMEOUT_S - 1) == []
     assert job.after(2) == both(signal.SIGINT)
     assert job.after(GRACE_S - 0.5) == []
     assert job.after(1) == both(signal.SIGKILL)
@@ -72,8 +72,8 @@ def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():
     job = Job(promises=True)
     job.ranks[1].code = 1
     assert job.after(0) == []
-    assert job.after(PEER_PATIENCE_S + 0.1) == [(0, signal.SIGINT)]
-    assert job.stopper.why == "failed"
+    assert job.after(PEER_FAILURE_DELAY_S + 0.1) == [(0, signal.SIGINT)]
+    assert job.stopper.reason == "failed"
     assert [rank.was_killed for rank in job.ranks] == [True, False]
 
 
@@ -81,12 +81,12 @@ def test_a_rank_that_ends_well_stops_nobody():
     job = Job()
     job.ranks[1].code = 0
     assert job.after(100) == []
-    assert job.stopper.why is None
+    assert job.stopper.reason is None
 
 
 def test_ranks_that_finish_are_waited_for_together():
     job = Job(promises=True)
     job.after(0, press=True)
     job.ranks[1].code = 143
-    assert job.after(TOGETHER_S / 2) == []
-    assert job.after(TOGETHER_S + 0.1) == [(0, signal.SIGINT)]
+    assert job.after(PEER_EXIT_TIMEOUT_S / 2) == []
+    assert job.after(PEER_EXIT_TIMEOUT_S + 0.1) == [(0, signal.SIGINT)]

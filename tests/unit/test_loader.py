@@ -26,10 +26,11 @@ from torch.utils.data import (
 )
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import Share, is_sharded, shard, unshard
+from accel_nb.data.loader import BatchShare, is_sharded, shard_loader, unshard_loader
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.world import World
+from tests.support.loops import Loops
 
 
 class Cut(Exception):
@@ -123,7 +124,7 @@ def run_threads(size, body):
             baton.gone.add(rank)
             baton.pass_on(rank)
 
-    with rng.forked():
+    with rng.fork_rng():
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
         for thread in threads:
             thread.start()
@@ -137,7 +138,7 @@ def run_threads(size, body):
 
 
 @dataclass
-class Setup:
+class Setup(Loops):
     """A loader, sharded, with a record of what it announced."""
 
     comm: FakeComm
@@ -148,10 +149,10 @@ class Setup:
     lane: object = None
 
     def __post_init__(self):
-        self.shares: list[Share] = []
+        super().__init__()
 
     def shard(self, loader):
-        return shard(
+        return shard_loader(
             loader,
             comm=self.comm,
             batch=self.batch,
@@ -159,26 +160,11 @@ class Setup:
             observer=self,
             options=self.options,
             coords=self.coords,
-            lane=self.lane,
+            transfer=self.lane,
         )
 
     def is_training(self):
         return self.training
-
-    def on_epoch_start(self, loader):
-        return self.training
-
-    def on_batch_end(self):
-        pass
-
-    def on_share(self, share):
-        self.shares.append(share)
-
-    def on_whole_batch(self, iterator, num_samples):
-        pass
-
-    def num_trained(self):
-        return 0
 
     def read(self, loader):
         """One epoch: per batch the samples and the share."""
@@ -220,7 +206,7 @@ def check_shares(per_rank):
 
 
 def plain_run(make, epochs=2, seed=11):
-    with rng.forked():
+    with rng.fork_rng():
         rng.set_seed(seed)
         loader = make()
         seen = [[flat(batch) for batch in loader] for _ in range(epochs)]
@@ -369,7 +355,7 @@ def test_a_short_last_group_is_split_evenly():
 
     assert [samples for samples, _ in first] == [[0, 1, 2, 3], [8, 9, 10, 11], [16]]
     assert [samples for samples, _ in second] == [[4, 5, 6, 7], [12, 13, 14, 15], [16]]
-    assert second[-1][1] == Share(num_samples=0, total_samples=1, is_last=True, is_filler=True)
+    assert second[-1][1] == BatchShare(num_samples=0, total_samples=1, is_last=True, is_filler=True)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -498,9 +484,9 @@ def test_stream_batches_that_cannot_be_joined_go_whole_to_the_first_ranks():
 
     results = run_threads(3, body)
 
-    assert results[0] == [([[1], [1]], Share(2, 4, True, False))]
-    assert results[1] == [([[2, 2], [2, 2]], Share(2, 4, True, False))]
-    assert results[2] == [([[1]], Share(0, 4, True, True))]
+    assert results[0] == [([[1], [1]], BatchShare(2, 4, True, False))]
+    assert results[1] == [([[2, 2], [2, 2]], BatchShare(2, 4, True, False))]
+    assert results[2] == [([[1]], BatchShare(0, 4, True, True))]
 
 
 def test_batches_of_one_object_go_to_rank_0_and_as_fillers_to_the_others():
@@ -551,7 +537,7 @@ def test_leaving_an_epoch_early_and_starting_again_is_like_a_plain_run():
         seen.append(torch.rand(1).item())
         return seen
 
-    with rng.forked():
+    with rng.fork_rng():
         rng.set_seed(11)
         plain = visit(LOADERS["with replacement"]()), visit(LOADERS["shuffled"]())
 
@@ -579,7 +565,7 @@ def test_two_loaders_interleaved_and_one_nested_in_itself(num_workers):
     def make_loader(name):
         return DataLoader(numbers(6 if name == "a" else 9), batch_size=4, shuffle=True, num_workers=num_workers)
 
-    with rng.forked():
+    with rng.fork_rng():
         rng.set_seed(11)
         plain = visit(make_loader)
 
@@ -750,10 +736,10 @@ def test_the_loader_stays_the_same_object_and_its_copies_are_plain():
             assert type(twin) is Mine
             assert not is_sharded(twin)
             assert len(twin) == 5
-        assert unshard(loader) is loader
+        assert unshard_loader(loader) is loader
         assert type(loader) is Mine
         assert not is_sharded(loader)
-        assert len(unshard(loader)) == 5
+        assert len(unshard_loader(loader)) == 5
 
     run_threads(2, body)
 
@@ -826,7 +812,7 @@ def test_batches_go_to_the_device():
         seen = []
         loader = DataLoader(TensorDataset(torch.ones(4), torch.ones(4)), batch_size=2)
         for training in (True, False):
-            shard(loader, comm=comm, batch="global", device="meta", observer=Setup(comm, training=training))
+            shard_loader(loader, comm=comm, batch="global", device="meta", observer=Setup(comm, training=training))
             seen += [tensor.device.type for batch in loader for tensor in batch]
         return [item for item in seen if isinstance(item, str)]
 

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import Share
+from accel_nb.data.loader import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import LocalComm
 from accel_nb.runtime.process import rng
@@ -161,7 +161,7 @@ def test_the_seeded_order_depends_on_seed_and_epoch_only(name, dispatch):
         seen = [rank[number] for rank in per_rank]
         return [sample for batch in merged(seen, len(seen[0])) for sample in batch]
 
-    with rng.forked():
+    with rng.fork_rng():
         alone = [epochs(LocalComm(), 1, [None, None, None])]
     two = run_threads(2, lambda comm: epochs(comm, 2, [None, 2, None]))
 
@@ -514,7 +514,7 @@ def test_an_empty_file_is_an_error_that_says_what_to_do():
 # --- copies ahead of time ---
 
 
-class Lane:
+class RecordingTransfer:
     """Copies nothing, and remembers when it was asked."""
 
     def __init__(self, log):
@@ -533,7 +533,7 @@ class Lane:
 
 def test_the_next_batch_is_on_its_way_while_one_is_trained_on():
     log = []
-    setup = Setup(LocalComm(), lane=Lane(log))
+    setup = Setup(LocalComm(), lane=RecordingTransfer(log))
     for batch in setup.shard(DataLoader(numbers(5), batch_size=2)):
         log.append(("train", flat(batch), setup.shares[-1]))  # noqa: PERF401
 
@@ -541,12 +541,12 @@ def test_the_next_batch_is_on_its_way_while_one_is_trained_on():
         ("start", [0, 1]),
         ("start", [2, 3]),
         ("finish", [0, 1]),
-        ("train", [0, 1], Share(2, 2, False, False)),
+        ("train", [0, 1], BatchShare(2, 2, False, False)),
         ("start", [4]),
         ("finish", [2, 3]),
-        ("train", [2, 3], Share(2, 2, False, False)),
+        ("train", [2, 3], BatchShare(2, 2, False, False)),
         ("finish", [4]),
-        ("train", [4], Share(1, 1, True, False)),
+        ("train", [4], BatchShare(1, 1, True, False)),
     ]
     assert setup.shares[-1] is None
 
@@ -558,12 +558,14 @@ def test_copies_ahead_change_nothing_in_what_is_read(name):
         setup = Setup(comm, lane=lane)
         return setup.read(setup.shard(LOADERS[name]()))
 
-    assert run_threads(2, lambda comm: body(comm, Lane([]))) == run_threads(2, lambda comm: body(comm, None))
+    assert run_threads(2, lambda comm: body(comm, RecordingTransfer([]))) == run_threads(
+        2, lambda comm: body(comm, None)
+    )
 
 
 def test_non_blocking_off_copies_nothing_ahead():
     log = []
-    setup = Setup(LocalComm(), lane=Lane(log), options=DataOptions(non_blocking=False))
+    setup = Setup(LocalComm(), lane=RecordingTransfer(log), options=DataOptions(non_blocking=False))
     setup.read(setup.shard(DataLoader(numbers(5), batch_size=2)))
 
     assert log == []
@@ -576,7 +578,7 @@ def test_an_error_ahead_comes_where_the_batch_would_have_come():
                 raise KeyError(index)
             return super().__getitem__(index)
 
-    setup = Setup(LocalComm(), lane=Lane([]))
+    setup = Setup(LocalComm(), lane=RecordingTransfer([]))
     batches, seen = iter(setup.shard(DataLoader(Holed(6), batch_size=2))), []
     while True:
         try:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.training.lr_preview import planned_rates
-from accel_nb.accelerator.training.pure_function import follows_from_arguments
+from accel_nb.accelerator.training.pure_function import is_pure
 from accel_nb.telemetry.events import Event, RatePlanned, StepDone, from_message, to_message
 from accel_nb.ui.view import PanelState
 
@@ -174,7 +174,7 @@ def closed_over(total: Any) -> Any:
     ],
 )
 def test_functions_of_the_step_are_told_from_others(function: Any, is_so: bool):
-    assert follows_from_arguments(function) is is_so
+    assert is_pure(function) is is_so
 
 
 class Recorder:

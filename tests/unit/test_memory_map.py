@@ -11,10 +11,18 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator.memory import memory_map
-from accel_nb.accelerator.training.run_control import NO_MAP, Steering
+from accel_nb.accelerator.training.run_control import NO_MEMORY_MAP, ControlReceiver
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.actions import MapMemory
-from accel_nb.telemetry.allocator_blocks import AWAITING, FREE, IN_USE, MAX_BLOCKS, MAX_SEGMENTS, MIXED, fold
+from accel_nb.telemetry.allocator_blocks import (
+    AWAITING_FREE,
+    FREE,
+    IN_USE,
+    MAX_BLOCKS,
+    MAX_SEGMENTS,
+    MIXED,
+    condense_snapshot,
+)
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
@@ -54,11 +62,11 @@ def test_neighbours_of_one_state_are_one_block_and_segments_come_by_size():
     small = segment((MIB, USED), (MIB, INACTIVE))
     large = segment((4 * MIB, USED), (2 * MIB, USED), (MIB, PENDING), (9 * MIB, INACTIVE))
     other = segment((64 * MIB, USED), device=1)
-    found = fold([small, other, large], 0)
+    found = condense_snapshot([small, other, large], 0)
     assert found.segments == (16 * MIB, 2 * MIB)
     assert found.blocks == (
         (0, 0, 6 * MIB, IN_USE),
-        (0, 6 * MIB, MIB, AWAITING),
+        (0, 6 * MIB, MIB, AWAITING_FREE),
         (0, 7 * MIB, 9 * MIB, FREE),
         (1, 0, MIB, IN_USE),
         (1, MIB, MIB, FREE),
@@ -68,12 +76,12 @@ def test_neighbours_of_one_state_are_one_block_and_segments_come_by_size():
 
 
 def test_the_name_in_torchs_documentation_is_understood_too():
-    assert fold([segment((8, "active_awaiting_free"))], 0).blocks == ((0, 0, 8, AWAITING),)
+    assert condense_snapshot([segment((8, "active_awaiting_free"))], 0).blocks == ((0, 0, 8, AWAITING_FREE),)
 
 
 def test_nothing_is_a_map_too():
-    assert fold([], 0).blocks == ()
-    assert fold([segment((8, USED), device=1)], 0).reserved == 0
+    assert condense_snapshot([], 0).blocks == ()
+    assert condense_snapshot([segment((8, USED), device=1)], 0).reserved == 0
 
 
 def test_a_map_is_bounded_and_its_large_blocks_stay_where_they_are():
@@ -81,7 +89,7 @@ def test_a_map_is_bounded_and_its_large_blocks_stay_where_they_are():
     crumbs = [(chance.randrange(512, 8192), chance.choice((USED, INACTIVE))) for _ in range(20_000)]
     crumbled = segment(*crumbs[:10_000], (500 * MIB, USED), *crumbs[10_000:], (300 * MIB, INACTIVE))
     many = [segment((2 * MIB, USED if index % 2 else INACTIVE)) for index in range(300)]
-    found = fold([crumbled, *many], 0)
+    found = condense_snapshot([crumbled, *many], 0)
     assert len(found.segments) == MAX_SEGMENTS
     assert len(found.blocks) <= MAX_BLOCKS
     assert found.num_segments == 301
@@ -107,13 +115,13 @@ def test_any_snapshot_fits(seed: int):
         segment(*((2 ** chance.randrange(9, 28), chance.choice((USED, PENDING, INACTIVE))) for _ in range(number)))
         for number in (chance.randrange(1, 400) for _ in range(chance.randrange(1, 80)))
     ]
-    found = fold(segments, 0)
+    found = condense_snapshot(segments, 0)
     assert len(found.blocks) <= MAX_BLOCKS
     assert sum(size for _, _, size, _ in found.blocks) == sum(found.segments)
 
 
 def mapped(rank: int = 0, **changes: Any) -> MemoryMapped:
-    found = fold([segment((4 * MIB, USED), (12 * MIB, INACTIVE))], 0)
+    found = condense_snapshot([segment((4 * MIB, USED), (12 * MIB, INACTIVE))], 0)
     fields: dict[str, Any] = {
         "rank": rank,
         "step": 7,
@@ -144,15 +152,15 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
 
 def test_a_processor_has_no_map():
     assert device_type("cpu").allocator_snapshot() is None
-    steering = Steering(lambda wish, step, text: None, str)
-    assert steering._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MAP  # type: ignore[arg-type]
+    steering = ControlReceiver(lambda wish, step, text: None, str)
+    assert steering._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MEMORY_MAP  # type: ignore[arg-type]
 
 
 def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.MonkeyPatch):
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr("IPython.display.display", lambda *args, **kwargs: types.SimpleNamespace(update=print))
     monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", lambda _, message, buffers: sent.append(message))
-    panel = Panel("run", 2, rung="widget")
+    panel = Panel("run", 2, display="widget")
     panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     panel.refresh(force=True)
     panel.feed([mapped(), mapped(1)])

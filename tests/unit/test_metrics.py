@@ -23,16 +23,16 @@ from accel_nb.telemetry.events import (
     Interrupted,
     MemorySample,
     MetricLogged,
-    Prepared,
     RankFailed,
     StepDone,
+    WorkerPrepared,
 )
 from accel_nb.telemetry.metrics import METRICS, Exporters, samples_of
 from accel_nb.telemetry.metrics.samples import MAX_NAMES
 from accel_nb.telemetry.metrics.statsd import MAX_DATAGRAM, datagrams
 
 EVENTS: list[Event] = [
-    Prepared(1, 0.0, "cpu", "ddp", "bf16", ("model",), ()),
+    WorkerPrepared(1, 0.0, "cpu", "ddp", "bf16", ("model",), ()),
     StepDone(0, 1, 1.0, 0.5, 0.01, 0.2, 32),
     StepDone(1, 1, 1.0, 0.7, 0.01, 0.02, 31),
     StepDone(1, 2, 2.0, 0.6, 0.01, 0.03, 31, skipped=True),
@@ -69,8 +69,8 @@ def _get(line: str) -> str:
 
 def test_prometheus_reads_every_event_from_loopback_alone(exporters: Exporters) -> None:
     [line] = exporters.use(MetricsOptions(port=0))
-    exporters.feed(EVENTS[:5])
-    exporters.feed(EVENTS[5:])
+    exporters.export(EVENTS[:5])
+    exporters.export(EVENTS[5:])
     found = _families(_get(line))
     rank0, rank1 = (("rank", "0"),), (("rank", "1"),)
     assert found["accel_nb_steps_total", rank1] == 2
@@ -101,7 +101,7 @@ def test_a_textfile_is_whole_and_has_the_last_values(exporters: Exporters, tmp_p
     [line] = exporters.use(MetricsOptions(textfile=str(path)))
     assert line == f"metrics in {path}"
     for event in EVENTS:
-        exporters.feed([event])
+        exporters.export([event])
     exporters.flush()
     found = _families(path.read_text())
     assert found["accel_nb_checkpoint_step", ()] == 3
@@ -115,7 +115,7 @@ def test_statsd_gets_lines(exporters: Exporters, tagged: bool) -> None:
         server.bind(("127.0.0.1", 0))
         server.settimeout(10)
         exporters.use(MetricsOptions(statsd=f"127.0.0.1:{server.getsockname()[1]}", statsd_tags=tagged))
-        exporters.feed(EVENTS)
+        exporters.export(EVENTS)
         lines = server.recv(65536).decode().splitlines()
     if tagged:
         assert "accel_nb.steps:2|c|#rank:1" in lines
@@ -144,7 +144,7 @@ def test_names_are_bounded(exporters: Exporters, caplog: pytest.LogCaptureFixtur
     [line] = exporters.use(MetricsOptions(port=0))
     with caplog.at_level(logging.WARNING, logger="accel_nb"):
         for number in range(2 * MAX_NAMES):
-            exporters.feed([MetricLogged(0, number, 0.0, f"sample {number}", 1.0)])
+            exporters.export([MetricLogged(0, number, 0.0, f"sample {number}", 1.0)])
     names = {labels for name, labels in _families(_get(line)) if name == "accel_nb_logged"}
     assert len(names) == MAX_NAMES
     assert len(caplog.records) == 1
@@ -158,7 +158,7 @@ def test_an_exporter_that_fails_is_reported_once_and_the_others_go_on(
     folder.rmdir()
     with caplog.at_level(logging.WARNING, logger="accel_nb"):
         for event in EVENTS:
-            exporters.feed([event])
+            exporters.export([event])
     exporters.flush()
     assert [record.message for record in caplog.records] == [
         f"metrics in {folder / 'a.prom'}: failed and is left out; the run goes on"
@@ -176,7 +176,7 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(exporters: Export
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"metrics\.textfile: .* cannot be used"):
         exporters.use(MetricsOptions(port=0, textfile=str(tmp_path / "file" / "a.prom")))
-    exporters.feed(EVENTS)
+    exporters.export(EVENTS)
     assert exporters.use(MetricsOptions()) == []
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
-from accel_nb.pool.sync.namespace_sync import Delivery, Ledger
-from accel_nb.pool.sync.result_transfer import Receiver, Returner, Snapshot
+from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
+from accel_nb.pool.sync.result_transfer import NamespaceSnapshot, ResultReceiver, ResultSender
 
 
 class Sides:
@@ -23,27 +23,31 @@ class Sides:
     def __init__(self) -> None:
         self.kernel: dict = {}
         self.worker: dict = {}
-        self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner(SharedPayloads())
+        self.ledger, self.receiver, self.returner = (
+            SharedObjectRegistry(),
+            ResultReceiver(),
+            ResultSender(SharedPayloads()),
+        )
 
     def ship(self, *names: str) -> list[str]:
         """Send names and return those that were really sent."""
-        prepared = self.ledger.prepare(names, self.kernel, SharedPayloads())
+        prepared = self.ledger.serialize_changes(names, self.kernel, SharedPayloads())
         if prepared.payload is not None:
-            self.ledger.record(prepared.sent, self.kernel)
-            delivery, errors = Delivery.unpack(prepared.payload, self.worker)
+            self.ledger.record_sent(prepared.sent_paths, self.kernel)
+            delivery, errors = NamespaceDelta.unpack(prepared.payload, self.worker)
             assert not errors | delivery.apply(self.worker)
             prepared.payload.close()
-        return prepared.sent
+        return prepared.sent_paths
 
-    def snapshot(self, *used: str, rebound: tuple[str, ...] = ()) -> Snapshot:
-        return Snapshot.take(self.worker, used, shared=self.ledger.names(self.kernel), rebound=rebound)
+    def snapshot(self, *used: str, rebound: tuple[str, ...] = ()) -> NamespaceSnapshot:
+        return NamespaceSnapshot.take(self.worker, used, shared=self.ledger.shared_names(self.kernel), rebound=rebound)
 
-    def bring_back(self, before: Snapshot, **options) -> dict[str, str]:
+    def bring_back(self, before: NamespaceSnapshot, **options) -> dict[str, str]:
         """Return what the worker changed, and give the names that stayed there with the reasons."""
         packed = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
         received = self.receiver.receive(json.loads(json.dumps(packed.record.to_body())), packed.payloads, self.kernel)
-        self.ledger.record(received.paths, self.kernel)
-        self.ledger.drop(received.removed)
+        self.ledger.record_sent(received.paths, self.kernel)
+        self.ledger.record_deleted(received.removed)
         return received.kept | received.failed
 
     def close(self) -> None:
@@ -328,10 +332,10 @@ def test_functions_share_the_receiving_namespace():
     function = types.FunctionType(code.co_consts[0], names, "read")
     function.__module__ = "__main__"
     names["read"] = function
-    ledger = Ledger()
-    payload = ledger.prepare(["read"], names, SharedPayloads()).payload
+    ledger = SharedObjectRegistry()
+    payload = ledger.serialize_changes(["read"], names, SharedPayloads()).payload
     arrived: dict = {}
-    Delivery.unpack(payload, arrived)[0].apply(arrived)
+    NamespaceDelta.unpack(payload, arrived)[0].apply(arrived)
     payload.close()
     names["_accel_nb_rate"] = 5
     assert arrived["read"]() == 5

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.pool.sync.object_paths import find, parts_of
+from accel_nb.pool.sync.object_paths import referenced_objects, resolve_path
 from tests.unit.test_namespace_sync import Sides
 
 CELLS = """
@@ -344,8 +344,8 @@ def test_an_old_model_that_is_trained_after_its_name_was_bound_anew_comes_back(s
 
 def test_paths_lead_to_what_was_found():
     trainer = {"nets": [nn.Linear(1, 1), (nn.ReLU(), functools.partial(print, nn.Tanh()))], "numbers": [1, 2]}
-    found = parts_of("state", trainer)
+    found = referenced_objects("state", trainer)
     assert {type(part).__name__ for part in found.values()} == {"list", "Linear", "ReLU", "partial", "Tanh"}
-    assert all(find({"state": trainer}, path) is part for path, part in found.items())
+    assert all(resolve_path({"state": trainer}, path) is part for path, part in found.items())
     with pytest.raises(LookupError):
-        find({"state": {}}, next(iter(found)))
+        resolve_path({"state": {}}, next(iter(found)))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_nb.notebook.session.error_translation import failure_of
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.notebook.session.error_translation import error_from_answers
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.runtime.process.oom_detection import KillCounters
 from accel_nb.telemetry.events import MemorySample
 
@@ -37,19 +37,19 @@ class System:
 def test_a_kill_in_the_own_group_is_told_from_others(tmp_path: Path, version: int) -> None:
     system = System(tmp_path, version)
     counters = system.counters()
-    assert counters.verdict() == "other"
+    assert counters.kill_cause() == "other"
     system.count(1, 1)
-    assert counters.verdict() == "group"
-    assert counters.verdict() == "other", "each kill is told once"
+    assert counters.kill_cause() == "group"
+    assert counters.kill_cause() == "other", "each kill is told once"
     system.count(1, 2)
-    assert counters.verdict() == "machine"
+    assert counters.kill_cause() == "machine"
 
 
 def test_where_nothing_is_counted_nothing_is_claimed(tmp_path: Path) -> None:
-    assert KillCounters(tmp_path, tmp_path).verdict() == "unknown"
+    assert KillCounters(tmp_path, tmp_path).kill_cause() == "unknown"
     system = System(tmp_path / "odd", None)
     (system.proc / "vmstat").write_text("oom_kill many\n")
-    assert system.counters().verdict() == "unknown"
+    assert system.counters().kill_cause() == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_where_nothing_is_counted_nothing_is_claimed(tmp_path: Path) -> None:
 def test_the_reason_is_told_with_what_was_measured_last(killed_for: str, words: str) -> None:
     body = {"code": -9, "killed": False, "stack": "", "killed_for": killed_for}
     sample = MemorySample(1, 12, 0.0, 2**30, 2**30, 2**31, 5 * 2**30, 0, 2**20)
-    error = failure_of([Answer(1, "died", body)], "death", {}, None, memory={1: sample})
+    error = error_from_answers([RankResult(1, "died", body)], "death", {}, None, memory={1: sample})
     assert words in str(error)
     is_told = "At step 12, when it was measured last: parameters 1.00 GiB" in str(error)
     assert is_told == (killed_for in ("group", "machine"))

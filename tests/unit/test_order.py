@@ -1,14 +1,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_nb.data.order import Share, deal, even_length, grouped, is_short, mark_last, num_groups, share
+from accel_nb.data.order import (
+    BatchShare,
+    contiguous_share,
+    distribute_indices,
+    even_length,
+    flag_last,
+    grouped,
+    is_short,
+    num_groups,
+)
 
 WORLDS = st.integers(1, 9)
 
 
 @given(total=st.integers(0, 500), world=WORLDS)
 def test_shares_partition_the_whole_in_order_and_differ_by_at_most_one(total, world):
-    shares = [share(total, world, rank) for rank in range(world)]
+    shares = [contiguous_share(total, world, rank) for rank in range(world)]
 
     assert [index for part in shares for index in part] == list(range(total))
     lengths = [len(part) for part in shares]
@@ -27,7 +36,7 @@ def test_groups_keep_every_item_in_order_and_only_the_last_is_short(items, size)
 
 @given(items=st.lists(st.integers()), expected=st.none() | st.integers(0, 12))
 def test_only_the_last_item_is_marked_whatever_length_was_announced(items, expected):
-    marked = list(mark_last(items, expected))
+    marked = list(flag_last(items, expected))
 
     assert [item for item, _ in marked] == items
     marks = [is_last for _, is_last in marked]
@@ -45,7 +54,7 @@ def test_nothing_is_drawn_ahead_when_the_length_is_known():
             drawn.append(number)
             yield number
 
-    seen = [(item, len(drawn)) for item, _ in mark_last(items(), 4)]
+    seen = [(item, len(drawn)) for item, _ in flag_last(items(), 4)]
 
     assert seen == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
@@ -54,10 +63,12 @@ def test_nothing_is_drawn_ahead_when_the_length_is_known():
 def test_one_global_batch_is_divided_without_loss_or_repeat(total, world):
     batch = [f"s{index}" for index in range(total)]
 
-    dealt = [deal([batch], world, rank, is_last=True) for rank in range(world)]
+    dealt = [distribute_indices([batch], world, rank, is_last=True) for rank in range(world)]
 
     assert [index for indices, part in dealt if not part.is_filler for index in indices] == batch
-    assert [part.num_samples for _, part in dealt] == [len(share(total, world, rank)) for rank in range(world)]
+    assert [part.num_samples for _, part in dealt] == [
+        len(contiguous_share(total, world, rank)) for rank in range(world)
+    ]
     for indices, part in dealt:
         assert part.total_samples == total
         assert part.is_last
@@ -72,7 +83,7 @@ def test_a_group_of_batches_is_divided_without_loss_or_repeat(sizes, world):
     numbers = iter(range(100))
     group = [[next(numbers) for _ in range(size)] for size in sizes]
 
-    dealt = [deal(group, world, rank, is_last=False) for rank in range(world)]
+    dealt = [distribute_indices(group, world, rank, is_last=False) for rank in range(world)]
 
     assert [i for indices, part in dealt if not part.is_filler for i in indices] == list(range(sum(sizes)))
     if len(group) == world:
@@ -82,23 +93,26 @@ def test_a_group_of_batches_is_divided_without_loss_or_repeat(sizes, world):
 def test_a_full_group_gives_each_rank_its_batch_unchanged():
     group = [(0, 1), (2, 3)]
 
-    assert deal(group, 2, 1, is_last=False)[0] is group[1]
+    assert distribute_indices(group, 2, 1, is_last=False)[0] is group[1]
 
 
 def test_a_group_whose_last_batch_is_short_is_split_evenly():
     group = [[0, 1, 2, 3], [4]]
 
     assert is_short([4, 1], 2, 4)
-    assert [deal(group, 2, rank, is_last=True, batch_size=4)[0] for rank in range(2)] == [[0, 1, 2], [3, 4]]
-    assert [deal(group, 2, rank, is_last=True)[0] for rank in range(2)] == group
+    assert [distribute_indices(group, 2, rank, is_last=True, batch_size=4)[0] for rank in range(2)] == [
+        [0, 1, 2],
+        [3, 4],
+    ]
+    assert [distribute_indices(group, 2, rank, is_last=True)[0] for rank in range(2)] == group
 
 
 def test_an_empty_batch_stays_empty():
-    assert deal([[]], 2, 0, is_last=False) == ([], Share(0, 0, False, False))
+    assert distribute_indices([[]], 2, 0, is_last=False) == ([], BatchShare(0, 0, False, False))
 
 
 def test_an_empty_batch_in_a_full_group_makes_every_rank_split_the_rest():
-    assert [deal([[0, 1], []], 2, rank, is_last=True)[0] for rank in range(2)] == [[0], [1]]
+    assert [distribute_indices([[0, 1], []], 2, rank, is_last=True)[0] for rank in range(2)] == [[0], [1]]
 
 
 @given(items=st.lists(st.integers()), size=st.integers(1, 5))
@@ -123,7 +137,8 @@ def test_even_shares_are_equally_long_and_repeat_the_first_samples_at_the_end(si
     even = even_length(total, world, batch_size, world if len(sizes) > 1 else 1)
 
     dealt = [
-        deal(group, world, rank, is_last=True, batch_size=batch_size, fill=fill, even=even) for rank in range(world)
+        distribute_indices(group, world, rank, is_last=True, batch_size=batch_size, repeats=fill, num_even=even)
+        for rank in range(world)
     ]
 
     lengths = {len(indices) for indices, _ in dealt}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from accel_nb.pool.sync.change_detection import module_state, set_module_state
-from accel_nb.pool.sync.object_paths import content_of, fill
+from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.runtime.tensors.overlap import overwrite
 
 
@@ -28,5 +28,5 @@ def test_modules_and_tensors_with_repeated_memory_are_filled() -> None:
     tensor, other = torch.zeros(1).expand(3), torch.ones(1).expand(3)
     content = content_of(other)
     assert content is not None
-    fill(tensor, content[1])
+    set_content(tensor, content[1])
     assert tensor.tolist() == [1, 1, 1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accel_nb.telemetry.events import MemorySample, StepDone
-from accel_nb.ui.fallback import DisplayFacts, choose_rung
+from accel_nb.ui.fallback import DisplayFacts, choose_display
 from accel_nb.ui.panel import MAX_QUERIES, Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 from tests.ui.synthetic import training_events
@@ -37,7 +37,7 @@ EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets",
 )
 def test_rung_follows_the_facts(change: dict[str, Any], mode: Any, rung: str):
     values = {name: getattr(EVERYTHING, name) for name in DisplayFacts.__slots__} | change
-    assert choose_rung(DisplayFacts(**values), mode) == rung
+    assert choose_display(DisplayFacts(**values), mode) == rung
 
 
 class FakeDisplay:
@@ -65,7 +65,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> FakeDisplay:
 
 
 def test_a_cell_that_trains_nothing_shows_nothing(display: FakeDisplay):
-    panel = Panel("run", 1, rung="picture")
+    panel = Panel("run", 1, display="picture")
     panel.feed([MemorySample(0, 0, 1.0, 1, 1, 1, 1, 1, 1)])
     panel.refresh(force=True)
     panel.finish("done")
@@ -83,7 +83,7 @@ def test_a_panel_that_is_off_keeps_nothing(display: FakeDisplay):
 
 
 def test_a_picture_is_shown_once_and_drawn_again_at_the_end(display: FakeDisplay):
-    panel = Panel("run", 2, rung="picture")
+    panel = Panel("run", 2, display="picture")
     for event in training_events(40):
         panel.feed([event])
         panel.refresh()
@@ -94,7 +94,7 @@ def test_a_picture_is_shown_once_and_drawn_again_at_the_end(display: FakeDisplay
 
 
 def test_text_is_one_line_at_the_end(display: FakeDisplay):
-    panel = Panel("run", 2, rung="text")
+    panel = Panel("run", 2, display="text")
     panel.feed(training_events(40))
     panel.refresh(force=True)
     panel.finish("interrupted")
@@ -103,7 +103,7 @@ def test_text_is_one_line_at_the_end(display: FakeDisplay):
 
 
 def test_a_short_cell_is_shown_when_it_finishes(display: FakeDisplay):
-    panel = Panel("run", 1, rung="text")
+    panel = Panel("run", 1, display="text")
     panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     panel.finish("done")
     panel.finish("done")
@@ -117,7 +117,7 @@ def test_a_panel_that_fails_is_given_up_with_one_warning(
         raise OSError("no fonts")
 
     monkeypatch.setattr("accel_nb.ui.picture.draw_png", broken)
-    panel = Panel("run", 2, rung="picture")
+    panel = Panel("run", 2, display="picture")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             panel.feed(training_events(5))
@@ -158,7 +158,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
     monkeypatch.setattr("accel_nb.ui.panel.BYTES_PER_S", 1 << 30)  # else it is sent the extremes: see the next test
     browser = Browser(monkeypatch)
     asked: list[object] = []
-    panel = Panel("run", 2, rung="widget", on_control=asked.append)
+    panel = Panel("run", 2, display="widget", on_control=asked.append)
     events = list(training_events(300))
     panel.attach()
     assert not panel.is_shown, "there is nothing to draw yet"
@@ -168,7 +168,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
             panel.refresh(force=True)
         if index == 500:
             panel.attach()
-    panel.say("learning rate 0.1 -> 0.05")
+    panel.show_outcome("learning rate 0.1 -> 0.05")
     panel.refresh(force=True)
     expected = {key: table.total for key, table in panel.state.tables.items() if table.total}
     assert browser.rows == [expected, expected]
@@ -195,7 +195,7 @@ def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
     monkeypatch.setattr(
         "accel_nb.ui.widget.PanelWidget.send", lambda _, message, buffers: sent.append((message, len(buffers[0])))
     )
-    panel = Panel("run", 2, rung="widget")
+    panel = Panel("run", 2, display="widget")
     events = list(training_events(5000))
     panel.feed(events[:8])
     panel.refresh()
@@ -224,10 +224,10 @@ def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
 
 def test_what_was_said_is_sent_although_nothing_else_is_new(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
     browser = Browser(monkeypatch)
-    panel = Panel("run", 2, rung="widget")
+    panel = Panel("run", 2, display="widget")
     panel.feed(training_events(5))
     panel.refresh(force=True)
-    panel.say("stopping after this step ...")
+    panel.show_outcome("stopping after this step ...")
     surface: Any = panel._surfaces[0]
     surface._next_at = 0.0
     panel.refresh()
@@ -253,11 +253,11 @@ def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(
     runs = EarlierRuns()
     hostile = "<img src=x onerror=alert(1)>"
     for title in ("a", "b", "c", "d", "e", hostile):
-        earlier = Panel(title, 2, rung="text", earlier=runs)
+        earlier = Panel(title, 2, display="text", earlier=runs)
         earlier.feed(training_events(8_000 if title == hostile else 20))
         earlier.finish("done")
-    Panel("draws nothing", 1, rung="text", earlier=runs).finish("done")
-    panel = Panel("now", 2, rung="widget", earlier=runs)
+    Panel("draws nothing", 1, display="text", earlier=runs).finish("done")
+    panel = Panel("now", 2, display="widget", earlier=runs)
     panel.feed(training_events(10))
     panel.refresh()
     assert panel.state.facts()["num_earlier"] == 5
@@ -300,7 +300,7 @@ def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(
 
 def test_a_flood_of_queries_is_cut(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
     sent = answers_of(monkeypatch)
-    panel = Panel("now", 2, rung="widget")
+    panel = Panel("now", 2, display="widget")
     panel.feed(training_events(10))
     panel.refresh()
     surface: Any = panel._surfaces[0]

@@ -16,26 +16,30 @@ from accel_nb.config import parse_flags, resolve
 from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.notebook.reports.doctor import diagnose
-from accel_nb.pool.device_assignment import Claims, place_workers
+from accel_nb.pool.device_assignment import DeviceReservations, assign_devices
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime import torch_private
 from accel_nb.runtime.process.hardware import (
     Gpu,
     count_tpu_chips,
-    cuda_of_torch,
     inspect_machine,
+    torch_cuda_version,
     why_no_xla,
     why_unusable,
 )
-from accel_nb.runtime.process.platforms import PLATFORMS, Signals, detect_platform, find_tpu
-from accel_nb.strategies import Registry
-from accel_nb.ui.fallback import DisplayFacts, choose_rung
+from accel_nb.runtime.process.platforms import PLATFORMS, PlatformSignals, detect_platform, find_tpu
+from accel_nb.strategies import StrategyRegistry
+from accel_nb.ui.fallback import DisplayFacts, choose_display
 
 KERNEL = frozenset({"ipykernel"})
 
 
-def signals(*variables: str, modules: Iterable[str] = KERNEL, paths: Iterable[str] = (), **others: Any) -> Signals:
-    return Signals(dict.fromkeys(variables, "x"), frozenset(modules), has_path=lambda path: path in paths, **others)
+def signals(
+    *variables: str, modules: Iterable[str] = KERNEL, paths: Iterable[str] = (), **others: Any
+) -> PlatformSignals:
+    return PlatformSignals(
+        dict.fromkeys(variables, "x"), frozenset(modules), has_path=lambda path: path in paths, **others
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def signals(*variables: str, modules: Iterable[str] = KERNEL, paths: Iterable[st
         (signals(modules=()), "script"),
     ],
 )
-def test_a_platform_is_told_by_its_signals(here: Signals, name: str):
+def test_a_platform_is_told_by_its_signals(here: PlatformSignals, name: str):
     assert detect_platform(here).name == name
 
 
@@ -76,20 +80,23 @@ def test_the_panel_takes_the_rung_of_the_table(platform):
     facts = DisplayFacts(
         platform.name, platform.name != "script", frozenset({"anywidget", "ipywidgets", "matplotlib"}), True
     )
-    assert choose_rung(facts, "live") == platform.rung
+    assert choose_display(facts, "live") == platform.rung
 
 
 @pytest.mark.parametrize(
     ("here", "tpu"),
     [
-        (Signals({"TPU_ACCELERATOR_TYPE": "v5e-8"}, has_path=lambda _: False), "v5e-8"),
-        (Signals({"PJRT_DEVICE": "TPU"}, has_path=lambda _: False), "TPU"),
-        (Signals({}, has_path=lambda path: path == "/dev/accel0"), "TPU"),
+        (PlatformSignals({"TPU_ACCELERATOR_TYPE": "v5e-8"}, has_path=lambda _: False), "v5e-8"),
+        (PlatformSignals({"PJRT_DEVICE": "TPU"}, has_path=lambda _: False), "TPU"),
+        (PlatformSignals({}, has_path=lambda path: path == "/dev/accel0"), "TPU"),
         (signals("COLAB_RELEASE_TAG", num_tpu_chips=1), "TPU"),
-        (Signals({"PJRT_DEVICE": "CPU", "COLAB_TPU_ADDR": "x", "TPU_NAME": "y"}, has_path=lambda _: False), None),
+        (
+            PlatformSignals({"PJRT_DEVICE": "CPU", "COLAB_TPU_ADDR": "x", "TPU_NAME": "y"}, has_path=lambda _: False),
+            None,
+        ),
     ],
 )
-def test_a_tpu_is_told_by_the_runtime_of_today(here: Signals, tpu: str | None):
+def test_a_tpu_is_told_by_the_runtime_of_today(here: PlatformSignals, tpu: str | None):
     assert find_tpu(here) == tpu
 
 
@@ -137,7 +144,7 @@ def test_the_build_of_torch_is_read_without_importing_it():
     import torch
 
     found = torch.version.cuda
-    assert cuda_of_torch() == (None if found is None else tuple(map(int, found.split(".")[:2])))
+    assert torch_cuda_version() == (None if found is None else tuple(map(int, found.split(".")[:2])))
 
 
 def test_the_doctor_says_what_a_platform_and_its_devices_mean():
@@ -145,7 +152,7 @@ def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     lines = "\n".join(map(str, diagnose(machine, signals("KAGGLE_KERNEL_RUN_TYPE"))))
     for part in ("platform: Kaggle", "is a core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
         assert part in lines
-    lines = "\n".join(map(str, diagnose(machine, Signals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
+    lines = "\n".join(map(str, diagnose(machine, PlatformSignals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
     assert (why := why_no_xla()) is not None
     assert f"[WARN] v3-8: {why}; or use --cpus N" in lines
 
@@ -168,15 +175,15 @@ def test_a_launch_refuses_what_cannot_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
     if not inspect_machine().gpus:
         with pytest.raises(ConfigError, match=r"v5e-8: torch_xla is not installed: .*; or use --cpus N"):
-            place_workers(None, None)
-    assert len(place_workers(None, 2)) == 2
+            assign_devices(None, None)
+    assert len(assign_devices(None, 2)) == 2
 
 
 def test_a_tpu_is_asked_for_by_its_flag(monkeypatch: pytest.MonkeyPatch):
     def refusal(line: str) -> str:
         config = resolve([parse_flags(line)]).config
         with pytest.raises(ConfigError) as raised:
-            place_workers(config.gpus, config.cpus, config.tpus)
+            assign_devices(config.gpus, config.cpus, config.tpus)
         return str(raised.value)
 
     assert refusal("--tpus all") == "--tpus all was asked for and no TPU is visible; use --gpus N or --cpus N"
@@ -189,13 +196,13 @@ def test_a_tpu_is_asked_for_by_its_flag(monkeypatch: pytest.MonkeyPatch):
         "--tpus 4: one worker drives all chips of the v5e-8, and how many are there is not known before the device is "
         "opened; use --tpus all"
     )
-    assert [spec.device for spec in place_workers(None, None, "all")] == ["xla"]
+    assert [spec.device for spec in assign_devices(None, None, "all")] == ["xla"]
 
 
 def test_an_accelerator_does_not_train_past_a_tpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
     points = {"single": "accel_nb.strategies.single:Single", "xla": "accel_nb.strategies.xla:Xla"}
-    registry = Registry([EntryPoint(name, place, STRATEGY_GROUP) for name, place in points.items()])
+    registry = StrategyRegistry([EntryPoint(name, place, STRATEGY_GROUP) for name, place in points.items()])
     if not inspect_machine().gpus:
         with pytest.raises(ConfigError, match=r"on xla \(single: .* not on xla; xla: torch_xla is not installed: "):
             Accelerator(registry=registry)
@@ -205,31 +212,31 @@ def test_an_accelerator_does_not_train_past_a_tpu(monkeypatch: pytest.MonkeyPatc
 
 
 def test_launches_at_once_hold_gpus_one_after_the_other():
-    claims, seen = Claims(), []
+    claims, seen = DeviceReservations(), []
 
     def place(taken: int) -> tuple[WorkerSpec, ...]:
         seen.append(taken)
         return (WorkerSpec("cuda:0", 1), WorkerSpec("cuda:1", 1))
 
-    with claims.hold(place) as (_, first), claims.hold(place) as (_, second):
+    with claims.reserving_next(place) as (_, first), claims.reserving_next(place) as (_, second):
         assert (first, second) == (0, 2)
-        with claims.hold(lambda taken: (WorkerSpec("cpu", 1),)) as (_, third):
+        with claims.reserving_next(lambda taken: (WorkerSpec("cpu", 1),)) as (_, third):
             assert third == 4
-    with claims.hold(place):
+    with claims.reserving_next(place):
         pass
     assert seen == [0, 2, 0]
 
 
 def test_a_cell_and_launches_never_share_gpus():
-    claims = Claims()
+    claims = DeviceReservations()
     two = tuple(WorkerSpec(f"cuda:{index}", 1) for index in range(2))
-    give_back = claims.take(two)  # a run in the background
-    with claims.hold(lambda taken: two[:1]) as (_, first):
+    give_back = claims.reserve_first(two)  # a run in the background
+    with claims.reserving_next(lambda taken: two[:1]) as (_, first):
         assert first == 2
         with pytest.raises(PoolError, match=r"GPU 0 is held by a launch that runs now; wait until it has ended$"):
-            claims.take(two)
+            claims.reserve_first(two)
         give_back()
-        claims.take(two)()
-        claims.take((WorkerSpec("cpu", 1),))()
+        claims.reserve_first(two)()
+        claims.reserve_first((WorkerSpec("cpu", 1),))()
         with pytest.raises(PoolError, match=r"GPU 2 is held .* or ask for --gpus 2$"):
-            claims.take((*two, WorkerSpec("cuda:2", 1)))
+            claims.reserve_first((*two, WorkerSpec("cuda:2", 1)))

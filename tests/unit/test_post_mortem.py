@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accel_nb.accelerator.memory.post_mortem import asked_bytes, examine, let_go
+from accel_nb.accelerator.memory.post_mortem import release_error_memory, report_out_of_memory, requested_bytes
 from accel_nb.config import resolve
-from accel_nb.notebook.session.post_mortem import post_mortem
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.notebook.session.post_mortem import describe_out_of_memory
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.telemetry.memory_attribution import Holdings, repeated
+from accel_nb.telemetry.memory_attribution import MemoryAttribution, repeated_module_path
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.1 GiB"
 
@@ -41,7 +41,7 @@ class Layer(nn.Module):
     ],
 )
 def test_what_was_asked_for(text: str, size: int | None) -> None:
-    assert asked_bytes(text) == size
+    assert requested_bytes(text) == size
 
 
 def test_storages_are_counted_once_and_by_what_they_are_for() -> None:
@@ -51,20 +51,20 @@ def test_storages_are_counted_once_and_by_what_they_are_for() -> None:
     model(x).sum().backward()
     optimizer.step()
     weights = sum(p.nbytes for p in model.parameters())
-    held = Holdings("cpu")
+    held = MemoryAttribution("cpu")
     held.add_trained([model, model], [optimizer])
-    assert held.kinds["parameters"] == held.kinds["gradients"] == weights
-    assert held.kinds["optimizer"] == 2 * weights + 4 * 4, "two moments, and a count for each parameter"
-    assert held.modules == {"*.inner": 4 * weights + 16}
+    assert held.bytes_by_kind["parameters"] == held.bytes_by_kind["gradients"] == weights
+    assert held.bytes_by_kind["optimizer"] == 2 * weights + 4 * 4, "two moments, and a count for each parameter"
+    assert held.bytes_by_module == {"*.inner": 4 * weights + 16}
     losses = [model(x).sum() for _ in range(3)]
     held.add_names({"x": x, "view": x[1:], "losses": losses, "model": model})
-    assert held.names["x"] == x.nbytes
-    assert held.names["view"] == 0
-    assert held.names["losses"] >= 3 * 2 * x.nbytes, "two layers, each keeps what its relu gave"
-    assert not held.behind
+    assert held.bytes_by_variable["x"] == x.nbytes
+    assert held.bytes_by_variable["view"] == 0
+    assert held.bytes_by_variable["losses"] >= 3 * 2 * x.nbytes, "two layers, each keeps what its relu gave"
+    assert not held.activation_bytes_by_module
     out = model(x)
     held.add_names({"out": out})
-    assert set(held.behind) == {"*.inner"}
+    assert set(held.activation_bytes_by_module) == {"*.inner"}
 
 
 def test_what_is_to_be_computed_again_is_not_computed_for_a_count() -> None:
@@ -76,12 +76,12 @@ def test_what_is_to_be_computed_again_is_not_computed_for_a_count() -> None:
         return layer(x)
 
     out = checkpoint(counted, torch.randn(32, 64, requires_grad=True), use_reentrant=False)
-    Holdings("cpu").add_names({"out": out})
+    MemoryAttribution("cpu").add_names({"out": out})
     assert calls == [1]
 
 
 def test_names_of_blocks_are_joined() -> None:
-    assert repeated("blocks.11.mlp.fc1") == "blocks.*.mlp.fc1"
+    assert repeated_module_path("blocks.11.mlp.fc1") == "blocks.*.mlp.fc1"
 
 
 def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
@@ -92,9 +92,9 @@ def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
         model(names["x"])
         pytest.fail("it does not fit")
     except torch.OutOfMemoryError as error:
-        found = examine(error, [], names, device="cpu", source="x = 1\nloss = 2")
+        found = report_out_of_memory(error, [], names, device="cpu", source="x = 1\nloss = 2")
         assert found is not None
-        let_go(error, names, ["loss"])
+        release_error_memory(error, names, ["loss"])
     assert found["asked"] == int(2.5 * 2**30)
     assert found["module"] == "1 (Layer)"
     assert "torch.OutOfMemoryError(CUDA)" in found["line"]
@@ -104,15 +104,15 @@ def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
 
 
 def test_other_errors_are_none_of_this() -> None:
-    assert examine(ValueError("memory"), [], {}, device="cpu", source="") is None
+    assert report_out_of_memory(ValueError("memory"), [], {}, device="cpu", source="") is None
 
 
-def told(**changes: object) -> Answer:
+def told(**changes: object) -> RankResult:
     found = {
         "device": "cpu", "asked": 2**20, "free": 2**19, "held": {"parameters": 2**20}, "rest": 0, "cached": 0,
         "room": 3 * 2**20, "line": "line 3: model(x)", "module": "", "holders": [["`x (line 1)`", 2**20]],
     }  # fmt: skip
-    return Answer(1, "raised", {"memory": {**found, **changes}})
+    return RankResult(1, "raised", {"memory": {**found, **changes}})
 
 
 def test_three_changes_are_weighed_where_the_model_is_known() -> None:
@@ -124,18 +124,18 @@ def test_three_changes_are_weighed_where_the_model_is_known() -> None:
         "loader": torch.utils.data.DataLoader(data, batch_size=512),
     }
     config, specs = resolve([]).config, [WorkerSpec("cpu", 1)] * 2
-    lines = post_mortem([told()], names, config, specs)
+    lines = describe_out_of_memory([told()], names, config, specs)
     assert lines[1] == "Memory of rank 1 (cpu): 1.00 MiB were asked for, 512 KiB were free"
     changes = [line for line in lines if " fits " in line or " lacks " in line]
     assert len(changes) == 3
     assert "batch_size=" in changes[0]
     assert "--strategy fsdp" in changes[1]
     assert "--activation-checkpointing" in changes[2]
-    plenty = post_mortem([told(room=2**30)], names, config, specs)
+    plenty = describe_out_of_memory([told(room=2**30)], names, config, specs)
     assert sum(" fits " in line for line in plenty) == 3
 
 
 def test_without_a_model_it_says_so() -> None:
-    lines = post_mortem([told(), told()], {}, resolve([]).config, [WorkerSpec("cpu", 1)] * 2)
+    lines = describe_out_of_memory([told(), told()], {}, resolve([]).config, [WorkerSpec("cpu", 1)] * 2)
     assert "what would fit is not known" in lines[-1]
-    assert post_mortem([Answer(0, "raised", {"error": {}})], {}, resolve([]).config, []) == []
+    assert describe_out_of_memory([RankResult(0, "raised", {"error": {}})], {}, resolve([]).config, []) == []

@@ -13,7 +13,7 @@ from accel_nb.runtime.world import World
 
 @pytest.fixture(autouse=True)
 def _own_streams():
-    with rng.forked():
+    with rng.fork_rng():
         yield
 
 
@@ -47,17 +47,17 @@ def test_ranks_get_streams_of_their_own_and_rank_0_the_plain_one():
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), key=st.integers() | st.text())
 def test_derived_seeds_are_valid_and_depend_on_every_key(seed, key):
-    derived = rng.derive(seed, key)
+    derived = rng.derive_seed(seed, key)
 
     assert 0 <= derived < 2**63
-    assert derived == rng.derive(seed, key)
-    assert derived != rng.derive(seed, key, key)
+    assert derived == rng.derive_seed(seed, key)
+    assert derived != rng.derive_seed(seed, key, key)
     torch.Generator().manual_seed(derived)
 
 
 def test_derived_seeds_stay_what_they_were():
-    assert rng.derive(0, "loader", 1) == 1965293020685579744
-    assert rng.derive(1, 1) != rng.derive(1, "1")
+    assert rng.derive_seed(0, "loader", 1) == 1965293020685579744
+    assert rng.derive_seed(1, 1) != rng.derive_seed(1, "1")
 
 
 def test_a_captured_state_goes_on_where_it_was():
@@ -97,7 +97,7 @@ def test_a_fork_leaves_no_trace_even_after_an_error():
     before = rng.capture()
 
     def fail():
-        with rng.forked(other):
+        with rng.fork_rng(other):
             assert _draw() == expected
             raise KeyError
 
@@ -111,7 +111,7 @@ def test_a_fork_of_one_part_keeps_the_others_going():
     state = {"torch": torch.Generator().manual_seed(1).get_state()}
     rng.set_seed(5)
     before = rng.capture()
-    with rng.forked(state):
+    with rng.fork_rng(state):
         _draw()
     after = rng.capture()
 
@@ -150,12 +150,12 @@ def test_present_states_are_taken_up_as_they_were_and_a_draw_of_any_generator_sh
     rng.set_seed(7)
     draws = (random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn, lambda: torch.rand(1))
     for draw in draws:
-        before = rng.present()
+        before = rng.capture_cpu()
         expected = _draw()
-        rng.take_up(before)
+        rng.restore_cpu(before)
         assert _draw() == expected
 
-        rng.take_up(before)
-        assert rng.digest(rng.present()) == rng.digest(before)
+        rng.restore_cpu(before)
+        assert rng.digest(rng.capture_cpu()) == rng.digest(before)
         draw()
-        assert rng.digest(rng.present()) != rng.digest(before)
+        assert rng.digest(rng.capture_cpu()) != rng.digest(before)

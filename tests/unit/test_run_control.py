@@ -14,11 +14,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.training.lr_control import scale_rates
-from accel_nb.accelerator.training.run_control import Steering, TrainingStopped, current_steering, describe_value
-from accel_nb.notebook.magics import read_settings
-from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_FOLDER, Controls
-from accel_nb.pool.control.coordination import ANSWER_PATIENCE_S, MAX_WAITING, Steersman, Wish, Wishes
-from accel_nb.pool.messages import ActionDone, Decide, Steer, StepCount
+from accel_nb.accelerator.training.run_control import (
+    ControlReceiver,
+    TrainingStopped,
+    current_control_receiver,
+    describe_value,
+)
+from accel_nb.notebook.magics import parse_set_arguments
+from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_CHECKPOINT_DIR, RunControls
+from accel_nb.pool.control.coordination import (
+    ANSWER_TIMEOUT_S,
+    MAX_QUEUED,
+    ControlCoordinator,
+    ControlQueue,
+    ControlRequest,
+)
+from accel_nb.pool.messages import ActionDone, DecideAction, ProposeAction, StepCount
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import (
     Inspect,
@@ -30,7 +41,7 @@ from accel_nb.telemetry.actions import (
     read_action,
     to_message,
 )
-from accel_nb.telemetry.events import Event, MetricLogged, Steered, StepDone, from_message
+from accel_nb.telemetry.events import ControlApplied, Event, MetricLogged, StepDone, from_message
 from accel_nb.telemetry.events import to_message as event_message
 from accel_nb.ui.view import PanelState
 
@@ -74,47 +85,47 @@ def test_an_action_survives_its_message(action: Any):
     ids=repr,
 )
 def test_what_is_no_action_is_refused_and_counted(message: object):
-    controls = Controls(can_save=True)
+    controls = RunControls(can_save=True)
     said: list[str] = []
-    controls.say = said.append
-    controls.take(message)
-    assert controls.num_refused == 1
-    assert controls.wishes.take() is None
+    controls.show_message = said.append
+    controls.handle_message(message)
+    assert controls.num_rejected == 1
+    assert controls.requests.pop() is None
     assert said[0].startswith("not done: ")
 
 
 def test_a_flood_is_counted_and_not_listened_to():
     now = [0.0]
-    controls = Controls(can_save=True, clock=lambda: now[0])
+    controls = RunControls(can_save=True, clock=lambda: now[0])
     for _ in range(100):
-        controls.take({"kind": "interrupt"})
-    assert controls.wishes.num_interrupts == MAX_PER_SECOND
-    assert controls.num_refused == 100 - MAX_PER_SECOND
+        controls.handle_message({"kind": "interrupt"})
+    assert controls.requests.num_interrupts == MAX_PER_SECOND
+    assert controls.num_rejected == 100 - MAX_PER_SECOND
     now[0] = 1.0
-    controls.take({"kind": "interrupt"})
-    assert controls.wishes.num_interrupts == MAX_PER_SECOND + 1
+    controls.handle_message({"kind": "interrupt"})
+    assert controls.requests.num_interrupts == MAX_PER_SECOND + 1
 
 
 def test_wishes_are_bounded_and_none_is_left_open():
-    wishes = Wishes()
-    asked = [Wish(to_message(StopAfterStep())) for _ in range(MAX_WAITING + 1)]
+    wishes = ControlQueue()
+    asked = [ControlRequest(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
     for wish in asked:
-        wishes.ask(wish)
+        wishes.add(wish)
     assert [wish.text for wish in asked if wish.wait(0)] == [
-        f"not done: {MAX_WAITING} others wait for the end of a step"
+        f"not done: {MAX_QUEUED} others wait for the end of a step"
     ]
     wishes.close()
-    wishes.ask(late := Wish(to_message(StopAfterStep())))
+    wishes.add(late := ControlRequest(to_message(StopAfterStep())))
     assert all(wish.wait(0) and wish.step is None for wish in [*asked, late])
 
 
 def test_a_checkpoint_without_a_folder_is_answered_at_once():
-    controls = Controls(can_save=False)
+    controls = RunControls(can_save=False)
     said: list[str] = []
-    controls.say = said.append
-    wish = controls.ask(SaveNow())
+    controls.show_message = said.append
+    wish = controls.request(SaveNow())
     assert wish.wait(0)
-    assert said == [NO_FOLDER]
+    assert said == [NO_CHECKPOINT_DIR]
 
 
 class Rank:
@@ -122,8 +133,8 @@ class Rank:
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self.done: list[tuple[int, int]] = []
-        self.steering = Steering(
-            lambda wish, step, text: crew.steersman.done(rank, ActionDone(1, wish, step, text)), str
+        self.steering = ControlReceiver(
+            lambda wish, step, text: crew.steersman.record_done(rank, ActionDone(1, wish, step, text)), str
         )
         self.num_steps = 0
 
@@ -140,33 +151,33 @@ class Rank:
             self.num_steps = step
             self.steering.count += 1
             if self.steering.is_pending:
-                self.steering.attend(self)  # type: ignore[arg-type]
+                self.steering.run_due_actions(self)  # type: ignore[arg-type]
 
 
 class Crew:
     """An engine whose ranks are threads of this process."""
 
     def __init__(self, size: int) -> None:
-        self.wishes = Wishes()
-        self.steersman = Steersman(self, 1, self.wishes)  # type: ignore[arg-type]
+        self.wishes = ControlQueue()
+        self.steersman = ControlCoordinator(self, 1, self.wishes)  # type: ignore[arg-type]
         self.ranks = [Rank(self, rank) for rank in range(size)]
         self.silent: set[int] = set()
         self.answers: list[tuple[int, StepCount]] = []
 
     def send(self, rank: int, record: Any, *, urgent: bool) -> bool:
         assert urgent
-        if isinstance(record, Steer) and rank not in self.silent:
-            at = self.ranks[rank].steering.propose(record.wish, read_action(record.action))
-            self.answers.append((rank, StepCount(1, record.wish, at)))
-        elif isinstance(record, Decide):
-            self.ranks[rank].steering.decide(record.wish, record.at)
+        if isinstance(record, ProposeAction) and rank not in self.silent:
+            at = self.ranks[rank].steering.propose(record.action_id, read_action(record.action))
+            self.answers.append((rank, StepCount(1, record.action_id, at)))
+        elif isinstance(record, DecideAction):
+            self.ranks[rank].steering.decide(record.action_id, record.count)
         return True
 
     def turn(self) -> None:
-        self.steersman.turn(set(range(len(self.ranks))))
+        self.steersman.update(set(range(len(self.ranks))))
         answers, self.answers = self.answers, []
         for rank, answer in answers:
-            self.steersman.answered(rank, answer)
+            self.steersman.record_count(rank, answer)
 
 
 def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
@@ -178,11 +189,11 @@ def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
     ]
     for thread in threads:
         thread.start()
-    asked: list[Wish] = []
+    asked: list[ControlRequest] = []
     while any(thread.is_alive() for thread in threads):
         if chance.random() < 0.01 and len(asked) < 200:
-            asked.append(Wish(to_message(SetInterval(len(asked) + 1))))
-            crew.wishes.ask(asked[-1])
+            asked.append(ControlRequest(to_message(SetInterval(len(asked) + 1))))
+            crew.wishes.add(asked[-1])
         crew.turn()
     crew.steersman.close()
     done = crew.ranks[0].done
@@ -196,23 +207,23 @@ def test_a_rank_that_does_not_answer_holds_nobody_for_long():
     crew, now = Crew(2), [0.0]
     crew.steersman.clock = lambda: now[0]
     crew.silent.add(1)
-    crew.wishes.ask(wish := Wish(to_message(StopAfterStep())))
+    crew.wishes.add(wish := ControlRequest(to_message(StopAfterStep())))
     crew.turn()
     assert crew.ranks[0].steering.is_pending
-    now[0] = ANSWER_PATIENCE_S + 0.1
+    now[0] = ANSWER_TIMEOUT_S + 0.1
     crew.turn()
     assert not crew.ranks[0].steering.is_pending
     assert wish.text == "not done: rank 1 did not answer within 2 s"
-    crew.steersman.answered(1, StepCount(1, 1, 5))  # it comes too late
+    crew.steersman.record_count(1, StepCount(1, 1, 5))  # it comes too late
     assert not crew.ranks[0].steering.is_pending
 
 
 def test_nobody_is_held_where_the_run_is_being_stopped():
     crew = Crew(2)
     crew.silent.add(1)
-    crew.wishes.ask(wish := Wish(to_message(StopAfterStep())))
+    crew.wishes.add(wish := ControlRequest(to_message(StopAfterStep())))
     crew.turn()
-    crew.steersman.give_up()
+    crew.steersman.cancel()
     assert not crew.ranks[0].steering.is_pending
     assert wish.text == "not done: the cell is being stopped"
 
@@ -221,16 +232,16 @@ def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     crew, now = Crew(2), [0.0]
     crew.steersman.clock = lambda: now[0]
     crew.silent.add(1)
-    crew.wishes.ask(wish := Wish(to_message(SetInterval(2))))
+    crew.wishes.add(wish := ControlRequest(to_message(SetInterval(2))))
     crew.turn()
-    crew.steersman.answered(1, StepCount(1, 1, None))
+    crew.steersman.record_count(1, StepCount(1, 1, None))
     assert not crew.ranks[0].steering.is_pending, "nobody is held meanwhile"
     crew.silent.clear()
     now[0] = 1.0
     crew.turn()
     for rank in crew.ranks:
         rank.steering.count += 1
-        rank.steering.attend(rank)  # type: ignore[arg-type]
+        rank.steering.run_due_actions(rank)  # type: ignore[arg-type]
     assert [rank.done for rank in crew.ranks] == [[(1, 2)]] * 2
     assert wish.wait(0)
 
@@ -289,12 +300,12 @@ class Keeping:
 def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Accelerator, Any, Keeping, list[str]]:
     """Train a line, with what is asked for right after the steps that ``wishes`` names."""
     told: list[str] = []
-    steering = Steering(lambda wish, step, text: told.append(f"{step}: {text}"), describe_value)
-    token, sink = current_steering.set(steering), Keeping()
+    steering = ControlReceiver(lambda wish, step, text: told.append(f"{step}: {text}"), describe_value)
+    token, sink = current_control_receiver.set(steering), Keeping()
     try:
         accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
     finally:
-        current_steering.reset(token)
+        current_control_receiver.reset(token)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.arange(10.0).unsqueeze(1)), batch_size=2)
@@ -367,8 +378,8 @@ def test_a_panel_marks_and_says_what_was_done():
     state = PanelState("run", 1)
     for step in (1, 2, 12, 22):
         state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
-    state.fold([from_message(event_message(Steered(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
-    state.say("learning rate 0.1 -> 0.05, after step 12\n<b>")
+    state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
+    state.set_outcome("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
     assert state.num_steps == 22, "a report stands for the steps since the last"
     assert state.facts()["said"] == "learning rate 0.1 -> 0.05, after step 12"
@@ -378,7 +389,7 @@ def test_a_panel_marks_and_says_what_was_done():
 
 
 def test_settings_are_read():
-    assert read_settings(["lr=3e-4", "lr*=0.5", "log-every=10", "log_every=5"]) == [
+    assert parse_set_arguments(["lr=3e-4", "lr*=0.5", "log-every=10", "log_every=5"]) == [
         SetRate(3e-4),
         ScaleRate(0.5),
         SetInterval(10),
@@ -389,4 +400,4 @@ def test_settings_are_read():
 @pytest.mark.parametrize("words", [[], ["lr"], ["lr=fast"], ["lr+=1"], ["=1"], ["lr=nan"], ["log-every=1.5"], ["x=1"]])
 def test_wrong_settings_are_refused(words: list[str]):
     with pytest.raises(ValueError, match=r"rate|lr|log"):
-        read_settings(words)
+        parse_set_arguments(words)

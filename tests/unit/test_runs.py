@@ -18,7 +18,7 @@ from accel_nb.cli.main import main
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.session.recording import record_run
-from accel_nb.runs import Registry, Run, default_folder
+from accel_nb.runs import Run, RunRegistry, default_folder
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
@@ -26,16 +26,16 @@ from accel_nb.ui.view import PanelState
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRegistry:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Registry()
+    return RunRegistry()
 
 
 def options(**values: object) -> Resolved:
     return resolve([Layer("flags", values, "command line")])
 
 
-def test_a_run_is_kept_with_all_that_is_known_of_it(registry: Registry):
+def test_a_run_is_kept_with_all_that_is_known_of_it(registry: RunRegistry):
     assert registry.folder == default_folder()
     recording = registry.begin("launch", "train.py", options(accumulate=4), args=("--lr", "0.1"))
     assert registry.find("last").outcome == "running"
@@ -48,7 +48,7 @@ def test_a_run_is_kept_with_all_that_is_known_of_it(registry: Registry):
     tracker.log({"accuracy": 0.5, "checkpoint": "runs/step_3"}, 3)
     tracker.finish()
     (recording.folder / "metrics.jsonl").open("a").write('{"step": 4, "values": {"loss"')  # cut off in the middle
-    recording.end("failed", exit_code=1, error="ValueError: x")
+    recording.finish("failed", exit_code=1, error="ValueError: x")
     run = registry.find(recording.run.id[-6:])
     assert (run.name, run.outcome, run.exit_code, run.error) == ("train", "failed", 1, "ValueError: x")
     assert run.config == {"accumulate": (4, "command line (flags)")}
@@ -59,17 +59,17 @@ def test_a_run_is_kept_with_all_that_is_known_of_it(registry: Registry):
     assert run.duration_s is not None
 
 
-def test_a_run_is_kept_without_secrets(registry: Registry):
+def test_a_run_is_kept_without_secrets(registry: RunRegistry):
     token = "hf_" + "x" * 30
     args = ("--hf-token", "short", f"--note={token}", "--lr", "0.1")
     recording = registry.begin("launch", "train.py", options(), args=args)
-    recording.end("failed", error=f"no access with {token}")
+    recording.finish("failed", error=f"no access with {token}")
     run = registry.find("last")
     assert run.args == ("--hf-token", "***", "--note=***", "--lr", "0.1")
     assert run.error == "no access with ***"
 
 
-def test_runs_are_found_by_name_and_part_of_an_id(registry: Registry):
+def test_runs_are_found_by_name_and_part_of_an_id(registry: RunRegistry):
     first, second = (registry.begin("launch", "a.py", options(name=name)).run for name in ("one", "two"))
     assert registry.find("one").id == first.id
     assert registry.find(second.id) == registry.find("two")
@@ -79,7 +79,7 @@ def test_runs_are_found_by_name_and_part_of_an_id(registry: Registry):
         registry.find("three")
 
 
-def test_damaged_runs_are_passed_over_and_names_cannot_leave_the_folder(registry: Registry, tmp_path: Path):
+def test_damaged_runs_are_passed_over_and_names_cannot_leave_the_folder(registry: RunRegistry, tmp_path: Path):
     kept = registry.begin("launch", "a.py", options()).run
     for number, text in enumerate(["", "[]", '{"version": 1}', "[" * 100_000, json.dumps({"version": 9})]):
         folder = registry.folder / f"20200101-00000{number}-abcdef"
@@ -100,13 +100,13 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
 ):
     (tmp_path / "accel_nb").write_text("a file, not a folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    recording = Registry().begin("launch", "a.py", options())
+    recording = RunRegistry().begin("launch", "a.py", options())
     assert recording.folder is None
-    recording.end("done")
+    recording.finish("done")
     assert "runs are not recorded" in caplog.text
 
 
-def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: Registry):
+def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistry):
     state = PanelState("digits", 1)
     record_run("print(1)", options(), state, 1.0, None)
     assert registry.runs() == []
@@ -118,7 +118,7 @@ def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: Registry):
     assert (run.num_steps, run.metrics, run.checkpoints) == (2, {"loss": 0.5, "accuracy": 0.75}, ("runs/step_2",))
 
 
-def test_the_command_lists_shows_compares_and_opens(registry: Registry, capsys: pytest.CaptureFixture[str]):
+def test_the_command_lists_shows_compares_and_opens(registry: RunRegistry, capsys: pytest.CaptureFixture[str]):
     def told(*words: str) -> str:
         assert main(["runs", *words]) == 0
         return capsys.readouterr().out
@@ -128,8 +128,8 @@ def test_the_command_lists_shows_compares_and_opens(registry: Registry, capsys: 
         registry.begin("launch", f"{name}.py", options(accumulate=size), name=name)
         for name, size in (("a", 1), ("b", 2))
     ]
-    runs[0].end("done", metrics={"loss": 0.25})
-    runs[1].end("failed", exit_code=3, error="first\n\x1b[31msecond", metrics={"loss": 0.5})
+    runs[0].finish("done", metrics={"loss": 0.25})
+    runs[1].finish("failed", exit_code=3, error="first\n\x1b[31msecond", metrics={"loss": 0.5})
     lines = told("list").splitlines()
     assert [line.split()[1] for line in lines[1:]] in (["a", "b"], ["b", "a"])
     text = told("show", "b")
@@ -146,7 +146,7 @@ def test_the_command_lists_shows_compares_and_opens(registry: Registry, capsys: 
     assert told("open", "a").strip() == str(runs[0].folder)
 
 
-def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: Registry):
+def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
     state = PanelState("long", 2)
     for step in range(1, 5001):
         loss = math.nan if step == 5000 else 9.0 if step == 2500 else 1 / step
@@ -171,7 +171,7 @@ def main_says(words: list[str]) -> str:
     return told.getvalue()
 
 
-def test_long_metrics_are_looked_at_in_places_with_their_last_line(registry: Registry):
+def test_long_metrics_are_looked_at_in_places_with_their_last_line(registry: RunRegistry):
     recording = registry.begin("launch", "train.py", options())
     assert recording.folder is not None
     recording.log((step, {"train_loss": 1 / step}) for step in range(1, 20_001))
@@ -205,7 +205,7 @@ def test_a_forged_run_is_none(change: dict[str, Any]):
         Run.from_json(json.dumps(run | change))
 
 
-def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: Registry):
+def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: RunRegistry):
     recording = registry.begin("launch", "a.py", options())
     assert recording.folder is not None
     os.mkfifo(recording.folder / "metrics.jsonl")
@@ -226,7 +226,7 @@ def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: Registry)
         ("list --limit 0", "--limit 0 is not at least 1"),
     ],
 )
-def test_wrong_use_is_one_line(registry: Registry, line: str, message: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_use_is_one_line(registry: RunRegistry, line: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["runs", *line.split()]) == 2
     told = capsys.readouterr().err
     assert message in told

@@ -10,7 +10,7 @@ from accel_nb.runtime.process import rng
 
 
 def test_an_epoch_is_a_permutation_that_seed_and_epoch_determine():
-    with rng.forked():
+    with rng.fork_rng():
         first = SeedableRandomSampler(range(20), seed=3)
         orders = [list(first) for _ in range(3)]
         torch.manual_seed(99)
@@ -25,7 +25,7 @@ def test_an_epoch_is_a_permutation_that_seed_and_epoch_determine():
 
 
 def test_no_global_generator_is_read_or_changed():
-    with rng.forked():
+    with rng.fork_rng():
         before = rng.capture()
         list(SeedableRandomSampler(range(9), seed=1))
         after = rng.capture()

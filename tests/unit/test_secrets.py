@@ -198,7 +198,7 @@ def test_lines_below_a_cell_show_no_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     output = ConsoleOutput([WorkerSpec("cpu", 1)], panel=Panel("run", 1, mode="off"), shown_ranks=[0], is_new=False)
-    output.printed(0, "stdout", f"mine: {secret}\n".encode())
+    output.on_output(0, "stdout", f"mine: {secret}\n".encode())
     output.finish("done", [f"resumed step 3 from {ADDRESS}", f"left out: {secret}"])
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"resumed step 3 from {SAFE_ADDRESS}", "left out: ***"]

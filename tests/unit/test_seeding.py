@@ -15,7 +15,7 @@ from accel_nb.runtime.process import rng
 @pytest.fixture(autouse=True)
 def _own_streams():
     deterministic = torch.are_deterministic_algorithms_enabled()
-    with rng.forked():
+    with rng.fork_rng():
         yield
     torch.use_deterministic_algorithms(deterministic)
 

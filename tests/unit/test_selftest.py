@@ -12,13 +12,13 @@ from accel_nb.cli import main
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.selftest import run as selftest
 from accel_nb.selftest.checks import CHECKS
-from accel_nb.selftest.run import NAMES, Report, Row, run_checks
+from accel_nb.selftest.run import CHECK_NAMES, CheckResult, SelfTestReport, run_checks
 
 CPU = WorkerSpec("cpu", 1)
 
 
 def test_both_sides_list_the_same_checks_and_each_is_documented() -> None:
-    assert list(CHECKS) == list(NAMES)
+    assert list(CHECKS) == list(CHECK_NAMES)
     assert all(check.__doc__ for check in CHECKS.values())
 
 
@@ -27,7 +27,7 @@ def test_every_check_passes_here_and_the_report_is_json(capsys: pytest.CaptureFi
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True
     assert report["devices"] == ["cpu", "cpu"]
-    assert [check["name"] for check in report["checks"]] == ["start", *NAMES, "shutdown"]
+    assert [check["name"] for check in report["checks"]] == ["start", *CHECK_NAMES, "shutdown"]
     assert {check["outcome"] for check in report["checks"]} == {"ok"}
 
 
@@ -39,7 +39,7 @@ def test_one_worker_passes_too() -> None:
 def test_a_failed_check_is_reported_by_rank_and_the_others_still_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Callable[..., Report] = run_checks
+    real: Callable[..., SelfTestReport] = run_checks
     names = ["no such check", "world"]
     monkeypatch.setattr("accel_nb.cli.selftest.run_checks", lambda *args, **more: real(*args, **more, names=names))
     assert main(["test", "--cpus", "2"]) == 1
@@ -61,10 +61,10 @@ def test_checks_after_the_deadline_are_reported_as_not_run() -> None:
 
 def test_a_check_that_hangs_ends_at_the_deadline() -> None:
     # Without an interrupt, this check waits forever.
-    original = selftest._Listener.noted
+    original = selftest._Listener.on_note
 
     class NeverWaiting(selftest._Listener):
-        def noted(self, *args: Any) -> None:
+        def on_note(self, *args: Any) -> None:
             original(self, *args)
             self.num_waiting = 0
 
@@ -93,5 +93,8 @@ def test_wrong_use_is_one_line(words: list[str], message: str, capsys: pytest.Ca
 
 
 def test_the_table_counts_what_passed() -> None:
-    report = Report(("cpu",), (Row("a", "ok", 0.1, "fine"), Row("b", "failed", 0.2, "one\ntwo"), Row("c", "not run")))
+    report = SelfTestReport(
+        ("cpu",),
+        (CheckResult("a", "ok", 0.1, "fine"), CheckResult("b", "failed", 0.2, "one\ntwo"), CheckResult("c", "not run")),
+    )
     assert report.as_table().splitlines()[-1] == "1 of 3 checks passed in 0 s"

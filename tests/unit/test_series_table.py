@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from accel_nb.ui.series_table import KEPT_RAW, MAX_ROWS, Room, Table, extreme_rows
+from accel_nb.ui.series_table import KEPT_RAW, MAX_ROWS, RowLimit, Table, extreme_rows
 
 
 def filled(values, max_rows: int = MAX_ROWS) -> Table:
-    table = Table(2, room=Room(max_rows=max_rows))
+    table = Table(2, row_limit=RowLimit(max_rows=max_rows))
     for x, value in enumerate(values):
         table.append((x, value))
     return table
@@ -63,12 +63,12 @@ def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():
 
 
 def test_tables_hold_together_what_there_is_room_for():
-    room = Room(max_bytes=4 * 8 * 10_000)
-    first = Table(2, room=room)
+    room = RowLimit(max_bytes=4 * 8 * 10_000)
+    first = Table(2, row_limit=room)
     for x in range(20_000):
         first.append((x, math.sin(x)))
     assert len(first) > 10_000
-    second = Table(2, room=room)
+    second = Table(2, row_limit=room)
     for x in range(20_000, 60_000):
         first.append((x, math.sin(x)))
         second.append((x, math.sin(x)))

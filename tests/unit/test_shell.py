@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_nb.notebook.session import environment_sync
-from accel_nb.notebook.session.environment_sync import Surroundings
+from accel_nb.notebook.session.environment_sync import EnvironmentSync
 from accel_nb.notebook.worker.shell import WorkerDisplayHook
 
 
@@ -38,4 +38,4 @@ def test_a_cell_that_ipython_has_no_name_for_is_sent_without_one(compiler: objec
     lines = ["def f():\n", "    return 1\n"]
     monkeypatch.setitem(environment_sync.linecache.cache, "<cell 1>", (20, None, lines, "<cell 1>"))
     code = compile("".join(lines), "<cell 1>", "exec")
-    assert Surroundings().sources([code]) == {"<cell 1>": ("".join(lines), "")}
+    assert EnvironmentSync().new_sources([code]) == {"<cell 1>": ("".join(lines), "")}

@@ -14,11 +14,11 @@ import pytest
 
 from accel_nb.config import OPTIONS, parse_flags, resolve
 from accel_nb.notebook.output.rank_logs import HEAD_BYTES, TAIL_BYTES, RankLog
-from accel_nb.notebook.reports.recent_runs import MAX_POINTS, line_of
+from accel_nb.notebook.reports.recent_runs import MAX_POINTS, flags_of_run
 from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.session import Session
-from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, answers_of, describe_state
-from accel_nb.runs import Registry, Run
+from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, describe_state, request_handlers
+from accel_nb.runs import Run, RunRegistry
 from accel_nb.ui.comm import TARGET, SidebarComm
 
 
@@ -49,7 +49,7 @@ def sidebar(session: Session, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comm, "create_comm", Line)
     monkeypatch.setattr(comm, "get_comm_manager", lambda: manager)
     shell = SimpleNamespace(kernel=SimpleNamespace(comm_manager=manager))
-    answers = answers_of(session, NotebookSettings(session))
+    answers = request_handlers(session, NotebookSettings(session))
     sidebar = SidebarComm(shell, lambda: describe_state(session), answers)
     yield sidebar
     sidebar.close()
@@ -124,7 +124,7 @@ def test_without_a_comm_there_is_no_sidebar_and_no_error(
     with caplog.at_level(logging.WARNING, "accel_nb"):
         sidebar = SidebarComm(shell, lambda: describe_state(session))
     assert "the JupyterLab sidebar is off" in caplog.text
-    assert not sidebar.is_called
+    assert not sidebar.expects_browser
     sidebar.push()
     sidebar.close()
 
@@ -200,12 +200,12 @@ def test_the_log_is_sent_from_the_byte_that_the_browser_has_seen(line: Line, ses
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRegistry:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Registry()
+    return RunRegistry()
 
 
-def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: Registry):
+def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: RunRegistry):
     assert line.say(kind="refresh")["runs"] == ""
     assert ask(line, "runs")["body"] == {"runs": []}
     options = resolve([parse_flags("--cpus 2 --clip 0.5 --name 'my run'", "%%accelerate")])
@@ -214,7 +214,7 @@ def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: Registry)
         recording = registry.begin("cell", "train()", options, started=started)
         stamps.add(line.say(kind="refresh")["runs"])
         recording.log((step, {"accuracy": 0.5, "loss": 1 / step}) for step in range(1, 1001))
-        recording.end(outcome, num_steps=1000, error="ValueError: x\n\x1b[31my", checkpoints=tuple("abcdef"))
+        recording.finish(outcome, num_steps=1000, error="ValueError: x\n\x1b[31my", checkpoints=tuple("abcdef"))
         stamps.add(line.say(kind="refresh")["runs"])
     assert len(stamps) == 4, "each begin and each end is told"
     newest, older = ask(line, "runs")["body"]["runs"]
@@ -231,7 +231,7 @@ def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: Registry)
     assert ask(line, "run", id=[])["kind"] == "refusal"
 
 
-def test_forged_runs_are_sent_as_plain_text_without_flags(line: Line, registry: Registry):
+def test_forged_runs_are_sent_as_plain_text_without_flags(line: Line, registry: RunRegistry):
     folder = registry.folder / "20990101-000000-abcdef"
     folder.mkdir(parents=True)
     mark = "<img src=x onerror=alert(1)>\ud800\u202e\n"
@@ -256,7 +256,7 @@ def test_forged_runs_are_sent_as_plain_text_without_flags(line: Line, registry: 
 
 def test_the_flags_of_a_run_have_no_secrets_and_no_options_file():
     config = {"config": ("x.yaml", "flags"), "seed": (7, "file"), "name": ("***", "flags"), "gone": (1, "flags")}
-    assert line_of(Run("20990101-000000-abcdef", "x", "cell", "y", 1.0, config=config)) == "--seed 7"
+    assert flags_of_run(Run("20990101-000000-abcdef", "x", "cell", "y", 1.0, config=config)) == "--seed 7"
 
 
 def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch):

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.data.split import split
+from accel_nb.data.split import split_inputs
 from accel_nb.errors import MisuseError
 
 
 def parts(inputs, size, pad=False):
-    return [split(inputs, rank, size, pad=pad) for rank in range(size)]
+    return [split_inputs(inputs, rank, size, pad=pad) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -48,7 +48,7 @@ def test_every_kind_keeps_its_type_and_the_input_is_left_alone():
     assert second["a"].tolist() == [2]
     assert (first["s"], second["r"]) == ("ab", range(2, 3))
     del inputs["s"], inputs["r"]
-    padded = split(MappingProxyType(inputs), 1, 2, pad=True)
+    padded = split_inputs(MappingProxyType(inputs), 1, 2, pad=True)
     assert (padded["l"], padded["t"]) == ([3, 3], (3, 3))
     assert padded["x"].tolist() == [[4, 5], [4, 5]]
     assert padded["a"].tolist() == [2, 2]
@@ -77,7 +77,7 @@ def test_a_dataset_is_asked_to_select():
 )
 def test_what_cannot_be_divided_is_refused(inputs, message):
     with pytest.raises(MisuseError, match=message):
-        split(inputs, 0, 2)
+        split_inputs(inputs, 0, 2)
 
 
 def test_what_cannot_be_padded_is_refused():
@@ -89,7 +89,7 @@ def test_what_cannot_be_padded_is_refused():
             return self
 
     with pytest.raises(MisuseError, match="a Rows cannot be padded"):
-        split(Rows(), 1, 2, pad=True)
+        split_inputs(Rows(), 1, 2, pad=True)
 
 
 def test_one_process_gets_everything():

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from accel_nb import Accelerator, GeneralTracker
 from accel_nb.accelerator.tracking.tracked_run import SavedRun
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.telemetry.trackers import TrackerFeed, pictures
+from accel_nb.telemetry.trackers import TrackerThread, pictures
 
 
 class Recorder(GeneralTracker):
@@ -124,7 +124,7 @@ def test_a_slow_tracker_holds_nothing_up() -> None:
             super().log(values, step)
 
     tracker = Slow()
-    feed = TrackerFeed([tracker], None)
+    feed = TrackerThread([tracker], None)
     for step in range(1000):
         feed.log({"loss": 1.0}, step, {})
     assert not any(isinstance(item, tuple) for item in tracker.told)
@@ -137,7 +137,7 @@ def test_a_slow_tracker_holds_nothing_up() -> None:
 def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(at: str, caplog: pytest.LogCaptureFixture) -> None:
     broken, good = Broken(at), Recorder()
     with caplog.at_level(logging.WARNING, logger="accel_nb"):
-        feed = TrackerFeed([broken, good], {"a": 1})
+        feed = TrackerThread([broken, good], {"a": 1})
         for step in range(5):
             feed.log({"loss": 1.0}, step, {})
         feed.close()
@@ -155,7 +155,7 @@ def test_a_tracker_that_hangs_is_left_behind(caplog: pytest.LogCaptureFixture) -
         def finish(self) -> None:
             may_end.wait(30)
 
-    feed = TrackerFeed([Hanging()], None)
+    feed = TrackerThread([Hanging()], None)
     with caplog.at_level(logging.WARNING, logger="accel_nb"):
         feed.close(timeout_s=0.05)
     may_end.set()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.checkpoint.export import WeightFiles
+from accel_nb.checkpoint.export import WeightWriter
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, MisuseError, NoCheckpoint
 
 
@@ -247,7 +247,7 @@ def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
 def test_weights_of_one_file_are_held_at_a_time(tmp_path: Path) -> None:
     living: list[weakref.ref[torch.Tensor]] = []
     most = 0
-    files = WeightFiles(tmp_path, 1000, torch.bfloat16)
+    files = WeightWriter(tmp_path, 1000, torch.bfloat16)
     for number in range(20):
         value = torch.full((100,), 1 + number / 3)
         files.add(f"w{number}", value)
@@ -262,7 +262,7 @@ def test_weights_of_one_file_are_held_at_a_time(tmp_path: Path) -> None:
         found = load_file(tmp_path / index["weight_map"][f"w{number}"])[f"w{number}"]
         assert torch.equal(found, torch.full((100,), 1 + number / 3).bfloat16())
 
-    spoilt = WeightFiles(tmp_path, 1000)
+    spoilt = WeightWriter(tmp_path, 1000)
     for name, value in {"a": torch.ones(300), "b": 3, "c": torch.ones(2)}.items():
         spoilt.add(name, value)
     with pytest.raises(CheckpointError, match="b: only tensors"):

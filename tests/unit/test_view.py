@@ -12,9 +12,9 @@ from accel_nb.telemetry.events import (
     Interrupted,
     MemorySample,
     MetricLogged,
-    Prepared,
     RankFailed,
     StepDone,
+    WorkerPrepared,
 )
 from accel_nb.ui.view import MAX_METRICS, MEAN_RANK, PanelState, packed
 from tests.ui.synthetic import training_events
@@ -118,7 +118,7 @@ def test_memory_is_over_time_which_never_goes_back():
 
 
 def test_memory_alone_shows_no_panel():
-    assert not fold(memory(0, 1.0), Prepared(0, 1.0, "cpu", "ddp", "no", (), ())).has_data
+    assert not fold(memory(0, 1.0), WorkerPrepared(0, 1.0, "cpu", "ddp", "no", (), ())).has_data
     assert fold(MetricLogged(0, 1, 1.0, "accuracy", 0.5)).has_data
 
 

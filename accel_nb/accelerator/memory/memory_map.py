@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.memory.post_mortem import hold, largest
-from accel_nb.telemetry.allocator_blocks import fold
+from accel_nb.accelerator.memory.post_mortem import attribute_memory, largest_holders
+from accel_nb.telemetry.allocator_blocks import condense_snapshot
 from accel_nb.telemetry.events import MemoryMapped
 
 MAX_HOLDERS = 8
@@ -32,9 +32,9 @@ def map_memory(
     from names, so it is slow and runs on request only.
     """
     device = torch.device(device)
-    found = fold(snapshot, device.index or 0)
-    held, _ = hold(accelerators, namespace, device=device, source=source)
-    holders = largest(held, MAX_HOLDERS)
+    found = condense_snapshot(snapshot, device.index or 0)
+    held, _ = attribute_memory(accelerators, namespace, device=device, source=source)
+    holders = largest_holders(held, MAX_HOLDERS)
     return MemoryMapped(
         rank=rank,
         step=step,

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
-from accel_nb.bigmodel.host_memory import give_back
-from accel_nb.bigmodel.planning.sizes import host_room
+from accel_nb.bigmodel.host_memory import trim_heap
+from accel_nb.bigmodel.planning.sizes import available_host_memory
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.telemetry.memory_attribution import Holdings
+from accel_nb.telemetry.memory_attribution import MemoryAttribution
 
 _REQUESTED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _MAX_HOLDERS = 5
 
 
-def examine(
+def report_out_of_memory(
     error: BaseException,
     accelerators: Sequence[Accelerator],
     namespace: Mapping[str, Any],
@@ -44,36 +44,36 @@ def examine(
         return None
     device = torch.device(device)
     frames = list(_frames(error))
-    held, models = hold(accelerators, namespace, device=device, source=source)
+    held, models = attribute_memory(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
             held.add_names({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
     held.add_rest()
     kind = device_type(device)
     use = kind.memory(device)
-    free = host_room() if kind.is_host else use.free
-    counted = held.kinds.total()
+    free = available_host_memory() if kind.is_host else use.free
+    counted = held.bytes_by_kind.total()
     return {
         "device": kind.name if kind.is_host else str(device),
-        "asked": asked_bytes(str(error)),
+        "asked": requested_bytes(str(error)),
         "free": free,
-        "held": dict(held.kinds),
+        "held": dict(held.bytes_by_kind),
         "rest": max(0, use.allocated - counted),
         "cached": max(0, use.reserved - use.allocated),
         "room": free + (counted if kind.is_host else use.reserved),
         "line": _line(frames),
         "module": _module(frames, models),
-        "holders": largest(held, _MAX_HOLDERS),
+        "holders": largest_holders(held, _MAX_HOLDERS),
     }
 
 
-def hold(
+def attribute_memory(
     accelerators: Sequence[Accelerator], namespace: Mapping[str, Any], *, device: torch.device, source: str
-) -> tuple[Holdings, list[nn.Module]]:
+) -> tuple[MemoryAttribution, list[nn.Module]]:
     """Count the bytes that models, optimizers and variables hold on a device; return them and the models."""
     objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
     models = [item for item in objects if isinstance(item, nn.Module)]
-    held = Holdings(device)
+    held = MemoryAttribution(device)
     held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
     lines = _bound_at(source)
     names = {name: value for name, value in namespace.items() if not name.startswith("_")}
@@ -81,15 +81,20 @@ def hold(
     return held, models
 
 
-def largest(held: Holdings, number: int) -> list[tuple[str, int]]:
+def largest_holders(held: MemoryAttribution, number: int) -> list[tuple[str, int]]:
     """Return the names of the largest holders and their bytes, the largest first."""
-    rows = [(f"`{name}`", size) for name, size in held.names.items()]
-    rows += [(f"weights, gradients and optimizer state of {module}", size) for module, size in held.modules.items()]
-    rows += [(f"kept for the backward pass behind {module}", size) for module, size in held.behind.items()]
+    rows = [(f"`{name}`", size) for name, size in held.bytes_by_variable.items()]
+    rows += [
+        (f"weights, gradients and optimizer state of {module}", size) for module, size in held.bytes_by_module.items()
+    ]
+    rows += [
+        (f"kept for the backward pass behind {module}", size)
+        for module, size in held.activation_bytes_by_module.items()
+    ]
     return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:number]
 
 
-def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
+def release_error_memory(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
     """Free the objects that the frames of a reported error reference, so that the next cell has their memory.
 
     Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would keep all activations
@@ -109,10 +114,10 @@ def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]
         if hasattr(sys, name):
             delattr(sys, name)
     free_cached_memory()
-    give_back()
+    trim_heap()
 
 
-def asked_bytes(text: str) -> int | None:
+def requested_bytes(text: str) -> int | None:
     """Return the bytes that were requested, by the text of an allocator's error; None if it does not contain them."""
     found = _REQUESTED.search(text)
     return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
@@ -128,7 +133,7 @@ def _frames(error: BaseException) -> Iterator[types.FrameType]:
 
 def _line(frames: Sequence[types.FrameType]) -> str:
     """Return the innermost line of the user's code, with its number and function."""
-    own = [frame for frame in frames if is_written_here(frame.f_globals.get("__name__"))]
+    own = [frame for frame in frames if is_user_module(frame.f_globals.get("__name__"))]
     if not own:
         return ""
     code, number = own[-1].f_code, own[-1].f_lineno

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from accel_nb.config.fsdp_import import fsdp_outcome
-from accel_nb.config.import_report import Left
+from accel_nb.config.import_report import NotImported
 from accel_nb.errors import ConfigError
 
 
@@ -84,8 +84,8 @@ class FullyShardedDataParallelPlugin:
         options: dict[str, Any] = {"strategy": "fsdp"}
         problems: list[str] = []
         for name, value in given.items():
-            outcome = Left(_REFUSED[name]) if name in _REFUSED else fsdp_outcome(name, value, given)
-            if isinstance(outcome, Left):
+            outcome = NotImported(_REFUSED[name]) if name in _REFUSED else fsdp_outcome(name, value, given)
+            if isinstance(outcome, NotImported):
                 problems.append(f"{name} from FullyShardedDataParallelPlugin(...): {outcome.reason}")
             elif not isinstance(outcome, str):
                 options |= outcome

@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol, cast
 
 from accel_nb.config import Layer
 from accel_nb.config.deepspeed_import import import_deepspeed
-from accel_nb.config.import_report import Imported
+from accel_nb.config.import_report import ImportReport
 from accel_nb.config.yaml_documents import read_document
 from accel_nb.errors import ConfigError
 
 _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")
 
 
-class Record(Protocol):
+class OptionRecord(Protocol):
     """A record that can be converted to options."""
 
     def as_options(self) -> dict[str, Any]:
@@ -268,8 +268,8 @@ class DistributedDataParallelKwargs:
             "bucket_cap_mb": self.bucket_cap_mb,
             "find_unused_parameters": self.find_unused_parameters,
             "static_graph": self.static_graph,
-            "comm_hook": plain(self.comm_hook),
-            "comm_wrapper": plain(self.comm_wrapper),
+            "comm_hook": enum_value(self.comm_hook),
+            "comm_wrapper": enum_value(self.comm_wrapper),
             **{_POWER_SGD[name]: value for name, value in self.comm_state_option.items()},
         }
         return {f"ddp.{name}": value for name, value in _given(given).items()}
@@ -380,7 +380,7 @@ class TorchDynamoPlugin:
                 "options from TorchDynamoPlugin(...) is not served: the run has no options for a backend's own; give "
                 "mode, or set them in torch._inductor.config"
             )
-        backend = "no" if self.disable else plain(self.backend)
+        backend = "no" if self.disable else enum_value(self.backend)
         return _given(
             {
                 "compile.backend": backend.lower() if isinstance(backend, str) else backend,
@@ -424,7 +424,7 @@ class DeepSpeedPlugin:
         arguments that contradict the file.
         """
         found = self.differences()
-        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.unmapped.items()]
         if self.zero3_init_flag:
             problems.append(
                 "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: leave it out, and build a model that is "
@@ -448,10 +448,10 @@ class DeepSpeedPlugin:
             raise ConfigError(problems)
         return {"strategy": "deepspeed", **found.options, **arguments}
 
-    def differences(self) -> Imported:
+    def differences(self) -> ImportReport:
         """Return how each value of ``hf_ds_config`` is converted; print its ``table()`` to read it."""
         if self.hf_ds_config is None:
-            return Imported()
+            return ImportReport()
         return import_deepspeed(self.deepspeed_config, self._source)
 
     @property
@@ -484,15 +484,15 @@ _REFUSED = {
 }
 
 
-def refuse_later(given: Mapping[str, object]) -> None:
+def refuse_unsupported(given: Mapping[str, object]) -> None:
     """Raise `ConfigError` for arguments of accelerate that this version does not support."""
     problems = [f"{name} was given to Accelerator(...): {_REFUSED[name]}" for name in given if given[name] is not None]
     if problems:
         raise ConfigError(problems)
 
 
-def layers_of(
-    config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[Record | None]
+def option_layers(
+    config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[OptionRecord | None]
 ) -> list[Layer]:
     """Return the arguments of an `Accelerator` as layers of options.
 
@@ -500,7 +500,7 @@ def layers_of(
     """
     given: list[tuple[str, Mapping[str, Any]]] = [
         ("Accelerator(config=...)", dict(config or {})),
-        ("Accelerator(...)", _given({name: plain(value) for name, value in arguments.items()})),
+        ("Accelerator(...)", _given({name: enum_value(value) for name, value in arguments.items()})),
         *((f"{type(record).__name__}(...)", record.as_options()) for record in records if record is not None),
     ]
     layers = [Layer("code", values, source) for source, values in given if values]
@@ -528,14 +528,14 @@ def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
     return found
 
 
-def one_of_two(name: str, argument: Any, other: str, record: Any) -> Any:
+def argument_or_record(name: str, argument: Any, other: str, record: Any) -> Any:
     """Return the value that is set of an argument and a record; raises `ConfigError` if both are set and differ."""
     if argument is not None and record is not None and argument != record:
         raise ConfigError(f"{name}={argument!r} and {other}={record!r} disagree; remove one of the two")
     return record if argument is None else argument
 
 
-def plain(value: Any) -> Any:
+def enum_value(value: Any) -> Any:
     """Return the value of a member of an enumeration; other values unchanged."""
     return value.value if isinstance(value, Enum) else value
 

@@ -22,27 +22,27 @@ from torch.utils.data import BatchSampler, DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells import file_writes, torchscript
 from accel_nb.accelerator.plain_cells.cell_warnings import (
-    warn_of_evaluation_mode,
-    warn_of_lonely,
-    warn_of_loose,
-    warn_of_unequal_shares,
-    warn_of_whole,
+    warn_evaluation_mode,
+    warn_tensors_without_module,
+    warn_undivided_loader,
+    warn_unequal_shares,
+    warn_unprepared_model,
 )
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.loss_proof import LossProof
-from accel_nb.accelerator.plain_cells.module_calls import ModuleCalls
+from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import (
-    frames_of_cell,
+    cell_frames,
+    find_training_objects,
     is_called_by_user,
     is_run_by_library,
-    is_written_here,
-    trained_objects,
+    is_user_module,
 )
-from accel_nb.accelerator.plain_cells.training_detection import training_code
-from accel_nb.accelerator.plain_cells.unmanaged_tensors import loose_names
-from accel_nb.accelerator.prepare.preparer import Kinds
+from accel_nb.accelerator.plain_cells.training_detection import find_training_code
+from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
+from accel_nb.accelerator.prepare.preparer import ObjectsByKind
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.data.loader import Share, is_sharded
+from accel_nb.data.loader import BatchShare, is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
@@ -56,7 +56,7 @@ _FACTORIES = (
 
 
 @dataclass(frozen=True)
-class Found:
+class UnpreparedObjects:
     """What a cell's names hold that can be prepared and is not: root modules only, each object once."""
 
     modules: tuple[nn.Module, ...] = ()
@@ -75,7 +75,7 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
     objects = accelerator.prepared_objects
     if not objects:
         return
-    held = {id(item) for item in chain(trained_objects(namespace.values()), within)}
+    held = {id(item) for item in chain(find_training_objects(namespace.values()), within)}
     held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
     accelerator.components.preparer.release([item for item in objects if id(item) not in held])
 
@@ -91,13 +91,13 @@ class PlainCells:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
-        self._stepper.is_plain = True
+        self._stepper.is_plain_cell = True
         self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
         # What this rank had of the batch that the latest cell ended in; None if that was not divided.
-        self.last_share: Share | None = None
+        self.last_share: BatchShare | None = None
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
-        self._calls = ModuleCalls()
+        self._calls = ModuleCallHooks()
         self._proof = LossProof(accelerator, self._calls)
         # What was prepared although no name of the notebook led to it.
         self._has_hidden = False
@@ -120,15 +120,15 @@ class PlainCells:
         self._files = file_writes.PrivateFiles()
         self._writes_once = False
 
-    def discover(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+    def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
         """Find what is not prepared yet behind ``names``.
 
         Containers, closures and the attributes of the user's own objects are looked into too. A scheduler brings its
         optimizer.
         """
-        return self._unprepared(trained_objects(namespace[name] for name in names if name in namespace))
+        return self._unprepared(find_training_objects(namespace[name] for name in names if name in namespace))
 
-    def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> Found:
+    def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> UnpreparedObjects:
         """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
 
         A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
@@ -140,25 +140,25 @@ class PlainCells:
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
         self._release_unreachable(())
-        objects = list(trained_objects(namespace[name] for name in self._names if name in namespace))
+        objects = list(find_training_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
-        holds = self._accelerator.holds_optimizers
+        holds = self._accelerator.has_optimizers
         if not (found.optimizers or (holds and (found.loaders or found.schedulers))):
-            return Found()
+            return UnpreparedObjects()
         self._accelerator.components.preparer.refresh()
         self._prepare(found.objects)
         return found
 
     @contextmanager
-    def running(self, *, tells_ranks_apart: bool = False) -> Iterator[None]:
+    def run_cell(self, *, may_depend_on_rank: bool = False) -> Iterator[None]:
         """While the block runs, plain PyTorch calls mean what the cell's author meant.
 
         ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, the device
         ``cuda`` is this worker's own, and a file that every rank writes is the one that the first rank writes, unless
-        the cell ``tells_ranks_apart``. torch is changed for the whole process and put back at the end.
+        the cell ``may_depend_on_rank``. torch is changed for the whole process and put back at the end.
         """
-        self._writes_once = self._stepper.world.size > 1 and not tells_ranks_apart
+        self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_told, self._read_whole, self._needs_attention = False, False, True
         self._unproven_loop = self.last_share = None
         self._used.clear()
@@ -169,7 +169,7 @@ class PlainCells:
         with ExitStack() as stack:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
-                stack.enter_context(sharded.together(accelerator.components.comm))
+                stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
             stack.callback(self._calls.close)
             stack.callback(self._proof.end)
@@ -178,8 +178,8 @@ class PlainCells:
         self.last_share = self._stepper.window.share
         if self._stepper.window.has_unequal_shares:
             self._stepper.window.has_unequal_shares = False
-            warn_of_unequal_shares(self._accelerator)
-        self._stepper.window.take_share(None)
+            warn_unequal_shares(self._accelerator)
+        self._stepper.window.set_share(None)
 
     def _replace_functions(self, stack: ExitStack) -> None:
         accelerator, world = self._accelerator, self._stepper.world
@@ -195,9 +195,11 @@ class PlainCells:
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
         for name in _FACTORIES:
             replace((torch,), name, functools.partial(_factory, move))
-        stack.enter_context(torchscript.known_to_compiler([self._replacements[torch, name] for name in _FACTORIES]))
+        stack.enter_context(
+            torchscript.compile_replacements_as_torch([self._replacements[torch, name] for name in _FACTORIES])
+        )
         for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
-            replace((owner,), name, torchscript.of_plain_model)
+            replace((owner,), name, torchscript.compile_plain_model)
         if self._writes_once:
             files = None if world.is_main else self._files
             if files is not None:
@@ -224,21 +226,21 @@ class PlainCells:
         models = self._stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
-    def begins_training(self, loader: DataLoader[Any]) -> bool:
+    def begin_loop(self, loader: DataLoader[Any]) -> bool:
         """Whether this rank reads only its share of a loader that is about to be iterated; prepares what is trained.
 
         A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads it
         whole, and the receipt says so.
         """
         is_divided = self._is_divided(loader)
-        if self._accelerator.components.preparer.note_reading(loader, is_whole=not is_divided):
+        if self._accelerator.components.preparer.record_division(loader, is_undivided=not is_divided):
             self._accelerator.report(self._used)
         return is_divided and self._accelerator.components.preparer.begin_epoch()
 
     def _is_divided(self, loader: DataLoader[Any]) -> bool:
         if not torch.is_grad_enabled():
             return False
-        code = training_code()
+        code = find_training_code()
         if code is None:
             self._read_whole = self._needs_attention = True
             return False
@@ -247,7 +249,7 @@ class PlainCells:
             self._read_alike()
             return False
         if is_sharded(loader):
-            self._proof.watch(code, loader)
+            self._proof.trace_loop(code, loader)
         return True
 
     def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
@@ -264,8 +266,8 @@ class PlainCells:
 
     def _read_alike(self) -> None:
         """Make every rank read the same batches in a loop that trains; every rank must call."""
-        self._stepper.window.take_share(None)
-        if self._stepper.has_diverged:
+        self._stepper.window.set_share(None)
+        if self._stepper.has_rank_rng:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
 
@@ -276,7 +278,7 @@ class PlainCells:
         """
         if self._stepper.strategy.capabilities.shards_params:
             return False  # a list of parameters may hold those from before they were divided
-        frames = list(frames_of_cell(self._namespace))
+        frames = list(cell_frames(self._namespace))
         place = tuple((frame.f_code, frame.f_lineno) for frame in frames)
         if place not in self._loose:
             names = {name: self._namespace[name] for name in self._names if name in self._namespace}
@@ -284,14 +286,14 @@ class PlainCells:
                 names |= frame.f_locals if frame.f_globals is not frame.f_locals else {}
             stale = [ref() for ref in self._stale or ()]
             names = {name: value for name, value in names.items() if not any(value is item for item in stale)}
-            found = self._loose[place] = loose_names(names, self._stepper.known_parameters)
+            found = self._loose[place] = find_unmanaged_names(names, self._stepper.averaged_parameters)
             if found:
-                warn_of_loose(self._accelerator, found)
+                warn_tensors_without_module(self._accelerator, found)
         return bool(self._loose[place])
 
-    def _unprepared(self, objects: Iterable[Any]) -> Found:
+    def _unprepared(self, objects: Iterable[Any]) -> UnpreparedObjects:
         prepared = self._accelerator.components.preparer
-        kinds = Kinds.of(without_divided(objects))
+        kinds = ObjectsByKind.sort(without_divided(objects))
         known = set(map(id, kinds.optimizers))
         behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
         optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
@@ -300,7 +302,7 @@ class PlainCells:
             id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in stepped_parameters(item)
         }
         roots = [model for model in kinds.models if id(model) not in inside and model not in prepared]
-        return Found(
+        return UnpreparedObjects(
             modules=tuple(model for model in roots if not _is_skeleton(model, stepped)),
             optimizers=tuple(item for item in optimizers if item not in prepared),
             schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
@@ -329,21 +331,21 @@ class PlainCells:
         if not (self._pending or self._has_hidden):
             return
         pending = self._forget_pending(list(self._pending.values()))
-        local = (value for frame in frames_of_cell(self._namespace) for value in list(frame.f_locals.values()))
-        within = list(trained_objects(local))
+        local = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
+        within = list(find_training_objects(local))
         self._release_unreachable([*within, *pending, *iterated])
         found = self._unprepared([*within, *pending])
         stepped = {id(value) for optimizer in found.optimizers for value in stepped_parameters(optimizer)}
         owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]
-        owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.known_parameters
+        owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.averaged_parameters
         optimizers = [
             item for item in found.optimizers if any(id(value) in owned for value in stepped_parameters(item))
         ]
-        steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
+        steps = {id(item) for item in optimizers} | self._stepper.optimizer_proxies.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
         found_here = {id(item) for item in found.optimizers}
         if len(optimizers) < sum(id(item) in found_here for item in pending):
-            warn_of_lonely(self._accelerator)
+            warn_unprepared_model(self._accelerator)
         if optimizers or schedulers:
             self._has_hidden = True
             self._prepare([*owners, *optimizers, *schedulers])
@@ -375,14 +377,14 @@ class PlainCells:
         if self._unproven_loop is not None:
             self._trains_in_evaluation_mode.add(self._unproven_loop)
             self._unproven_loop = None
-            warn_of_evaluation_mode(self._accelerator)
+            warn_evaluation_mode(self._accelerator)
         if self._read_whole and stepper.bundle.models:
             self._read_whole = False
-            if self._accelerator.components.preparer.whole_reading.lasts(stepper.window.share):
-                stepper.window.take_share(None)  # of a loop that was left
+            if self._accelerator.components.preparer.undivided_batch.is_current(stepper.window.share):
+                stepper.window.set_share(None)  # of a loop that was left
             if stepper.window.share is None:
-                warn_of_whole(self._accelerator)
-        self._proof.check(loss)
+                warn_undivided_loader(self._accelerator)
+        self._proof.check_loss(loss)
 
     def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -398,7 +400,7 @@ class PlainCells:
             if stepper.is_inside_backward or gradient is not None or inputs is not None:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
-            if self._needs_attention or type(loss.grad_fn) not in self._proof.known:
+            if self._needs_attention or type(loss.grad_fn) not in self._proof.checked_kinds:
                 self._attend(loss)
                 with self._proof.paused():
                     descend(loss, retain_graph, create_graph)
@@ -421,8 +423,8 @@ class PlainCells:
 
         @functools.wraps(plain)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            if is_written_here(sys._getframe(1).f_globals.get("__name__")):
-                self._proof.note_hook()
+            if is_user_module(sys._getframe(1).f_globals.get("__name__")):
+                self._proof.record_hook()
             return plain(tensor, hook)
 
         return register_hook
@@ -460,7 +462,7 @@ class PlainCells:
                 or asker.startswith("accel_nb.")
                 or type(loader).__iter__ is not __iter__
             )
-            if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training(loader):
+            if not is_ours and (self._pending or self._accelerator.has_optimizers) and self.begin_loop(loader):
                 self._prepare([loader])
                 return iter(loader)
             return plain(loader)
@@ -484,9 +486,9 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
     stepper = accelerator.components.stepper
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
+        if stepper.window.share is None or id(optimizer) in stepper.optimizer_proxies or stepper.world.size == 1:
             return
-        if any(gate.is_open for gate in stepper.gates.values()):
+        if any(gate.is_stepping for gate in stepper.optimizer_proxies.values()):
             return  # it steps a part of what a prepared one steps
         raise UnsyncedGradientError(
             f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
@@ -504,9 +506,9 @@ def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callab
     @functools.wraps(plain)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not stepper.owns(clipped):
+        if not stepper.has_any_parameter(clipped):
             return plain(clipped, max_norm, norm_type, *args, **kwargs)
-        bundle = stepper.finish(clipped)
+        bundle = stepper.complete_gradients(clipped)
         if bundle is None:
             return stepper.clip_norm(clipped, max_norm, norm_type)
         for optimizer in bundle.optimizers:
@@ -522,10 +524,10 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
     @functools.wraps(plain)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not stepper.owns(clipped):
+        if not stepper.has_any_parameter(clipped):
             plain(clipped, clip_value, *args, **kwargs)
             return
-        bundle = stepper.finish(clipped)
+        bundle = stepper.complete_gradients(clipped)
         if bundle is None:
             return
         for optimizer in bundle.optimizers:

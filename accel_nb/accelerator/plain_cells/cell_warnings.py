@@ -11,21 +11,21 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.plain_cells.object_graph import frame_of_user, is_called_by_user
+from accel_nb.accelerator.plain_cells.object_graph import is_called_by_user, user_frame
 from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
-from accel_nb.data.order import Share
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import AccelNbError, NanLossError
 from accel_nb.runtime.world import World
 
-WAYS_OUT = (
+ALTERNATIVES = (
     "`--batch per-worker` gives each worker a whole batch, one worker (`--strategy single --cpus 1`, or `--gpus 1`) "
     "computes what one device does"
 )
 _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
 
-def remark_on(error: BaseException, share: Share | None) -> str | None:
+def explain_divided_batch(error: BaseException, share: BatchShare | None) -> str | None:
     """Return a hint for an error that the division of a batch may have caused; None if it cannot be the cause.
 
     ``share`` is this rank's share of the batch when the error was raised.
@@ -39,12 +39,12 @@ def remark_on(error: BaseException, share: Share | None) -> str | None:
     return (
         f"the batch was divided: this worker had {share.num_samples} of its {share.total_samples} samples. Code that "
         "needs the whole batch, such as a hidden state of its size, a mean over selected samples or batch "
-        f"normalisation of two, fails on a share: {WAYS_OUT}; drop_last=True leaves no short batch"
+        f"normalisation of two, fails on a share: {ALTERNATIVES}; drop_last=True leaves no short batch"
     )
 
 
 @contextmanager
-def telling_of_unprepared(world: World) -> Iterator[None]:
+def warn_if_unprepared(world: World) -> Iterator[None]:
     """Warn if the first optimizer that the user's code steps inside of the block, on several ranks, is not prepared."""
     has_stepped = world.size == 1 or not world.is_main
 
@@ -68,7 +68,7 @@ def telling_of_unprepared(world: World) -> Iterator[None]:
         handle.remove()
 
 
-def warn_of_lonely(accelerator: Accelerator) -> None:
+def warn_unprepared_model(accelerator: Accelerator) -> None:
     """Warn that an optimizer steps parameters of no prepared model."""
     _warn(
         accelerator,
@@ -77,7 +77,7 @@ def warn_of_lonely(accelerator: Accelerator) -> None:
     )
 
 
-def warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
+def warn_tensors_without_module(accelerator: Accelerator, names: Sequence[str]) -> None:
     """Warn that tensors in no module are trained."""
     _warn(
         accelerator,
@@ -87,16 +87,16 @@ def warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
     )
 
 
-def warn_of_unproven_loss(accelerator: Accelerator, problem: str) -> None:
+def warn_unproven_loss(accelerator: Accelerator, problem: str) -> None:
     """Warn that a loss may not be a sum or a mean over samples; ``problem`` is the reason."""
     _warn(
         accelerator,
         f"this loss is not proven to be a sum or a mean over samples ({problem}): each worker computes it from its own "
-        f"share of the batch, which may differ from one device. {WAYS_OUT}",
+        f"share of the batch, which may differ from one device. {ALTERNATIVES}",
     )
 
 
-def warn_of_random_numbers(accelerator: Accelerator) -> None:
+def warn_random_numbers(accelerator: Accelerator) -> None:
     """Warn that random numbers are drawn for the samples of a share."""
     _warn(
         accelerator,
@@ -105,35 +105,35 @@ def warn_of_random_numbers(accelerator: Accelerator) -> None:
     )
 
 
-def warn_of_buffers(accelerator: Accelerator) -> None:
+def warn_changed_buffers(accelerator: Accelerator) -> None:
     """Warn that a forward pass changes buffers depending on the share of the batch."""
     _warn(
         accelerator,
         "the model changes buffers in its forward pass (running statistics, codebooks): those of the first worker, "
-        f"computed from its share of each batch, are kept, and may differ from one device. {WAYS_OUT}",
+        f"computed from its share of each batch, are kept, and may differ from one device. {ALTERNATIVES}",
     )
 
 
-def warn_of_unequal_shares(accelerator: Accelerator) -> None:
+def warn_unequal_shares(accelerator: Accelerator) -> None:
     """Warn that a step used batches of several loaders that were not divided in the same proportion."""
     _warn(
         accelerator,
         "a step used batches of several loaders that were divided in different proportions, as short last batches "
         "are, and a loss has one weight for all of them: it may differ from one device. drop_last=True, or "
-        f"batch sizes that the number of workers divides, avoid that; {WAYS_OUT}",
+        f"batch sizes that the number of workers divides, avoid that; {ALTERNATIVES}",
     )
 
 
-def warn_of_gradient_hooks(accelerator: Accelerator) -> None:
+def warn_gradient_hooks(accelerator: Accelerator) -> None:
     """Warn that hooks get the gradients of one share only."""
     _warn(
         accelerator,
         "hooks on gradients run on each worker before the workers' gradients are averaged: they read or change the "
-        f"gradients of one share of the batch, and the result may differ from one device. {WAYS_OUT}",
+        f"gradients of one share of the batch, and the result may differ from one device. {ALTERNATIVES}",
     )
 
 
-def warn_of_evaluation_mode(accelerator: Accelerator) -> None:
+def warn_evaluation_mode(accelerator: Accelerator) -> None:
     """Warn that a loop trains a model in evaluation mode, and that its first epoch was not divided."""
     _warn(
         accelerator,
@@ -143,7 +143,7 @@ def warn_of_evaluation_mode(accelerator: Accelerator) -> None:
     )
 
 
-def warn_of_whole(accelerator: Accelerator) -> None:
+def warn_undivided_loader(accelerator: Accelerator) -> None:
     """Warn that a loader that trains is not divided."""
     _warn(
         accelerator,
@@ -157,7 +157,7 @@ def _warn(accelerator: Accelerator, message: str) -> None:
     """Warn on the main rank, if there are several, at the user's line; also where the notebook ignores warnings."""
     if not (accelerator.is_main_process and accelerator.num_processes > 1):
         return
-    frame = frame_of_user()
+    frame = user_frame()
     location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

@@ -15,7 +15,7 @@ _SAME = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "View
 _MAX_NODES = 300  # the product of all samples with all is near the loss, before a softmax or a margin
 
 
-def num_compared(loss: Tensor, num_samples: int) -> int | None:
+def num_compared_rows(loss: Tensor, num_samples: int) -> int | None:
     """Return the number of rows of a product of all samples with all in the graph of ``loss``; None if there is none.
 
     The product is square, has ``num_samples`` rows or a multiple (several views of each sample), and no factor of it

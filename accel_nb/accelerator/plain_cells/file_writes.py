@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 
 _MULTIPROCESS = (
     "accel_nb", "datasets", "filelock", "huggingface_hub", "tempfile", "torch._dynamo", "torch._inductor",
@@ -460,7 +460,7 @@ def _is_written_by_cell() -> bool:
         module = frame.f_globals.get("__name__", "")
         if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
             return False
-        if is_written_here(module):
+        if is_user_module(module):
             return True
         frame = frame.f_back
     return False

@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells.cell_warnings import (
-    warn_of_buffers,
-    warn_of_gradient_hooks,
-    warn_of_random_numbers,
-    warn_of_unproven_loss,
+    warn_changed_buffers,
+    warn_gradient_hooks,
+    warn_random_numbers,
+    warn_unproven_loss,
 )
 from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
-from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCalls
-from accel_nb.accelerator.plain_cells.object_graph import is_written_here
-from accel_nb.data.loader import Share, is_sharded, watch_batches
+from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.data.loader import BatchShare, is_sharded, watch_batches
 from accel_nb.runtime.process import rng
 
 _MAX_BATCHES = 50
@@ -35,14 +35,14 @@ _NOTHING: frozenset[type] = frozenset()
 class LossProof:
     """Traces the first batch of each loop of a cell, and further ones until each kind of loss was seen in one."""
 
-    def __init__(self, accelerator: Accelerator, calls: ModuleCalls) -> None:
+    def __init__(self, accelerator: Accelerator, calls: ModuleCallHooks) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
         self._calls = calls
         self._trace: LossTrace | None = None
         self._is_on = False
         # The kinds of losses, by their autograd nodes, that need no check; none while a batch is traced.
-        self.known: Set[type] = _NOTHING
+        self.checked_kinds: Set[type] = _NOTHING
         self._kinds: set[type] = set()
         # Whether the next batch is the first one of a loop, to be traced.
         self._is_new_loop = False
@@ -64,16 +64,16 @@ class LossProof:
         self._loops.clear()
         self._warned.clear()
         self._has_hooks = self._is_new_loop = False
-        self.known = self._kinds
+        self.checked_kinds = self._kinds
 
     def end(self) -> None:
         """Stop tracing and watching; warn if a kind of loss occurred in no traced batch."""
         self._stop()
         self._unwatch()
         if self._missing:
-            warn_of_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
+            warn_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
-    def watch(self, code: Any, loader: DataLoader[Any]) -> None:
+    def trace_loop(self, code: Any, loader: DataLoader[Any]) -> None:
         """Trace the first batch of a loop, identified by its code and loader, that is about to begin.
 
         Further epochs of a traced loop are not traced, unless objects were prepared since, as in a search over models.
@@ -86,7 +86,7 @@ class LossProof:
             self._is_new_loop = True
             self._watch([loader])
 
-    def note_hook(self) -> None:
+    def record_hook(self) -> None:
         """Record that the cell has registered a hook on the gradient of a tensor."""
         self._has_hooks = True
 
@@ -99,7 +99,7 @@ class LossProof:
         with self._trace.paused():
             yield
 
-    def check(self, loss: Tensor) -> None:
+    def check_loss(self, loss: Tensor) -> None:
         """Warn if a loss of a backward call is not proven, or depends on hooks, random numbers or buffers."""
         kind, share = type(loss.grad_fn), self._stepper.window.share
         self._kinds.add(kind)
@@ -116,13 +116,13 @@ class LossProof:
             self._warn_of_draws()
             if self._trace.has_changed_buffers and "buffers" not in self._warned:
                 self._warned.add("buffers")
-                warn_of_buffers(self._accelerator)
-            problem = self._trace.problem_with(loss, self._stepper.read(loss))
+                warn_changed_buffers(self._accelerator)
+            problem = self._trace.explain_unproven(loss, self._stepper.classify_loss(loss))
             if problem is not None and problem not in self._warned:
                 self._warned.add(problem)
-                warn_of_unproven_loss(self._accelerator, problem)
+                warn_unproven_loss(self._accelerator, problem)
 
-    def _on_batch(self, batch: Any, share: Share) -> None:
+    def _on_batch(self, batch: Any, share: BatchShare) -> None:
         """Stop tracing the batch before, and trace the batch that a loop is about to get, if it is needed."""
         if self._trace is not None:
             self._warn_of_draws()
@@ -136,13 +136,15 @@ class LossProof:
         self._num_left = max(self._num_left - 1, 0)
         self._trace = LossTrace(batch, share.num_samples)
         self._digest = self._random_states()
-        self.known = _NOTHING
+        self.checked_kinds = _NOTHING
         # Operations of modules without weights or buffers, such as most of torch's losses, are followed.
         roots = {id(model) for model in self._stepper.bundle.models if _has_tensors(model)}
         trace = self._trace
 
         def around(plain: Forward, module: nn.Module, args: Any, kwargs: Any) -> Any:
-            return trace.call(plain, module, args, kwargs) if id(module) in roots else plain(module, *args, **kwargs)
+            return (
+                trace.call_model(plain, module, args, kwargs) if id(module) in roots else plain(module, *args, **kwargs)
+            )
 
         self._calls.set_around(around)
         trace.start()
@@ -152,7 +154,7 @@ class LossProof:
             self._trace.stop()
             self._trace = None
             self._calls.set_around(None)
-        self.known = self._kinds
+        self.checked_kinds = self._kinds
 
     def _watch(self, loaders: Iterable[DataLoader[Any]]) -> None:
         for loader in loaders:
@@ -172,19 +174,19 @@ class LossProof:
         self._digest = None
         modules = (part for model in self._stepper.bundle.models for part in model.modules())
         if not any(isinstance(part, _DropoutNd) and part.p > 0 and part.training for part in modules):
-            warn_of_random_numbers(self._accelerator)
+            warn_random_numbers(self._accelerator)
 
     def _random_states(self) -> str:
         """Return a digest that changes when a random number is drawn, on the CPU or on this rank's device."""
         of_device = rng.capture(self._accelerator.device, parts=()).values()
-        return rng.digest(rng.present()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
+        return rng.digest(rng.capture_cpu()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
 
     def _warn_of_hooks(self) -> None:
         if "hooks" in self._warned:
             return
         if self._has_hooks or any(_has_own_hooks(model) for model in self._stepper.bundle.models):
             self._warned.add("hooks")
-            warn_of_gradient_hooks(self._accelerator)
+            warn_gradient_hooks(self._accelerator)
 
 
 def _has_tensors(model: nn.Module) -> bool:
@@ -203,4 +205,4 @@ def _has_own_hooks(model: nn.Module) -> bool:
     holders = [(part, "_backward_hooks", "_backward_pre_hooks") for part in parts]
     holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in values]
     hooks = (getattr(holder, name, None) or {} for holder, *names in holders for name in names)
-    return any(is_written_here(getattr(hook, "__module__", None)) for found in hooks for hook in found.values())
+    return any(is_user_module(getattr(hook, "__module__", None)) for found in hooks for hook in found.values())

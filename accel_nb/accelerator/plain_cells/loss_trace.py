@@ -17,21 +17,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_nb.accelerator.plain_cells.contrastive_check import num_compared
+from accel_nb.accelerator.plain_cells.contrastive_check import num_compared_rows
 from accel_nb.accelerator.plain_cells.module_calls import Forward
-from accel_nb.accelerator.plain_cells.object_graph import frame_of_user
+from accel_nb.accelerator.plain_cells.object_graph import user_frame
 from accel_nb.accelerator.plain_cells.sample_rules import (
-    Call,
-    Dependence,
-    Mixed,
-    Reduced,
-    Rows,
+    BatchReduction,
+    MixedSamples,
+    OperationCall,
+    SampleDependence,
+    SampleRows,
     base_name,
-    bind,
-    result_of,
-    rows_of,
+    bind_arguments,
+    find_sample_rows,
+    propagate,
 )
-from accel_nb.accelerator.training.loss_weighting import Reading, Weighed
+from accel_nb.accelerator.training.loss_weighting import LossReduction, WeightedLoss
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _COMMON_NUMBERS = frozenset({0.0, 1.0})
@@ -86,35 +86,35 @@ class LossTrace(TorchDispatchMode):
             if was_active:
                 self.start()
 
-    def call(self, forward: Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call_model(self, forward: Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a prepared model without tracing its operations."""
         inputs = [self._dependence_of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
         before = _buffer_versions(model)
         with self.paused():
             output = forward(model, *args, **kwargs)
         self.has_changed_buffers |= _buffer_versions(model) != before
-        mixed = next((item for item in inputs if isinstance(item, Mixed)), None)
-        if mixed is None and any(isinstance(item, Reduced) for item in inputs):
+        mixed = next((item for item in inputs if isinstance(item, MixedSamples)), None)
+        if mixed is None and any(isinstance(item, BatchReduction) for item in inputs):
             mixed = _mixed("a model that computes with a value of the whole batch")
         for tensor in find_tensors(output):
             self._dependences[tensor] = mixed or self._of_model(tensor)
         return output
 
-    def problem_with(self, loss: Tensor, reading: Reading) -> str | None:
+    def explain_unproven(self, loss: Tensor, reduction: LossReduction) -> str | None:
         """Return why a loss is not proven to be reduced as ``reading`` states; None if it is."""
         found = self._dependence_of(loss)
-        if isinstance(found, Mixed):
+        if isinstance(found, MixedSamples):
             return found.reason if found.line is None else f"{found.reason} in line {found.line}"
-        if not isinstance(found, Reduced):
+        if not isinstance(found, BatchReduction):
             return "it was computed in a way that cannot be traced"
         if found.kind == "model":
-            if rows := num_compared(loss, self._num_samples):
+            if rows := num_compared_rows(loss, self._num_samples):
                 return f"the model compares the samples of the batch with each other, {rows} x {rows}"
             return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be traced"
-        weighed = isinstance(reading, Weighed)
-        if found.kind == reading or (weighed and found.kind == "weighted"):
+        weighed = isinstance(reduction, WeightedLoss)
+        if found.kind == reduction or (weighed and found.kind == "weighted"):
             return None
-        if weighed and found.kind == "mean" and reading.divisor is None:
+        if weighed and found.kind == "mean" and reduction.divisor is None:
             return None
         return f"it is a {found.kind} over samples in parts"
 
@@ -132,19 +132,21 @@ class LossTrace(TorchDispatchMode):
         if not dependences:
             return output
         if not isinstance(output, Tensor | tuple | list):
-            if isinstance(output, bool | int | float) and not isinstance(next(iter(dependences.values())), Rows):
+            if isinstance(output, bool | int | float) and not isinstance(next(iter(dependences.values())), SampleRows):
                 self._record_number(output)
             return output
         name = base_name(func)
-        call = Call(name, bind(func, args, kwargs), dependences, self._num_samples, frozenset(self._batch_numbers))
+        call = OperationCall(
+            name, bind_arguments(func, args, kwargs), dependences, self._num_samples, frozenset(self._batch_numbers)
+        )
         for tensor in [output] if isinstance(output, Tensor) else [item for item in output if isinstance(item, Tensor)]:
-            self._record(tensor, result_of(call, tensor), is_in_place=any(tensor is item for item in args))
+            self._record(tensor, propagate(call, tensor), is_in_place=any(tensor is item for item in args))
         return output
 
-    def _record(self, tensor: Tensor, found: Dependence | None, *, is_in_place: bool) -> None:
-        if isinstance(found, Mixed) and found.line is None:
+    def _record(self, tensor: Tensor, found: SampleDependence | None, *, is_in_place: bool) -> None:
+        if isinstance(found, MixedSamples) and found.line is None:
             found = _mixed(found.reason)
-        if isinstance(found, Rows) and not found.is_counted:
+        if isinstance(found, SampleRows) and not found.is_counted:
             self._record_number(tensor.shape[found.dim])
             self._record_number(tensor.numel())
         before = self._dependences.get(tensor)
@@ -155,22 +157,22 @@ class LossTrace(TorchDispatchMode):
         else:
             self._dependences[tensor] = found
 
-    def _dependence_of(self, tensor: Tensor) -> Dependence | None:
+    def _dependence_of(self, tensor: Tensor) -> SampleDependence | None:
         found = self._dependences.get(tensor)
-        if self._overwritten and not isinstance(found, Mixed) and _address(tensor) in self._overwritten:
-            return Mixed("values that were written into a part of a tensor")
+        if self._overwritten and not isinstance(found, MixedSamples) and _address(tensor) in self._overwritten:
+            return MixedSamples("values that were written into a part of a tensor")
         return found
 
-    def _in_batch(self, tensor: Tensor) -> Dependence | None:
-        found = rows_of(tensor, self._num_samples)
+    def _in_batch(self, tensor: Tensor) -> SampleDependence | None:
+        found = find_sample_rows(tensor, self._num_samples)
         if found is None:
-            return Rows(0, 0, 0) if tensor.dim() else Mixed("a number of the batch as the loader gives it")
+            return SampleRows(0, 0, 0) if tensor.dim() else MixedSamples("a number of the batch as the loader gives it")
         return found
 
-    def _of_model(self, tensor: Tensor) -> Dependence:
+    def _of_model(self, tensor: Tensor) -> SampleDependence:
         if not tensor.dim():
-            return Reduced("model")
-        found = rows_of(tensor, self._num_samples)
+            return BatchReduction("model")
+        found = find_sample_rows(tensor, self._num_samples)
         return found or _mixed("an output of the model that has no dimension for samples")
 
     def _grad(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,11 +181,11 @@ class LossTrace(TorchDispatchMode):
             gradients = self._plain_grad(outputs, inputs, *args, **kwargs)
         sources = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         known = [self._dependence_of(tensor) for tensor in sources]
-        is_per_sample = all(isinstance(item, Rows) or item == Reduced("sum") for item in known)
+        is_per_sample = all(isinstance(item, SampleRows) or item == BatchReduction("sum") for item in known)
         for tensor, gradient in zip([inputs] if isinstance(inputs, Tensor) else inputs, gradients, strict=False):
             own = self._dependence_of(tensor)
             if isinstance(gradient, Tensor):
-                is_known = is_per_sample and isinstance(own, Rows)
+                is_known = is_per_sample and isinstance(own, SampleRows)
                 self._dependences[gradient] = own if is_known else _mixed("a gradient")
         return gradients
 
@@ -192,10 +194,10 @@ class LossTrace(TorchDispatchMode):
             self._batch_numbers.add(float(number))
 
 
-def _mixed(reason: str) -> Mixed:
+def _mixed(reason: str) -> MixedSamples:
     """Return a `MixedSamples` with the line of the user's code that is running."""
-    frame = frame_of_user()
-    return Mixed(reason, None if frame is None else frame.f_lineno)
+    frame = user_frame()
+    return MixedSamples(reason, None if frame is None else frame.f_lineno)
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ Forward = Callable[..., Any]
 """A function that takes a module and its arguments, as ``nn.Module.__call__``."""
 
 
-class ModuleCalls:
+class ModuleCallHooks:
     """Replaces ``nn.Module.__call__`` while one of its two hooks is set.
 
     ``before`` is called without arguments before each call. ``around`` is called with the plain call, the module, its

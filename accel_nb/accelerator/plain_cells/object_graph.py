@@ -23,7 +23,7 @@ _MAX_CONTAINER = 64
 _OWN = "accel_nb"
 
 
-def trained_objects(values: Iterable[Any]) -> Iterator[Any]:
+def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the models, optimizers, schedulers and loaders that ``values`` are or reference, each once."""
     seen: set[int] = set()
     waiting = [(value, 0) for value in values]
@@ -43,7 +43,7 @@ def _parts(value: Any) -> Iterable[Any]:
         inside = value.values() if isinstance(value, dict) else value
         return inside if len(inside) <= _MAX_CONTAINER else ()
     if isinstance(value, types.FunctionType):
-        if not is_written_here(value.__module__):
+        if not is_user_module(value.__module__):
             return ()
         return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)] + [
             *(value.__defaults__ or ()),
@@ -53,7 +53,7 @@ def _parts(value: Any) -> Iterable[Any]:
         return (value.__self__,)
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
-    if not isinstance(value, type) and is_written_here(type(value).__module__):
+    if not isinstance(value, type) and is_user_module(type(value).__module__):
         # Of a module, only attributes that are no submodules: torch keeps these in attributes with an underscore.
         is_module = isinstance(value, nn.Module)
         attributes = [
@@ -71,7 +71,7 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def is_written_here(module: str | None) -> bool:
+def is_user_module(module: str | None) -> bool:
     """Whether a module is the user's: the notebook, or a file outside of the standard library and site-packages."""
     if module == "__main__":
         return True
@@ -98,20 +98,20 @@ def is_called_by_user() -> bool:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in (_OWN, "torch"):
-            return is_written_here(module)
+            return is_user_module(module)
         frame = frame.f_back
     return False
 
 
-def frame_of_user() -> types.FrameType | None:
+def user_frame() -> types.FrameType | None:
     """Return the nearest calling frame whose code the user has written; None if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_written_here(frame.f_globals.get("__name__", "")):
+    while frame is not None and not is_user_module(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return frame
 
 
-def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
+def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
     """Yield the frames from the caller's up to the cell's own, without those of this package."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -124,7 +124,7 @@ def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
 
 def is_run_by_library(namespace: dict[str, Any]) -> bool:
     """Return whether an installed package, other than torch, is among the callers up to the cell: a trainer, say."""
-    modules = (frame.f_globals.get("__name__", "") for frame in frames_of_cell(namespace))
+    modules = (frame.f_globals.get("__name__", "") for frame in cell_frames(namespace))
     return any(_is_installed(module) for module in modules if module.partition(".")[0] != "torch")
 
 

@@ -19,7 +19,7 @@ Kind = Literal["sum", "mean", "weighted", "model"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampleRows:
     """Dependence of a tensor in which each index along ``dim`` belongs to one sample.
 
     The size of ``dim`` is ``outer`` x samples x ``inner``: ``inner`` successive indices belong to one sample, and the
@@ -37,7 +37,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class BatchReduction:
     """Dependence of a value of the whole batch that is linear in its samples.
 
     Its kind is a ``sum`` over samples, a ``mean`` over them, a sum divided by another sum (``weighted``), or a value
@@ -48,7 +48,7 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class MixedSamples:
     """Dependence of a value that combines the samples of a batch in another way.
 
     ``reason`` names the operation, ``line`` is the line of the user's code that called it, if that was found.
@@ -58,7 +58,7 @@ class Mixed:
     line: int | None = None
 
 
-Dependence = Rows | Reduced | Mixed
+SampleDependence = SampleRows | BatchReduction | MixedSamples
 """How a tensor depends on the samples of a batch. None stands for a tensor that does not depend on them."""
 
 _POINTWISE = frozenset(
@@ -125,18 +125,18 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """One call of an operation: its name, its arguments by name, and the dependence of each tensor among them."""
 
     name: str
     arguments: Mapping[str, Any]
-    dependences: Mapping[int, Dependence]
+    dependences: Mapping[int, SampleDependence]
     """By the id of a tensor."""
     num_samples: int
     batch_numbers: frozenset[float] = frozenset()
     """Python numbers that were computed from the batch, such as a count of its valid targets."""
 
-    def of(self, tensor: Any) -> Dependence | None:
+    def dependence_of(self, tensor: Any) -> SampleDependence | None:
         """Return the dependence of an argument."""
         return self.dependences.get(id(tensor)) if isinstance(tensor, Tensor) else None
 
@@ -152,7 +152,7 @@ def base_name(operation: Any) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operation's arguments by name, with the defaults of those that were left out."""
     schema = operation._schema.arguments
     bound = {item.name: item.default_value for item in schema if item.has_default_value()}
@@ -161,10 +161,10 @@ def bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return bound
 
 
-def result_of(call: Call, output: Tensor) -> Dependence | None:
+def propagate(call: OperationCall, output: Tensor) -> SampleDependence | None:
     """Return the dependence of one tensor that an operation returned."""
-    known = {id(tensor): found for tensor in call.tensors if (found := call.of(tensor)) is not None}
-    mixed = next((found for found in known.values() if isinstance(found, Mixed)), None)
+    known = {id(tensor): found for tensor in call.tensors if (found := call.dependence_of(tensor)) is not None}
+    mixed = next((found for found in known.values() if isinstance(found, MixedSamples)), None)
     if mixed is not None or not known or call.name in _CONSTANT:
         return mixed
     if call.name in ("eq", "ne") and not isinstance(call.arguments["other"], Tensor):
@@ -172,21 +172,21 @@ def result_of(call: Call, output: Tensor) -> Dependence | None:
         if is_for_all:
             return None  # no target equals the ignored index
     found = _result(call, list(known.values()), output)
-    return Mixed(f"`{call.name}` of {_describe(known.values())}") if found is None else found
+    return MixedSamples(f"`{call.name}` of {_describe(known.values())}") if found is None else found
 
 
-def rows_of(tensor: Tensor, num_samples: int) -> Rows | None:
+def find_sample_rows(tensor: Tensor, num_samples: int) -> SampleRows | None:
     """Return which dim of a batch's tensor belongs to the samples, by its sizes; None if there is none."""
     for dim, size in enumerate(tensor.shape):
         if size == num_samples:
-            return Rows(dim)
+            return SampleRows(dim)
     if tensor.dim() and tensor.shape[0] and tensor.shape[0] % num_samples == 0:
-        return Rows(0, inner=tensor.shape[0] // num_samples)
+        return SampleRows(0, inner=tensor.shape[0] // num_samples)
     return None
 
 
-def _describe(dependences: Iterable[Dependence]) -> str:
-    kinds = {item.kind for item in dependences if isinstance(item, Reduced)}
+def _describe(dependences: Iterable[SampleDependence]) -> str:
+    kinds = {item.kind for item in dependences if isinstance(item, BatchReduction)}
     if "mean" in kinds or "weighted" in kinds or "model" in kinds:
         return "a mean over the batch"
     return "a sum over the batch" if kinds else "samples with each other"
@@ -200,83 +200,87 @@ def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors_in(value)
 
 
-def _result(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _result(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of a result; None where the operation mixes samples."""
     name, arguments = call.name, call.arguments
     if name in _POINTWISE:
         return _pointwise(call, known, output)
     first = next(iter(call.tensors))
-    own = call.of(first)
-    if isinstance(own, Reduced):
+    own = call.dependence_of(first)
+    if isinstance(own, BatchReduction):
         linear = name in ("sum", "mean") or name in _VIEWS
         return own if linear and len(known) == 1 else _joined(call, known, output)
-    if name in _VIEWS and isinstance(own, Rows) and len(known) == 1:
+    if name in _VIEWS and isinstance(own, SampleRows) and len(known) == 1:
         return _viewed(name, arguments, own, first, output)
-    if name in _REDUCTIONS and isinstance(own, Rows) and len(known) == 1:
+    if name in _REDUCTIONS and isinstance(own, SampleRows) and len(known) == 1:
         return _reduced(name, arguments, own, first)
-    if name in _ALONG_DIM and isinstance(own, Rows) and len(known) == 1:
+    if name in _ALONG_DIM and isinstance(own, SampleRows) and len(known) == 1:
         return None if arguments.get("dim", -1) % max(first.dim(), 1) == own.dim else own
     if name in _KEEPING_BATCH:
-        return Rows(0) if all(item == Rows(0) for item in known) and isinstance(own, Rows) else None
+        return SampleRows(0) if all(item == SampleRows(0) for item in known) and isinstance(own, SampleRows) else None
     if name in _ELEMENT_LOSSES or name in _ROW_LOSSES:
         return _loss(call, known, output)
     rule = _RULES.get(name)
     return None if rule is None else rule(call, known, output)
 
 
-def _pointwise(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _pointwise(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     numbers = [value for value in call.arguments.values() if isinstance(value, int | float)]
     if any(float(value) in call.batch_numbers for value in numbers if not isinstance(value, bool)):
         return None
-    if any(isinstance(item, Reduced) for item in known):
-        return _linear(call, known) if all(isinstance(item, Reduced) for item in known) else None
+    if any(isinstance(item, BatchReduction) for item in known):
+        return _linear(call, known) if all(isinstance(item, BatchReduction) for item in known) else None
     return _aligned(call, output.dim())
 
 
-def _aligned(call: Call, num_dims: int, among: Iterable[Any] | None = None) -> Rows | None:
+def _aligned(call: OperationCall, num_dims: int, among: Iterable[Any] | None = None) -> SampleRows | None:
     """Return the samples' dim after broadcasting; None where the arguments have them in different dims."""
-    found: set[Rows] = set()
+    found: set[SampleRows] = set()
     for tensor in call.tensors if among is None else _tensors_in(among):
-        rows = call.of(tensor)
-        if isinstance(rows, Rows):
+        rows = call.dependence_of(tensor)
+        if isinstance(rows, SampleRows):
             found.add(replace(rows, dim=rows.dim + num_dims - tensor.dim()))
     return found.pop() if len(found) == 1 else None
 
 
-def _linear(call: Call, known: list[Dependence]) -> Reduced | None:
+def _linear(call: OperationCall, known: list[SampleDependence]) -> BatchReduction | None:
     """Return the dependence of arithmetic on values of the whole batch; None where it is not linear in the samples."""
     name, arguments = call.name, call.arguments
-    kinds: set[Kind] = {item.kind for item in known if isinstance(item, Reduced)}
-    own, other = call.of(arguments.get("self")), arguments.get("other")
-    depends = call.of(other) is not None
+    kinds: set[Kind] = {item.kind for item in known if isinstance(item, BatchReduction)}
+    own, other = call.dependence_of(arguments.get("self")), arguments.get("other")
+    depends = call.dependence_of(other) is not None
     if name in _SAME_VALUE and len(kinds) == 1:
-        return Reduced(kinds.pop())
+        return BatchReduction(kinds.pop())
     if name in ("add", "sub", "rsub") and len(kinds) == 1:
         kind = kinds.pop()
-        constants = [item for item in call.tensors if call.of(item) is None]
+        constants = [item for item in call.tensors if call.dependence_of(item) is None]
         is_added = kind == "mean" or not any(item.requires_grad for item in constants)
-        return Reduced(kind) if is_added and (kind in ("sum", "mean") or len(known) == 1) else None
+        return BatchReduction(kind) if is_added and (kind in ("sum", "mean") or len(known) == 1) else None
     if name == "mul" and len(known) == 1 and not (own is not None and depends):
         return _scaled(call, known[0], 1 / other if isinstance(other, float | int) and other else None)
     if name in ("div", "true_divide") and own is not None and arguments.get("rounding_mode") is None:
         if not depends:
             is_number = isinstance(other, float | int) or (isinstance(other, Tensor) and not other.dim())
             return _scaled(call, own, float(cast("float", other)) if is_number else None)
-        total = call.of(other)
-        both = {own.kind, total.kind} if isinstance(own, Reduced) and isinstance(total, Reduced) else set()
-        return Reduced("weighted") if both in ({"sum"}, {"mean"}) and own is not total else None
+        total = call.dependence_of(other)
+        both = (
+            {own.kind, total.kind} if isinstance(own, BatchReduction) and isinstance(total, BatchReduction) else set()
+        )
+        return BatchReduction("weighted") if both in ({"sum"}, {"mean"}) and own is not total else None
     return None
 
 
-def _scaled(call: Call, own: Dependence, divisor: float | None) -> Reduced | None:
+def _scaled(call: OperationCall, own: SampleDependence, divisor: float | None) -> BatchReduction | None:
     """Return the dependence of a value of the whole batch divided by a number: a sum by its count is a mean."""
-    if not isinstance(own, Reduced):
+    if not isinstance(own, BatchReduction):
         return None
     is_count = own.kind == "sum" and divisor and math.isclose(divisor, round(divisor))
-    return Reduced("mean") if is_count and not round(divisor or 0) % call.num_samples else own
+    return BatchReduction("mean") if is_count and not round(divisor or 0) % call.num_samples else own
 
 
-def _viewed(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor, output: Tensor) -> Rows | None:
+def _viewed(
+    name: str, arguments: Mapping[str, Any], rows: SampleRows, source: Tensor, output: Tensor
+) -> SampleRows | None:
     dim, num_dims = rows.dim, source.dim()
     if name in ("view", "reshape", "_unsafe_view", "_reshape_alias"):
         return _reshaped(rows, source.shape, output.shape)
@@ -313,7 +317,7 @@ def _viewed(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor,
     return replace(rows, dim=dim - (along < dim)) if name in ("select", "unbind") else rows
 
 
-def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows | None:
+def _reshaped(rows: SampleRows, before: Sequence[int], after: Sequence[int]) -> SampleRows | None:
     """Return the samples' dim after a change of shape: kept, merged with its neighbours, or split."""
     size, leading, trailing = before[rows.dim], math.prod(before[: rows.dim]), math.prod(before[rows.dim + 1 :])
     if not size * leading * trailing:
@@ -325,49 +329,51 @@ def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows |
             return replace(rows, dim=dim)
         outer, inner = leading // at, trailing // rest
         if (outer * at, inner * rest, outer * size * inner) == (leading, trailing, length):
-            return Rows(dim, rows.outer * outer, rows.inner * inner)
+            return SampleRows(dim, rows.outer * outer, rows.inner * inner)
         outer, inner = at // leading, rest // trailing
         is_split = (outer * leading, inner * trailing, outer * length * inner) == (at, rest, size)
         if is_split and rows.is_counted and length > 1 and not (rows.outer % outer or rows.inner % inner):
-            return Rows(dim, rows.outer // outer, rows.inner // inner)
+            return SampleRows(dim, rows.outer // outer, rows.inner // inner)
         at *= length
     return None
 
 
-def _reduced(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor) -> Dependence | None:
+def _reduced(name: str, arguments: Mapping[str, Any], rows: SampleRows, source: Tensor) -> SampleDependence | None:
     chosen = arguments.get("dim")
     dims = [chosen] if isinstance(chosen, int) else list(chosen or range(source.dim()))
     dims = {item % source.dim() for item in dims}
     if rows.dim not in dims:
         return rows if arguments.get("keepdim") else replace(rows, dim=rows.dim - sum(item < rows.dim for item in dims))
     if name in ("sum", "nansum"):
-        return Reduced("sum") if name == "sum" else None
-    return Reduced("mean") if name == "mean" and rows.is_counted else None
+        return BatchReduction("sum") if name == "sum" else None
+    return BatchReduction("mean") if name == "mean" and rows.is_counted else None
 
 
-def _loss(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _loss(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of one of torch's losses; None if its class weights come from the batch."""
     arguments = call.arguments
     own, target, reduction = arguments["self"], arguments["target"], arguments["reduction"]
-    if any(isinstance(item, Reduced) for item in known) or isinstance(call.of(arguments.get("weight")), Rows):
+    if any(isinstance(item, BatchReduction) for item in known) or isinstance(
+        call.dependence_of(arguments.get("weight")), SampleRows
+    ):
         return None
     if call.name in _ELEMENT_LOSSES:
         rows = _aligned(call, max(own.dim(), target.dim()), [own, target])
     else:
-        both = {item for item in (call.of(own), call.of(target)) if item is not None}
+        both = {item for item in (call.dependence_of(own), call.dependence_of(target)) if item is not None}
         # The classes are the last dim of one sample or the second of several.
         rows = both.pop() if len(both) == 1 else None
-        if isinstance(rows, Rows) and rows.dim == 1 and own.dim() > 1:
+        if isinstance(rows, SampleRows) and rows.dim == 1 and own.dim() > 1:
             return None
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, SampleRows):
         return None
     if reduction == _NONE:
         return rows
     if reduction == _SUM:
-        return Reduced("sum")
+        return BatchReduction("sum")
     if call.name.startswith("nll_loss") and _is_weighted(arguments):
-        return Reduced("weighted")
-    return Reduced("mean") if rows.is_counted else None
+        return BatchReduction("weighted")
+    return BatchReduction("mean") if rows.is_counted else None
 
 
 def _is_weighted(arguments: Mapping[str, Any]) -> bool:
@@ -376,15 +382,15 @@ def _is_weighted(arguments: Mapping[str, Any]) -> bool:
     return arguments["weight"] is not None or has_ignored
 
 
-def _joined(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _joined(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of concatenated or stacked tensors."""
     if call.name not in ("cat", "stack"):
         return None
     tensors = list(call.arguments["tensors"])
-    if all(isinstance(item, Reduced) for item in known):
+    if all(isinstance(item, BatchReduction) for item in known):
         kinds = set(known)
         return kinds.pop() if len(kinds) == 1 and len(known) == len({id(item) for item in tensors}) else None
-    rows = {item for item in known if isinstance(item, Rows)}
+    rows = {item for item in known if isinstance(item, SampleRows)}
     if len(rows) != len(set(known)) or len({item.dim for item in rows}) != 1:
         return None
     along = call.arguments.get("dim", 0)
@@ -395,95 +401,99 @@ def _joined(call: Call, known: list[Dependence], output: Tensor) -> Dependence |
     if along % output.dim() != dim:
         own = rows.pop()
         return None if rows else own
-    parts = [call.of(item) for item in tensors]
-    if len({item.inner for item in rows}) != 1 or any(not isinstance(item, Rows) for item in parts):
+    parts = [call.dependence_of(item) for item in tensors]
+    if len({item.inner for item in rows}) != 1 or any(not isinstance(item, SampleRows) for item in parts):
         return None
-    return replace(next(iter(rows)), outer=sum(item.outer for item in parts if isinstance(item, Rows)))
+    return replace(next(iter(rows)), outer=sum(item.outer for item in parts if isinstance(item, SampleRows)))
 
 
-def _product(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _product(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of a matrix product; samples may be in one factor, or be summed over in both."""
     factors = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
     factors["dot"] = ("self", "tensor")
     first_name, second_name = factors.get(call.name, ("self", "mat2"))
     first, second = call.arguments[first_name], call.arguments[second_name]
-    left, right = call.of(first), call.of(second)
-    if any(isinstance(item, Reduced) for item in known):
+    left, right = call.dependence_of(first), call.dependence_of(second)
+    if any(isinstance(item, BatchReduction) for item in known):
         return None
-    if isinstance(left, Rows) and isinstance(right, Rows):
+    if isinstance(left, SampleRows) and isinstance(right, SampleRows):
         if call.name in ("bmm", "baddbmm") and left == right and left.dim == 0:
-            found: Dependence | None = left
+            found: SampleDependence | None = left
         elif call.name == "dot" or (call.name in ("mm", "addmm") and (left.dim, right.dim) == (1, 0)):
-            found = Reduced("sum") if replace(left, dim=0) == replace(right, dim=0) else None
+            found = BatchReduction("sum") if replace(left, dim=0) == replace(right, dim=0) else None
         else:
             found = None
-    elif isinstance(left, Rows):
+    elif isinstance(left, SampleRows):
         found = left if left.dim < first.dim() - 1 else None
-    elif isinstance(right, Rows):
+    elif isinstance(right, SampleRows):
         is_kept = right.dim == second.dim() - 1 and second.dim() > 1
         found = right if is_kept or (second.dim() == 3 and right.dim == 0) else None
     else:
         found = None
-    added = call.of(call.arguments.get("self")) if call.name in ("addmm", "baddbmm") else None
-    if added is None or not isinstance(found, Rows):
+    added = call.dependence_of(call.arguments.get("self")) if call.name in ("addmm", "baddbmm") else None
+    if added is None or not isinstance(found, SampleRows):
         return found if added is None else None
-    moved = isinstance(added, Rows) and replace(added, dim=added.dim + output.dim() - call.arguments["self"].dim())
+    moved = isinstance(added, SampleRows) and replace(
+        added, dim=added.dim + output.dim() - call.arguments["self"].dim()
+    )
     return found if moved == found else None
 
 
-def _embedded(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    return call.of(call.arguments["indices"]) if call.of(call.arguments["weight"]) is None else None
+def _embedded(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+    return (
+        call.dependence_of(call.arguments["indices"]) if call.dependence_of(call.arguments["weight"]) is None else None
+    )
 
 
-def _distances(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _distances(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     first, second = call.arguments["x1"], call.arguments["x2"]
-    left, right = call.of(first), call.of(second)
-    if isinstance(left, Rows) and right is None:
+    left, right = call.dependence_of(first), call.dependence_of(second)
+    if isinstance(left, SampleRows) and right is None:
         return left if left.dim < first.dim() - 1 else None
-    if isinstance(right, Rows) and left is None:
+    if isinstance(right, SampleRows) and left is None:
         return replace(right, dim=right.dim + 1) if right.dim == second.dim() - 2 else None
-    return left if left == right and isinstance(left, Rows) and left.dim < first.dim() - 2 else None
+    return left if left == right and isinstance(left, SampleRows) and left.dim < first.dim() - 2 else None
 
 
-def _gathered(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _gathered(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of `gather`, `scatter` and `scatter_add`; None where they mix samples."""
     along = call.arguments["dim"]
-    rows = {item for item in known if isinstance(item, Rows)}
+    rows = {item for item in known if isinstance(item, SampleRows)}
     own = rows.pop() if len(rows) == 1 and len(rows) == len(set(known)) else None
-    if own is None or call.of(call.arguments["index"]) not in (None, own):
+    if own is None or call.dependence_of(call.arguments["index"]) not in (None, own):
         return None
     return None if along % max(output.dim(), 1) == own.dim else own
 
 
-def _selected(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _selected(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of `index_select`."""
     source, index, along = call.arguments["self"], call.arguments["index"], call.arguments["dim"]
-    own, chosen = call.of(source), call.of(index)
+    own, chosen = call.dependence_of(source), call.dependence_of(index)
     along %= max(source.dim(), 1)
-    if isinstance(own, Rows) and chosen is None:
+    if isinstance(own, SampleRows) and chosen is None:
         return None if along == own.dim else own
-    return Rows(along, chosen.outer, chosen.inner) if own is None and isinstance(chosen, Rows) else None
+    return SampleRows(along, chosen.outer, chosen.inner) if own is None and isinstance(chosen, SampleRows) else None
 
 
-def _indexed(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _indexed(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of ``values[indices]``."""
     source, indices = call.arguments["self"], list(call.arguments["indices"])
-    own = call.of(source)
+    own = call.dependence_of(source)
     used = [(at, item) for at, item in enumerate(indices) if item is not None]
     at, first = used[0]
-    chosen = call.of(first)
+    chosen = call.dependence_of(first)
     if len(used) == 1 and first.dtype in (torch.bool, torch.uint8):
-        covers = isinstance(own, Rows) and at <= own.dim < at + first.dim()
-        matches = isinstance(own, Rows) and (chosen is None or chosen == replace(own, dim=own.dim - at))
-        return Rows(at, 0, 0) if covers and matches and isinstance(chosen, Rows) else None
-    if len(used) == 1 and own is None and isinstance(chosen, Rows):
+        covers = isinstance(own, SampleRows) and at <= own.dim < at + first.dim()
+        matches = isinstance(own, SampleRows) and (chosen is None or chosen == replace(own, dim=own.dim - at))
+        return SampleRows(at, 0, 0) if covers and matches and isinstance(chosen, SampleRows) else None
+    if len(used) == 1 and own is None and isinstance(chosen, SampleRows):
         return replace(chosen, dim=chosen.dim + at)
-    if len(used) == 1 and isinstance(own, Rows) and chosen is None and at != own.dim and first.dim() == 1:
+    if len(used) == 1 and isinstance(own, SampleRows) and chosen is None and at != own.dim and first.dim() == 1:
         return own
-    if not isinstance(own, Rows) or len(used) != len(indices) or chosen is not None:
+    if not isinstance(own, SampleRows) or len(used) != len(indices) or chosen is not None:
         return None
     takes_each = own.dim == at == 0 and _counts_up(first, source)
-    return own if takes_each and all(call.of(item) in (None, own) for _, item in used) else None
+    return own if takes_each and all(call.dependence_of(item) in (None, own) for _, item in used) else None
 
 
 def _counts_up(index: Tensor, source: Tensor) -> bool:
@@ -492,36 +502,38 @@ def _counts_up(index: Tensor, source: Tensor) -> bool:
     return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
 
 
-def _masked(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    rows = {item for item in known if isinstance(item, Rows)}
-    return Rows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
+def _masked(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+    rows = {item for item in known if isinstance(item, SampleRows)}
+    return SampleRows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
 
 
-def _normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _normalized(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     source = call.arguments["input"]
-    own = call.of(source)
-    is_inside = isinstance(own, Rows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
+    own = call.dependence_of(source)
+    is_inside = isinstance(own, SampleRows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
     return own if is_inside and len(known) == 1 else None
 
 
-def _batch_normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    is_plain = not call.arguments.get("training", False) and known == [Rows(0)]
-    return Rows(0) if is_plain else None
+def _batch_normalized(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+    is_plain = not call.arguments.get("training", False) and known == [SampleRows(0)]
+    return SampleRows(0) if is_plain else None
 
 
-def _put(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _put(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of ``values[mask] = constant``."""
-    indices, own = call.arguments["indices"], call.of(call.arguments["self"])
-    if len(indices) != 1 or call.of(call.arguments["values"]) is not None or not isinstance(own, Rows):
+    indices, own = call.arguments["indices"], call.dependence_of(call.arguments["self"])
+    if len(indices) != 1 or call.dependence_of(call.arguments["values"]) is not None or not isinstance(own, SampleRows):
         return None
     is_mask = indices[0].dtype is torch.bool and own.dim < indices[0].dim()
-    return own if is_mask and call.of(indices[0]) in (None, own) else None
+    return own if is_mask and call.dependence_of(indices[0]) in (None, own) else None
 
 
 _RULES = {
     "_cdist_forward": _distances,
     "_native_batch_norm_legit": _batch_normalized,
-    "_native_batch_norm_legit_no_training": lambda call, known, output: Rows(0) if known == [Rows(0)] else None,
+    "_native_batch_norm_legit_no_training": lambda call, known, output: (
+        SampleRows(0) if known == [SampleRows(0)] else None
+    ),
     "addmm": _product,
     "baddbmm": _product,
     "bmm": _product,

@@ -14,7 +14,7 @@ from accel_nb.runtime.tensors.instance_patching import plain_class, plain_view
 
 
 @contextmanager
-def known_to_compiler(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     """Let TorchScript, inside of the block, compile calls of replacements as calls of torch's own functions.
 
     TorchScript finds the operator of a function by the function's identity. ``replaced`` are pairs of torch's own
@@ -30,7 +30,7 @@ def known_to_compiler(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
             table.pop(key, None)
 
 
-def of_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
+def compile_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that replaces a prepared model, as its first argument, by the plain one of the same weights."""
 
     @functools.wraps(plain)

@@ -13,7 +13,7 @@ from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 
 _TRAINS = frozenset({"backward", "manual_backward"})
 _MAX_CODES = 500
@@ -21,7 +21,7 @@ _MAX_DEPTH = 3
 _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 
-def training_code() -> types.CodeType | None:
+def find_training_code() -> types.CodeType | None:
     """Return the calling code that iterates a loader, if it leads to a backward pass; else None.
 
     The caller of a generator gets the batches that the generator yields, so it is searched too.
@@ -70,17 +70,17 @@ def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Ite
     """Yield the user's functions that a value is, or has as mentioned methods and attributes."""
     function = getattr(value, "__func__", getattr(value, "func", value))
     if isinstance(function, types.FunctionType):
-        if is_written_here(function.__module__):
+        if is_user_module(function.__module__):
             yield function
         if isinstance(value, types.MethodType) and depth < _MAX_DEPTH:
             yield from _functions_of(value.__self__, mentioned, depth + 1)
         return
     kind, called = (value, "__init__") if isinstance(value, type) else (type(value), "__call__")
     for base in kind.__mro__:
-        if is_written_here(base.__module__):
+        if is_user_module(base.__module__):
             methods = (vars(base).get(name) for name in {*mentioned, called})
             yield from (method for method in methods if isinstance(method, types.FunctionType))
-    if depth < _MAX_DEPTH and is_written_here(kind.__module__):
+    if depth < _MAX_DEPTH and is_user_module(kind.__module__):
         attributes = getattr(value, "__dict__", {})
         for part in [attributes[name] for name in mentioned if name in attributes]:
             yield from _functions_of(part, mentioned, depth + 1)

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from accel_nb.accelerator.plain_cells.object_graph import trained_objects
+from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
 
 _MAX_LEAVES = 1000
 
 
-def loose_names(names: Mapping[str, Any], known: Set[int]) -> list[str]:
+def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
     """Return the sorted names of tensors that require gradients, but are no parameter of a module.
 
     ``known`` are the ids of parameters of modules; the modules that are reachable from ``names`` are added to them.
     """
-    modules = [item for item in trained_objects(names.values()) if isinstance(item, nn.Module)]
-    owned = known | {id(value) for module in modules for value in module.parameters()}
+    modules = [item for item in find_training_objects(names.values()) if isinstance(item, nn.Module)]
+    owned = module_parameters | {id(value) for module in modules for value in module.parameters()}
     return sorted(name for name, value in names.items() if any(id(leaf) not in owned for leaf in _leaves(value)))
 
 

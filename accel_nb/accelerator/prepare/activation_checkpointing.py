@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accel_nb.accelerator.prepare.compiling import forward_of
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.accelerator.prepare.compiling import current_forward
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
 
-class Recomputer:
+class ActivationCheckpointer:
     """Checkpoints the repeated blocks of models, in place, after a strategy has wrapped them."""
 
     def __init__(self, is_on: bool) -> None:
@@ -27,13 +27,13 @@ class Recomputer:
         blocks: list[nn.Module] = []
         self._blocks[id(model)] = blocks
         for block in repeated_blocks(model).values():
-            give_forward(block, _checkpointed(block, forward_of(block)))
+            replace_forward(block, _checkpointed(block, current_forward(block)))
             blocks.append(block)
 
     def undo(self, model: nn.Module) -> None:
         """Restore the forwards of the blocks, before a strategy unwraps the model."""
         for block in self._blocks.pop(id(model), ()):
-            take_forward_back(block)
+            restore_forward(block)
 
     def describe(self, model: nn.Module) -> str | None:
         """Return a short text about which parts of a model are checkpointed; None if checkpointing is off."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_nb.config.sections import CompileOptions
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
 _DYNAMIC = {"auto": None, "yes": True, "no": False}
@@ -39,9 +39,9 @@ class Compiler:
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
-            give_forward(model, torch.compile(forward_of(model), **self._settings))
+            replace_forward(model, torch.compile(current_forward(model), **self._settings))
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function compiled with the options of models, or unchanged if compiling is off."""
         return torch.compile(function, **self._settings) if self._is_on else function
 
@@ -53,7 +53,7 @@ class Compiler:
         for block in blocks:
             block._compiled_call_impl = None
         if not blocks:
-            take_forward_back(model)
+            restore_forward(model)
 
     def has_compiled(self, model: nn.Module) -> bool:
         """Whether the model is compiled as a whole."""
@@ -72,7 +72,7 @@ class Compiler:
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
 
 
-def forward_of(model: nn.Module) -> Any:
+def current_forward(model: nn.Module) -> Any:
     """Return the ``forward`` that runs when a module is called: the instance's attribute, or the class's method."""
     own = vars(model).get("forward")
     return own if own is not None else type(model).forward.__get__(model)

@@ -17,30 +17,30 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
 from accel_nb.accelerator.prepare.compiling import Compiler
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.accelerator.state.run_observer import RunObserver
-from accel_nb.accelerator.tracking.metrics import WholeReading
-from accel_nb.accelerator.training.accumulation import Window
+from accel_nb.accelerator.tracking.metrics import UndividedBatch
+from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.optimizer_proxy import (
-    OptimizerGate,
-    gate_scheduler,
-    release_scheduler,
-    share_metric,
+    OptimizerProxy,
+    average_metric,
+    unwrap_scheduler,
+    wrap_scheduler,
 )
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.schema import Config
-from accel_nb.data.loader import BatchMeaning, shard, unshard
+from accel_nb.data.loader import BatchMeaning, shard_loader, unshard_loader
 from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import shape_of
+from accel_nb.runtime.distributed.sharded import full_shape
 from accel_nb.runtime.process import rng
-from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
 
@@ -48,7 +48,7 @@ _CLAIM = "_accel_nb_claim"
 
 
 @dataclass(frozen=True)
-class Claim:
+class Ownership:
     """Which accelerator an object belongs to, and how to free the object when that accelerator is gone."""
 
     owner: weakref.ref[Any]
@@ -56,7 +56,7 @@ class Claim:
 
 
 @dataclass
-class Kinds:
+class ObjectsByKind:
     """Objects by what is done with them."""
 
     models: list[nn.Module] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Kinds:
     others: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, objects: Iterable[Any]) -> Kinds:
+    def sort(cls, objects: Iterable[Any]) -> ObjectsByKind:
         """Sort objects, each once."""
         kinds = cls()
         seen: set[int] = set()
@@ -101,7 +101,7 @@ class LoopPolicy(Protocol):
         """Return whether a loop that started now would train; a loader's length depends on it."""
         ...
 
-    def begins_training(self, loader: DataLoader[Any]) -> bool:
+    def begin_loop(self, loader: DataLoader[Any]) -> bool:
         """Return whether the loop that starts over ``loader`` trains; prepares for its first batch if so.
 
         Every rank must call.
@@ -119,7 +119,7 @@ class TrainingLoops:
         """Return True."""
         return True
 
-    def begins_training(self, loader: DataLoader[Any]) -> bool:
+    def begin_loop(self, loader: DataLoader[Any]) -> bool:
         """Prepare for the first batch, and return True."""
         return self._preparer.begin_epoch()
 
@@ -127,19 +127,21 @@ class TrainingLoops:
 class _LoopEvents:
     """Passes the events of loops over one loader to the parts that react to them. Batches are the hot path."""
 
-    def __init__(self, loops: LoopPolicy, window: Window, whole_reading: WholeReading, observer: RunObserver) -> None:
+    def __init__(
+        self, loops: LoopPolicy, window: AccumulationWindow, whole_reading: UndividedBatch, observer: RunObserver
+    ) -> None:
         self._window = window
         self._whole_reading = whole_reading
         self.is_training = loops.is_training
-        self.on_epoch_start = loops.begins_training
-        self.on_share = window.take_share
+        self.on_epoch_start = loops.begin_loop
+        self.on_share = window.set_share
         self.on_batch_end = observer.on_batch_end
 
     def num_trained(self) -> int:
         return self._window.num_trained
 
     def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
-        self._whole_reading.take(iterator, self._window.share, num_samples)
+        self._whole_reading.record(iterator, self._window.share, num_samples)
 
 
 class Preparer:
@@ -153,7 +155,7 @@ class Preparer:
         device: torch.device,
         *,
         compiler: Compiler,
-        recomputer: Recomputer,
+        checkpointer: ActivationCheckpointer,
         float8: Float8Layers | None = None,
         options: Config,
         is_placing: bool = True,
@@ -165,7 +167,7 @@ class Preparer:
         self._comm = comm
         self._device = device
         self._compiler = compiler
-        self._recomputer = recomputer
+        self._recomputer = checkpointer
         self._float8 = float8
         self._schedule = options.schedule
         # The options of loaders that are prepared from now on.
@@ -176,7 +178,7 @@ class Preparer:
         self._placing: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
         self._observer = observer
-        self.whole_reading = WholeReading()
+        self.undivided_batch = UndividedBatch()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
         # A schedule was built when a loader of each worker's batches still had the length of all of them.
@@ -184,9 +186,9 @@ class Preparer:
         # Whether a loader's batch is that of each worker.
         self._multiplies = False
         # The meaning of each loader's batch, as "64 = 2 x 32".
-        self.batches: dict[int, str] = {}
+        self.batch_descriptions: dict[int, str] = {}
         # The loaders that every rank reads whole, by id.
-        self.whole: set[int] = set()
+        self.undivided_loaders: set[int] = set()
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self._objects
@@ -216,7 +218,7 @@ class Preparer:
 
         If it fails, every object is as it was before, or as another accelerator has released it.
         """
-        kinds = Kinds.of(item for item in objects if item not in self)
+        kinds = ObjectsByKind.sort(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
@@ -241,7 +243,7 @@ class Preparer:
         new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
         for item in new:
             self._objects[id(item)] = item
-        self._stepper.include(bundle)
+        self._stepper.add(bundle)
         try:
             for model in models:
                 self._recomputer.apply(model)
@@ -257,12 +259,12 @@ class Preparer:
         for loader in kinds.loaders:
             self._observer.on_loader_prepared(loader)
 
-    def note_reading(self, loader: DataLoader[Any], *, is_whole: bool) -> bool:
+    def record_division(self, loader: DataLoader[Any], *, is_undivided: bool) -> bool:
         """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
-        if is_whole == (id(loader) in self.whole) or loader not in self:
+        if is_undivided == (id(loader) in self.undivided_loaders) or loader not in self:
             return False
-        (self.whole.add if is_whole else self.whole.discard)(id(loader))
-        self.batches[id(loader)] = self._describe_batch(loader)
+        (self.undivided_loaders.add if is_undivided else self.undivided_loaders.discard)(id(loader))
+        self.batch_descriptions[id(loader)] = self._describe_batch(loader)
         return True
 
     def refresh(self) -> None:
@@ -278,7 +280,7 @@ class Preparer:
         for model in changed:
             self._recomputer.apply(model)
         self._claim_models(changed)
-        self._stepper.learn_anew(changed)
+        self._stepper.refresh_trainable(changed)
 
     def begin_epoch(self) -> bool:
         """Prepare for the first batch of a divided loader, and return True; every rank must call."""
@@ -295,15 +297,15 @@ class Preparer:
         While no loader is divided, every rank trains on the same batches and must draw the same numbers. The order of
         a divided loader is rank 0's all the same.
         """
-        if self._stepper.has_diverged:
+        if self._stepper.has_rank_rng:
             return
-        self._stepper.has_diverged = True
+        self._stepper.has_rank_rng = True
         data_rank, _ = self._stepper.strategy.data_coords()
         if data_rank > 0:
-            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", data_rank))
+            rng.set_seed(rng.derive_seed(int(torch.randint(2**62, ())), "rank", data_rank))
 
     @contextmanager
-    def placing(self, chosen: Mapping[int, bool]) -> Iterator[None]:
+    def override_placement(self, chosen: Mapping[int, bool]) -> Iterator[None]:
         """Say of objects, by id, whether the block moves them to the device; the others go by the rule."""
         self._placing = chosen
         try:
@@ -319,7 +321,7 @@ class Preparer:
         self._move(model, ())
         self._compile(model)
         if precision.policy.compute is not None:
-            give_forward(model, forward_in_precision(model, precision))
+            replace_forward(model, forward_in_precision(model, precision))
             self._claim_models([model])
         self._evaluated.add(id(model))
         self._objects[id(model)] = model
@@ -329,7 +331,7 @@ class Preparer:
 
     def _compile(self, model: nn.Module) -> None:
         if self._float8 is not None:
-            self._float8.apply(model, self._compiler.compiled)
+            self._float8.apply(model, self._compiler.compile_function)
         self._compiler.compile(model)
 
     def _refuse(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
@@ -344,14 +346,14 @@ class Preparer:
     def _claim_models(self, models: Iterable[nn.Module]) -> None:
         for model in models:
             if plain_class(model) is not type(model):
-                setattr(type(model), _CLAIM, Claim(self._owner, self._free_model))
+                setattr(type(model), _CLAIM, Ownership(self._owner, self._free_model))
 
     def _free_model(self, model: nn.Module) -> None:
         self._recomputer.undo(model)
         if id(model) in self._evaluated:
             self._evaluated.discard(id(model))
             if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
-                take_forward_back(model)
+                restore_forward(model)
         else:
             self._stepper.strategy.unwrap(model)
         self._compiler.undo(model)
@@ -363,9 +365,9 @@ class Preparer:
         released = [item for item in objects if item in self]
         for item in released:
             del self._objects[id(item)]
-            self.whole.discard(id(item))
+            self.undivided_loaders.discard(id(item))
         self._give_back(released)
-        self._stepper.exclude(released)
+        self._stepper.remove(released)
 
     def _give_back(self, objects: Iterable[Any]) -> None:
         """Undo what was done to objects, where anything was."""
@@ -373,14 +375,14 @@ class Preparer:
             if isinstance(item, nn.Module):
                 self._free_model(item)
             elif isinstance(item, Optimizer):
-                gate = self._stepper.gates.pop(id(item), None)
+                gate = self._stepper.optimizer_proxies.pop(id(item), None)
                 if gate is not None:
-                    gate.release()
+                    gate.restore()
             elif isinstance(item, LRScheduler):
-                release_scheduler(item)
+                unwrap_scheduler(item)
             elif isinstance(item, DataLoader):
-                self.batches.pop(id(item), None)
-                unshard(item)
+                self.batch_descriptions.pop(id(item), None)
+                unshard_loader(item)
 
     def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
         """Leave out modules inside of others, and free those that were prepared before the module around them."""
@@ -411,13 +413,13 @@ class Preparer:
             optimizer.load_state_dict(optimizer.state_dict())
 
     def _gate_optimizer(self, optimizer: Optimizer) -> None:
-        gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
-        gate.hold_zero_grad(self._stepper.holds_zero_grad)
+        gate = self._stepper.optimizer_proxies[id(optimizer)] = OptimizerProxy(optimizer, self._stepper)
+        gate.defer_zero_grad(self._stepper.defers_zero_grad)
         step: Any = optimizer.step
-        setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
+        setattr(step.__func__, _CLAIM, Ownership(self._owner, lambda _, gate=gate: gate.restore()))
 
     def _gate_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
-        gate = self._stepper.gates.get(id(scheduler.optimizer))
+        gate = self._stepper.optimizer_proxies.get(id(scheduler.optimizer))
         if gate is None:
             raise MisuseError(
                 f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
@@ -425,37 +427,37 @@ class Preparer:
             )
         measures = isinstance(scheduler, ReduceLROnPlateau)
         if measures and self._comm.world.size > 1:
-            share_metric(scheduler, self._comm)
+            average_metric(scheduler, self._comm)
         if self._schedule != "calls":
             # Of a batch that all ranks share, one process would take as many steps. What is measured is no step.
             is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._comm.world.size if is_ahead else 1
-            gate_scheduler(scheduler, gate, num_calls, self._observer.schedule_observer)
+            wrap_scheduler(scheduler, gate, num_calls, self._observer.schedule_observer)
         if plain_class(scheduler) is not type(scheduler):
-            setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
+            setattr(type(scheduler), _CLAIM, Ownership(self._owner, unwrap_scheduler))
 
     def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, loops: LoopPolicy) -> None:
         self._multiplies = batch == "per-worker"
         strategy = self._stepper.strategy
         is_placed = self._is_placed(loader)
-        shard(
+        shard_loader(
             loader,
             comm=self._comm,
             batch=batch,
             device=self._device if is_placed else "cpu",
-            observer=_LoopEvents(loops, self._stepper.window, self.whole_reading, self._observer),
+            observer=_LoopEvents(loops, self._stepper.window, self.undivided_batch, self._observer),
             coords=strategy.data_coords(),
             options=self.data,
             seed=self._seed,
             place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
-        setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
-        self.batches[id(loader)] = self._describe_batch(loader)
+        setattr(type(loader), _CLAIM, Ownership(self._owner, unshard_loader))
+        self.batch_descriptions[id(loader)] = self._describe_batch(loader)
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return how large a prepared loader's batches are and what of them each rank reads."""
         size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
-        if workers == 1 or id(loader) in self.whole:
+        if workers == 1 or id(loader) in self.undivided_loaders:
             batch = "no batch size" if size is None else f"batch {size}"
             return batch if workers == 1 else f"{batch}, read whole by every worker"
         if size is None:
@@ -470,7 +472,7 @@ def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str
     label = f"{name} " if name else ""
     kind = type(item).__name__
     if isinstance(item, nn.Module):
-        count = sum(math.prod(shape_of(parameter)) for parameter in item.parameters())
+        count = sum(math.prod(full_shape(parameter)) for parameter in item.parameters())
         return f"{label}{kind} ({count:,} parameters)"
     if isinstance(item, DataLoader):
         return f"{label}{kind} ({batches.get(id(item), 'no batch size')})"
@@ -484,7 +486,9 @@ def is_prepared(item: Any) -> bool:
     return owner is not None and not owner.is_closed and any(item is known for known in owner.prepared_objects)
 
 
-def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device, whole: Collection[int]) -> list[str]:
+def collect_notes(
+    objects: Sequence[Any], num_workers: int, device: torch.device, undivided: Collection[int]
+) -> list[str]:
     """Return what cannot equal a run on one device, one line each; ``whole`` are the ids of loaders read whole."""
     if num_workers == 1:
         return []
@@ -495,7 +499,7 @@ def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device, who
         notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")
-    if any(isinstance(item, DataLoader) and id(item) not in whole for item in objects):
+    if any(isinstance(item, DataLoader) and id(item) not in undivided for item in objects):
         notes.append("a printed loss or count is rank 0's share")
     trains = any(isinstance(item, Optimizer) for item in objects)
     if trains and not any(isinstance(item, DataLoader) for item in objects):
@@ -518,7 +522,7 @@ def _take_over(item: Any) -> None:
         claim.release(item)
 
 
-def _claim_on(item: Any) -> Claim | None:
+def _claim_on(item: Any) -> Ownership | None:
     if isinstance(item, Optimizer):
         return getattr(getattr(item.step, "__func__", None), _CLAIM, None)
     return vars(type(item)).get(_CLAIM)

@@ -22,12 +22,12 @@ from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
 from accel_nb.forecast.model_building import forecast_model, sample_of
-from accel_nb.forecast.plans import ROOM_SHARE, Plan, Setting
-from accel_nb.forecast.strategy_support import ask_strategies
+from accel_nb.forecast.plans import ROOM_SHARE, Plan, RunSetting
+from accel_nb.forecast.strategy_support import check_refusals
 from accel_nb.forecast.table import explain
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.strategies.registry import Registry
+from accel_nb.strategies.registry import StrategyRegistry
 
 SMALL_BYTES = 1 << 28
 """Models with fewer bytes of weights get no forecast unless it was requested: they fit on every usual device."""
@@ -40,18 +40,18 @@ _CHOSEN = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StrategyChoice:
     """The options to train with, by their dotted names, and one line with the reason."""
 
     options: Mapping[str, Any]
-    line: str
+    reason: str
 
 
-class Planner:
+class StrategyPlanner:
     """Chooses the strategy of one accelerator; every rank must make the same calls."""
 
     def __init__(
-        self, resolved: Resolved, comm: Communicator, device: torch.device, precision: str, registry: Registry
+        self, resolved: Resolved, comm: Communicator, device: torch.device, precision: str, registry: StrategyRegistry
     ) -> None:
         self._resolved = resolved
         self._comm = comm
@@ -60,7 +60,7 @@ class Planner:
         self._registry = registry
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the user has requested a forecast by setting ``strategy`` or ``memory``."""
         given = self._resolved.origins
         return any(given[name].layer != "default" for name in ("strategy", "memory"))
@@ -71,12 +71,12 @@ class Planner:
         optimizers: Sequence[Optimizer],
         loaders: Sequence[DataLoader[Any]],
         batch: BatchMeaning,
-    ) -> Choice | None:
+    ) -> StrategyChoice | None:
         """Return the cheapest choice that fits; None to choose by the number of workers and devices only.
 
         Raises `ConfigError`, on every rank, if a forecast was requested and nothing fits.
         """
-        if not self.is_asked and (device_type(self._device).is_host or _stored(models) < SMALL_BYTES):
+        if not self.is_requested and (device_type(self._device).is_host or _stored(models) < SMALL_BYTES):
             return None
         free = self._free(models, optimizers)
         decision = self._comm.broadcast_json(
@@ -89,7 +89,7 @@ class Planner:
                 f"{decision['line']}; strategy auto from {self._resolved.origins['strategy']} does not start a "
                 "training that will not fit: name a strategy to try it all the same"
             )
-        return Choice(decision["options"], decision["line"])
+        return StrategyChoice(decision["options"], decision["line"])
 
     def _decide(
         self,
@@ -104,7 +104,7 @@ class Planner:
         sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)
         try:
-            if not self.is_asked:
+            if not self.is_requested:
                 rough = forecast_model(model, setting, **sizes)
                 if rough.plans[0].usage.total <= ROUGH_SHARE * setting.room:
                     return None
@@ -112,13 +112,13 @@ class Planner:
             share = -(-size // setting.world) if batch == "global" else size
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
         except Exception as error:  # a model that fails on fake tensors may still train
-            return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_asked else None
+            return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_requested else None
         found = replace(found, plans=self._possible(found.plans))
-        found = ask_strategies(found, models, optimizers, self._resolved.config, self._registry)
+        found = check_refusals(found, models, optimizers, self._resolved.config, self._registry)
         line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
         if found.best is not None:
             return {"options": found.best.options, "line": f"plan {line}"}
-        return {"options": None if self.is_asked else {}, "line": line}
+        return {"options": None if self.is_requested else {}, "line": line}
 
     def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
         """Return the plans without those that cannot run here, or that contradict a given option."""
@@ -129,16 +129,16 @@ class Planner:
         return tuple(
             plan
             for plan in plans
-            if not plan.is_served
+            if not plan.is_supported
             or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, checkpoints))
         )
 
     def _runs(self, strategy: str) -> bool:
         return strategy in self._registry.names and self._registry.get(strategy).capabilities.fits(self._comm.world)
 
-    def _setting(self, free: int) -> Setting:
+    def _setting(self, free: int) -> RunSetting:
         world = self._comm.world
-        return Setting(
+        return RunSetting(
             world=world.size,
             devices=f"{world.size} {self._device.type}",
             room=int(free * ROOM_SHARE),

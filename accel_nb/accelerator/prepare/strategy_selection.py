@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
-from accel_nb.accelerator.prepare.preparer import Kinds
-from accel_nb.accelerator.prepare.strategy_choice import Planner
+from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
+from accel_nb.accelerator.prepare.preparer import ObjectsByKind
+from accel_nb.accelerator.prepare.strategy_choice import StrategyPlanner
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config import Resolved
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.strategies import Registry, Strategy, choose
+from accel_nb.strategies import Strategy, StrategyRegistry, choose
 from accel_nb.strategies.choice import AUTO, with_options
 
 
@@ -22,27 +22,34 @@ class StrategySelection:
     """Replaces the strategy of a stepper by one that suits the models, before any of them is prepared."""
 
     def __init__(
-        self, strategy: Strategy, resolved: Resolved, comm: Communicator, device: torch.device, registry: Registry
+        self,
+        strategy: Strategy,
+        resolved: Resolved,
+        comm: Communicator,
+        device: torch.device,
+        registry: StrategyRegistry,
     ) -> None:
         self.line: str | None = None
         """What was selected and why, for the receipt; None if nothing was planned."""
         self._resolved = resolved
         self._comm = comm
         self._registry = registry
-        self._planner: Planner | None = None
+        self._planner: StrategyPlanner | None = None
         if resolved.config.strategy == AUTO:
-            self._planner = Planner(resolved, comm, device, strategy.precision.policy.name, registry)
+            self._planner = StrategyPlanner(resolved, comm, device, strategy.precision.policy.name, registry)
         self._selected: Mapping[str, Any] = {"strategy": strategy.name}
 
-    def select(self, objects: Sequence[Any], batch: BatchMeaning, stepper: Stepper, recomputer: Recomputer) -> None:
+    def select(
+        self, objects: Sequence[Any], batch: BatchMeaning, stepper: Stepper, recomputer: ActivationCheckpointer
+    ) -> None:
         """Select the strategy for the first models among ``objects``; every rank must call."""
         if self._planner is None or stepper.bundle.models or stepper.bundle.optimizers:
             return
-        kinds = Kinds.of(objects)
+        kinds = ObjectsByKind.sort(objects)
         if not kinds.models:
             return
         choice = self._planner.choose(kinds.outermost_models(), kinds.optimizers, kinds.loaders, batch)
-        self.line = None if choice is None else choice.line
+        self.line = None if choice is None else choice.reason
         base = choose(AUTO, self._comm.world, self._registry).name
         options = {"strategy": base, **({} if choice is None else choice.options)}
         if options == self._selected:
@@ -53,5 +60,5 @@ class StrategySelection:
         before.close()
         strategy = self._registry.get(config.strategy)(getattr(config, config.strategy, None), before.precision)
         strategy.open(self._comm.world, self._comm)
-        stepper.follow(strategy)
+        stepper.set_strategy(strategy)
         recomputer.is_on = config.activation_checkpointing

@@ -7,15 +7,15 @@ from dataclasses import replace
 from accel_nb.config.sections import GroupOptions
 from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import torchrun_world
 from accel_nb.runtime.process.platforms import find_tpu
 from accel_nb.runtime.world import World
 
 
-def enter(
+def initialize_world(
     comm: Communicator | None, world: World | None, cpu: bool, options: GroupOptions
-) -> tuple[Communicator, Group | None]:
+) -> tuple[Communicator, DefaultGroup | None]:
     """Return the communicator to train with, and the process group if it was opened here, so that it must be closed."""
     if comm is not None:
         return comm, None
@@ -23,17 +23,21 @@ def enter(
         world = find_world(cpu)
     if world.size == 1:
         return LocalComm(world), None
-    is_open = Group.is_open()
+    is_open = DefaultGroup.is_open()
     backend = None if options.backend == "auto" else options.backend
-    group = Group.adopt(world) if is_open else Group.from_environment(world, timeout_s=options.timeout, backend=backend)
+    group = (
+        DefaultGroup.adopt(world)
+        if is_open
+        else DefaultGroup.from_environment(world, timeout_s=options.timeout, backend=backend)
+    )
     return TorchComm(world, group), None if is_open else group
 
 
 def find_world(cpu: bool) -> World:
     """Return the world of the environment, of an open process group, or of a single process."""
     world = torchrun_world()
-    if Group.is_open():
-        return Group.world_of_open() if world is None else world
+    if DefaultGroup.is_open():
+        return DefaultGroup.world_of_open_group() if world is None else world
     kind = device_type("cpu") if cpu else default_type()
     if world is None:
         has_tpu = kind.is_host and not cpu and find_tpu() is not None

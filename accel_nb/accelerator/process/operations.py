@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.errors import MisuseError
-from accel_nb.precision.half import cast_floats
+from accel_nb.precision.half import cast_half_floats
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Operation
 from accel_nb.runtime.distributed.current_world import current_comm
@@ -139,7 +139,7 @@ def listify(data: Any) -> Any:
 
 def convert_to_fp32(tensor: Any) -> Any:
     """Return nested data with each half precision tensor in float32."""
-    return cast_floats(tensor, torch.float32)
+    return cast_half_floats(tensor, torch.float32)
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:

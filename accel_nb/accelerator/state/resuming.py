@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.state.training_state import LoadReport, TrainingState
-from accel_nb.data.loader import begin_counting, num_left
+from accel_nb.data.loader import count_remaining, reset_epochs
 from accel_nb.errors import NoCheckpoint
 
 
-class Resumer:
+class RunResumer:
     """Loads the checkpoint that a run resumes from, once everything that trains is prepared."""
 
     def __init__(self, state: TrainingState) -> None:
@@ -24,7 +24,7 @@ class Resumer:
         """Count epochs from here; ``resume`` is a path, ``auto`` for the newest checkpoint, or None."""
         self._state.end_replay()
         for loader in self._state.loaders():
-            begin_counting(loader)
+            reset_epochs(loader)
         self._lines = []
         self._from = resume
 
@@ -44,26 +44,26 @@ class Resumer:
             return
         source, self._from = self._from, None
         try:
-            report = self._state.load(None if source == "auto" else source, strict=True, passes=True)
+            report = self._state.load(None if source == "auto" else source, strict=True, skips_finished=True)
         except NoCheckpoint as error:
             if source != "auto":
                 raise
             self._lines.append(f"started anew: {error}")
             return
-        self._lines.append(describe(report, self._state.loaders()))
+        self._lines.append(describe_resume(report, self._state.loaders()))
 
 
-def describe(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
+def describe_resume(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
     """Return a line about what was resumed, the numbers of ranks before and now, and what is exact."""
     before, now = report.saved_world_size, report.world_size
     parts = [f"resumed step {report.step} from {report.url}"]
     is_parallel = False
     for loader, position in zip(loaders, report.positions, strict=False):
         is_parallel = is_parallel or bool(loader.num_workers)
-        if position.is_inside or position.epochs:
-            left = num_left(loader, position) if position.is_inside else None
+        if position.is_within_epoch or position.num_epochs:
+            left = count_remaining(loader, position) if position.is_within_epoch else None
             rest = "" if left is None else f", {left:,} samples left"
-            parts.append(f"epoch {position.epochs + 1}{rest}")
+            parts.append(f"epoch {position.num_epochs + 1}{rest}")
     parts.append(f"{before} -> {now} workers" if before != now else f"{now} worker{'s' if now > 1 else ''} as before")
     if before == now:
         parts.append("exact to the bit" + (", but for what the loader's processes draw" if is_parallel else ""))

@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.state.save_report import Saved
-from accel_nb.accelerator.training.optimizer_proxy import Hearing
+from accel_nb.accelerator.state.save_report import CompletedSave
+from accel_nb.accelerator.training.optimizer_proxy import ScheduleObserver
 
 
 class RunObserver(Protocol):
     """Receives the events of a run; every rank calls its own."""
 
     @property
-    def schedule_observer(self) -> Hearing | None:
+    def schedule_observer(self) -> ScheduleObserver | None:
         """What observes the steps of schedulers that are prepared from now on; None if nothing does."""
         ...
 
@@ -33,7 +33,7 @@ class RunObserver(Protocol):
         """
         ...
 
-    def on_checkpoint_saved(self, saved: Saved) -> None:
+    def on_checkpoint_saved(self, saved: CompletedSave) -> None:
         """React to a checkpoint that is complete."""
         ...
 

@@ -9,7 +9,7 @@ from accel_nb.checkpoint.interval import SaveCost
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CompletedSave:
     """A checkpoint that was written completely."""
 
     step: int
@@ -17,7 +17,7 @@ class Saved:
     cost: SaveCost
 
 
-def describe_saves(saved: Sequence[Saved], folder: str | None, num_late: int) -> list[str]:
+def describe_saves(saved: Sequence[CompletedSave], folder: str | None, num_postponed: int) -> list[str]:
     """Return lines about the saved steps, their folder and cost, and how many saves were postponed."""
     lines: list[str] = []
     if saved:
@@ -30,15 +30,15 @@ def describe_saves(saved: Sequence[Saved], folder: str | None, num_late: int) ->
             f"{_size(costs[-1].num_bytes)}, at most {_time(stall_s)} of the training's time, on disk after "
             f"{_time(write_s)}"
         )
-    if num_late:
+    if num_postponed:
         lines.append(
-            f"{num_late} save{'s' if num_late > 1 else ''} put off until the one before was written: a longer --every "
-            "or a faster store saves more regularly"
+            f"{num_postponed} save{'s' if num_postponed > 1 else ''} put off until the one before was written: a "
+            "longer --every or a faster store saves more regularly"
         )
     return lines
 
 
-def describe_nothing_saved(saved: Sequence[Saved]) -> str:
+def describe_unsaved(saved: Sequence[CompletedSave]) -> str:
     """Return a line about the newest checkpoint of a run that was interrupted in the middle of a step."""
     newest = f"step {saved[-1].step}" if saved else "one of an earlier run, if there is one"
     return f"not saved at the interrupt: no end of a step was near on every rank; the newest checkpoint is {newest}"

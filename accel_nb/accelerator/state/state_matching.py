@@ -22,7 +22,7 @@ def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     return full
 
 
-def fit_state(
+def match_state(
     tree: Any, live: dict[str, Any], bundle: Bundle, registered: Sequence[Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the state to load, which is the live state where a part does not match, and a line for each mismatch."""
@@ -81,7 +81,7 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
     return fitting, problems
 
 
-def listed(url: str, problems: Sequence[str]) -> str:
+def format_mismatches(url: str, problems: Sequence[str]) -> str:
     """Return the error message that lists all mismatches."""
     remedy = "nothing was loaded; strict=False loads what fits"
     return "\n".join([f"{url} does not fit what is prepared ({remedy}):", *(f"  {problem}" for problem in problems)])

@@ -18,26 +18,26 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.state.run_observer import RunObserver
-from accel_nb.accelerator.state.save_report import Saved
-from accel_nb.accelerator.state.state_matching import fit_state, listed, with_tied
+from accel_nb.accelerator.state.save_report import CompletedSave
+from accel_nb.accelerator.state.state_matching import format_mismatches, match_state, with_tied
 from accel_nb.accelerator.tracking.tracked_run import TrackedRun
 from accel_nb.accelerator.training.stepper import Stepper
-from accel_nb.checkpoint.accelerate_format import ForeignState, is_foreign, read_foreign
-from accel_nb.checkpoint.background_save import Saver
-from accel_nb.checkpoint.encoding import FromMain, Slice
+from accel_nb.checkpoint.accelerate_format import AccelerateState, is_accelerate_folder, read_accelerate_folder
+from accel_nb.checkpoint.background_save import CheckpointSaver
+from accel_nb.checkpoint.encoding import FromRankZero, Slice
 from accel_nb.checkpoint.interval import SaveCost
-from accel_nb.checkpoint.layout import Region, step_name
-from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
-from accel_nb.checkpoint.manifest import Facts
-from accel_nb.checkpoint.save import Place, reserve
+from accel_nb.checkpoint.layout import Region, format_step_name
+from accel_nb.checkpoint.load import StoredCheckpoint, StoredTensor, materialize, open_checkpoint
+from accel_nb.checkpoint.manifest import CheckpointOrigin
+from accel_nb.checkpoint.save import ReservedFolder, reserve_folder
 from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.config import Resolved
-from accel_nb.data.loader import position_of, problem_with, resume_at
-from accel_nb.data.position import Position
+from accel_nb.data.loader import explain_no_resume, get_position, resume_loader
+from accel_nb.data.position import LoaderPosition
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import have_gradients
+from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.runtime.tensors.state_tree import map_state
@@ -55,7 +55,7 @@ class LoadReport:
     saved_world_size: int
     world_size: int
     notes: tuple[str, ...] = ()
-    positions: tuple[Position, ...] = ()
+    positions: tuple[LoaderPosition, ...] = ()
     """Where each loader goes on, in the order in which they were prepared."""
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class TrainingState:
         self._stepper = stepper
         self._resolved = resolved
         self._prepared = prepared
-        self._saver = Saver(comm, device)
+        self._saver = CheckpointSaver(comm, device)
         # The same for all checkpoints of a training, those after a resume included.
         self._run = uuid.uuid4().hex[:12]
         self._registered: list[Any] = []
@@ -105,7 +105,7 @@ class TrainingState:
         # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
         self._begun: tuple[int, str, float] | None = None
         # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
-        self._waiting: dict[int, tuple[Position, bool, Callable[[], object] | None]] = {}
+        self._waiting: dict[int, tuple[LoaderPosition, bool, Callable[[], object] | None]] = {}
 
     def register(self, objects: Sequence[Any]) -> None:
         """Save and load these objects too; raises `MisuseError` for one without the two methods that it takes."""
@@ -130,26 +130,26 @@ class TrainingState:
         if output_dir is not None:
             root, name = split_url(output_dir)
         elif options.dir is not None:
-            root, name, keep = options.dir, step_name(self._stepper.num_steps), options.total_limit
+            root, name, keep = options.dir, format_step_name(self._stepper.num_steps), options.total_limit
         else:
             raise MisuseError(f"save_state() needs a folder: {_NO_FOLDER}")
         started = time.monotonic()
         store = open_store(root)
         self.wait()
         # Hooks write into the checkpoint's own folder, which becomes complete with their files in it.
-        place: Place | None = None
+        place: ReservedFolder | None = None
         # A name of the user's own is written over, as in torch.save: a cell or a script is run again.
         may_replace = output_dir is not None
-        if self._save_hooks and store.renames:
-            place = reserve(store, name, self._run, self._comm, may_replace=may_replace)
+        if self._save_hooks and store.supports_rename:
+            place = reserve_folder(store, name, self._run, self._comm, may_replace=may_replace)
         try:
-            tree = self.collect(f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}")
+            tree = self.state_tree(f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}")
         except BaseException:
             if place is not None and self._comm.world.is_main:
                 store.discard(place.folder, ())
             raise
         url = self._saver.save(
-            store, name, tree, self._facts(), blocking=blocking, keep=keep, place=place, may_replace=may_replace
+            store, name, tree, self._facts(), blocking=blocking, keep=keep, reserved=place, may_replace=may_replace
         )
         self._begun = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
@@ -159,7 +159,7 @@ class TrainingState:
     @property
     def is_behind(self) -> bool:
         """Whether the save in the background is slower than one waits for."""
-        return self._saver.is_behind
+        return self._saver.is_slow
 
     def end_replay(self) -> None:
         """Hear that no more loops of finished epochs pass by."""
@@ -173,7 +173,7 @@ class TrainingState:
     def close(self, *, is_alone: bool) -> None:
         """Wait for the save in the background, and raise if it failed; alone, give it up if it takes longer."""
         if is_alone:
-            self._saver.leave()
+            self._saver.close_alone()
             return
         self._saver.close()
         self._tell_saved()
@@ -182,16 +182,16 @@ class TrainingState:
         begun, self._begun = self._begun, None
         if begun is not None:
             step, url, stall_s = begun
-            cost = SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))
-            self._observer.on_checkpoint_saved(Saved(step, url, cost))
+            cost = SaveCost(self._saver.num_bytes, stall_s, max(self._saver.last_duration_s, stall_s))
+            self._observer.on_checkpoint_saved(CompletedSave(step, url, cost))
 
-    def collect(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
+    def state_tree(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
         """Return the state tree, whose tensors are the live ones; hooks are given ``draft_url``, or else ``url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
-        if window.num_held and self._stepper.strategy.capabilities.hides_gradients:
+        if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
             raise CheckpointError(
                 f"{url} was not saved: strategy {self._stepper.strategy.name!r} cannot store the gradients of an "
-                f"accumulation window that is open ({window.num_held} of {window.size} batches); save after a step"
+                f"accumulation window that is open ({window.num_pending} of {window.size} batches); save after a step"
             )
         state = self._stepper.strategy.read_state(bundle, copied=False)
         weights = state["models"]
@@ -203,14 +203,14 @@ class TrainingState:
             "schedulers": state["schedulers"],
             "precision": state["precision"],
             "rng": self._random_state(),
-            "progress": {"step": self._stepper.num_steps, "held": window.num_held, "accumulate": window.size},
-            "gradients": self._gradients() if window.num_held else None,
+            "progress": {"step": self._stepper.num_steps, "held": window.num_pending, "accumulate": window.size},
+            "gradients": self._gradients() if window.num_pending else None,
             "registered": [item.state_dict() for item in self._registered],
-            "data": [position_of(loader).to_json() for loader in self.loaders()],
+            "data": [get_position(loader).to_json() for loader in self.loaders()],
             "tracked": self._tracked.state(),
         }
 
-    def adopt(self, loader: DataLoader[Any]) -> None:
+    def resume_loader(self, loader: DataLoader[Any]) -> None:
         """Hear of a loader that was just prepared: one that the loaded checkpoint knows goes on from there."""
         if not self._waiting:
             return
@@ -218,12 +218,14 @@ class TrainingState:
         position, passes, on_resume = self._waiting.pop(number, (None, False, None))
         if position is None:
             return
-        problem = problem_with(loader, position)
+        problem = explain_no_resume(loader, position)
         if problem is not None:
             raise CheckpointError(problem)
-        resume_at(loader, position, passes=passes, on_resume=on_resume)
+        resume_loader(loader, position, passes=passes, on_resume=on_resume)
 
-    def load(self, input_dir: str | os.PathLike[str] | None, *, strict: bool, passes: bool = False) -> LoadReport:
+    def load(
+        self, input_dir: str | os.PathLike[str] | None, *, strict: bool, skips_finished: bool = False
+    ) -> LoadReport:
         """Put a checkpoint back; see `Accelerator.load_state`.
 
         With ``passes`` loaders pass the epochs that are over empty, and random numbers are put back once more when the
@@ -236,13 +238,13 @@ class TrainingState:
         try:
             checkpoint = open_checkpoint(where, self._comm)
         except NoCheckpoint as error:
-            if is_foreign(where):
+            if is_accelerate_folder(where):
                 raise NoCheckpoint(f"{error}; a folder of accelerate is read by {_FOREIGN}") from None
             raise
         tree: dict[str, Any] = {}
         problem: str | None = None
         try:
-            tree = checkpoint.tree()
+            tree = checkpoint.read_tree()
         except CheckpointError as error:
             problem = str(error)
         self._agree(problem)
@@ -251,43 +253,43 @@ class TrainingState:
             hook(models, checkpoint.url)
         bundle = replace(self._stepper.bundle, models=tuple(models))
         live = self._stepper.strategy.read_state(bundle, copied=False)
-        state, problems = fit_state(tree, live, bundle, self._registered)
-        positions = [Position.from_json(values) for values in tree.get("data", [])]
+        state, problems = match_state(tree, live, bundle, self._registered)
+        positions = [LoaderPosition.from_json(values) for values in tree.get("data", [])]
         self._waiting.clear()
-        self._agree(listed(checkpoint.url, problems) if problems and strict else None)
-        self._agree(self._resume_loaders(positions, passes, tree, checkpoint))
-        notes = [f"passed over: {reason}" for reason in checkpoint.passed_over] + problems
+        self._agree(format_mismatches(checkpoint.url, problems) if problems and strict else None)
+        self._agree(self._resume_loaders(positions, skips_finished, tree, checkpoint))
+        notes = [f"passed over: {reason}" for reason in checkpoint.skipped] + problems
         if not tree["precision"] and live["precision"]:
             state["precision"] = live["precision"]
             notes.append("the loss scale starts anew: the checkpoint was saved without fp16")
         strategy = self._stepper.strategy
-        strategy.write_state(bundle, state if strategy.capabilities.shards_params else materialise(state))
+        strategy.write_state(bundle, state if strategy.capabilities.shards_params else materialize(state))
         for item, values in zip(self._registered, tree["registered"], strict=False):
-            item.load_state_dict(_owned(materialise(values)))
+            item.load_state_dict(_owned(materialize(values)))
         notes += self._restore_window(tree, checkpoint)
         notes += self._restore_random(tree, checkpoint)
-        self._run = checkpoint.manifest.facts.run
+        self._run = checkpoint.manifest.origin.run
         notes += self._tracked.restore(tree.get("tracked"), tree["progress"]["step"])
         self._observer.on_checkpoint_loaded(tree["progress"]["step"])
         report = LoadReport(
             checkpoint.url,
             tree["progress"]["step"],
-            checkpoint.manifest.facts.world_size,
+            checkpoint.manifest.origin.world_size,
             self._comm.world.size,
             tuple(notes),
             tuple(positions),
         )
-        if self._comm.world.is_main and checkpoint.passed_over:
+        if self._comm.world.is_main and checkpoint.skipped:
             warnings.warn(str(report), stacklevel=3)
         return report
 
     def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
         """Put a folder of ``accelerate`` in; see `Accelerator.load_state`."""
         self.wait()
-        found = ForeignState(os.fspath(folder))
+        found = AccelerateState(os.fspath(folder))
         problem: str | None = None
         try:
-            found = read_foreign(folder)
+            found = read_accelerate_folder(folder)
         except CheckpointError as error:
             problem = str(error)
         self._agree(problem)
@@ -304,9 +306,9 @@ class TrainingState:
             "registered": found.registered,
             "precision": found.precision,
         }
-        state, problems = fit_state(tree, live, bundle, self._registered)
-        self._agree(listed(found.url, problems) if problems and strict else None)
-        notes = [*problems, *found.left_alone]
+        state, problems = match_state(tree, live, bundle, self._registered)
+        self._agree(format_mismatches(found.url, problems) if problems and strict else None)
+        notes = [*problems, *found.unread]
         if not found.precision and live["precision"]:
             state["precision"] = live["precision"]
             notes.append("the loss scale starts anew: it was saved without fp16")
@@ -333,7 +335,7 @@ class TrainingState:
         return [item for item in self._prepared() if isinstance(item, DataLoader)]
 
     def _resume_loaders(
-        self, positions: list[Position], passes: bool, tree: dict[str, Any], checkpoint: Checkpoint
+        self, positions: list[LoaderPosition], passes: bool, tree: dict[str, Any], checkpoint: StoredCheckpoint
     ) -> str | None:
         """Let the loaders go on; those that are prepared later will when they are. Returns what does not fit."""
         restored = False
@@ -348,12 +350,12 @@ class TrainingState:
         loaders = self.loaders()
         known = list(zip(loaders, positions, strict=False))
         for loader, position in known:
-            problem = problem_with(loader, position)
+            problem = explain_no_resume(loader, position)
             if problem is not None:
                 return f"{checkpoint.url}: {problem}"
         for loader, position in known:
-            resume_at(loader, position, passes=passes, on_resume=on_resume)
-        self._stepper.is_replaying = passes and any(position.epochs for position in positions)
+            resume_loader(loader, position, passes=passes, on_resume=on_resume)
+        self._stepper.is_replaying = passes and any(position.num_epochs for position in positions)
         self._waiting = {
             number: (position, passes, on_resume) for number, position in enumerate(positions) if number >= len(loaders)
         }
@@ -365,8 +367,8 @@ class TrainingState:
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}" if rank else text)
 
-    def _facts(self) -> Facts:
-        return Facts(
+    def _facts(self) -> CheckpointOrigin:
+        return CheckpointOrigin(
             run=self._run,
             step=self._stepper.num_steps,
             world_size=self._comm.world.size,
@@ -390,19 +392,19 @@ class TrainingState:
             name: Slice(value[None], (rank, *(0 for _ in value.shape)), (size, *value.shape))
             for name, value in states.items()
         }
-        return {"seed": seed, "states": rows, "apart": self._stepper.has_diverged}
+        return {"seed": seed, "states": rows, "apart": self._stepper.has_rank_rng}
 
-    def _restore_random(self, tree: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
+    def _restore_random(self, tree: dict[str, Any], checkpoint: StoredCheckpoint) -> list[str]:
         rank, size = self._comm.world.rank, self._comm.world.size
         saved: dict[str, StoredTensor] = tree["rng"]["states"]
-        before = checkpoint.manifest.facts.world_size
+        before = checkpoint.manifest.origin.world_size
         row = rank if before == size else 0
         rng.restore({name: _row(value, row).clone() for name, value in saved.items()}, self._device)
-        self._stepper.has_diverged = tree["rng"]["apart"]
-        if before == size or size == 1 or not self._stepper.has_diverged:
+        self._stepper.has_rank_rng = tree["rng"]["apart"]
+        if before == size or size == 1 or not self._stepper.has_rank_rng:
             return []
         if rank > 0:
-            rng.set_seed(rng.derive(tree["rng"]["seed"], "step", tree["progress"]["step"], "rank", rank))
+            rng.set_seed(rng.derive_seed(tree["rng"]["seed"], "step", tree["progress"]["step"], "rank", rank))
         return [
             f"random numbers of ranks above 0 are derived anew from (seed, step, rank): {before} saved, {size} load"
         ]
@@ -421,22 +423,22 @@ class TrainingState:
             for name, value in model.named_parameters()
             if value.requires_grad
         ]
-        anywhere = have_gradients(self._comm, [value for _, _, value in parameters])
+        anywhere = any_rank_has_gradient(self._comm, [value for _, _, value in parameters])
         found: list[dict[str, Slice]] = [{} for _ in self._stepper.bundle.models]
         for (index, name, value), is_there in zip(parameters, anywhere, strict=True):
             if not is_there:
                 continue
-            held = sharded.local(value)
-            gradient = torch.zeros_like(held) if value.grad is None else sharded.local(value.grad)
+            held = sharded.local_part(value)
+            gradient = torch.zeros_like(held) if value.grad is None else sharded.local_part(value.grad)
             if sharded.is_sharded(value):  # of the mean over ranks, which is one row, each holds a part
-                start, num_rows, place = sharded.start_of(value), 1, 0
+                start, num_rows, place = sharded.first_row(value), 1, 0
             else:
                 start, num_rows, place = 0, size, rank
             offsets = (place, start, *(0 for _ in value.shape[1:])) if value.dim() else (place,)
             found[index][name] = Slice(gradient.detach()[None], offsets, (num_rows, *value.shape))
         return found
 
-    def _restore_window(self, tree: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
+    def _restore_window(self, tree: dict[str, Any], checkpoint: StoredCheckpoint) -> list[str]:
         window, progress = self._stepper.window, tree["progress"]
         self._stepper.strategy.drop_gradients(self._stepper.bundle)
         held, notes = progress["held"], []
@@ -467,7 +469,7 @@ class TrainingState:
             num_rows = saved[name].shape[0]
             if sharded.is_sharded(value):
                 gradient = sharded.own_part(value, saved[name].read().mean(0))
-                value.grad = sharded.like(value, gradient.to(value.device, value.dtype))
+                value.grad = sharded.shard_like(value, gradient.to(value.device, value.dtype))
                 continue
             if num_rows == size:
                 gradient = _row(saved[name], rank).clone()
@@ -507,7 +509,7 @@ def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {
-            name: FromMain(value) if name in buffers and isinstance(value, Tensor) else value
+            name: FromRankZero(value) if name in buffers and isinstance(value, Tensor) else value
             for name, value in values.items()
         },
         "versions": {prefix: dict(facts) for prefix, facts in getattr(values, "_metadata", {}).items()},

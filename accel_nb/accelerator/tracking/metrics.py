@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.data.order import Share
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -29,7 +29,7 @@ class RowHistory:
         # By call site: samples and rows of the batch before, and whether all full batches had that number of rows.
         self._last: dict[Any, tuple[int, int, bool]] = {}
 
-    def num_kept(self, site: Any, num_rows: int, share: Share) -> int | None:
+    def num_kept(self, site: Any, num_rows: int, share: BatchShare) -> int | None:
         """Return how many of the first rows belong to samples that count; None where that cannot be determined.
 
         ``site`` identifies the call site and the tensor in it. Rows of one sample must be adjacent.
@@ -51,22 +51,22 @@ class RowHistory:
         return None if num_rows % num_samples else num_rows // num_samples * share.num_valid
 
 
-class WholeReading:
+class UndividedBatch:
     """Records whether the batch that was delivered last is undivided, so that every rank has all of its samples."""
 
     def __init__(self) -> None:
         self._iterator: weakref.ref[Any] | None = None
-        self._share: Share | None = None
+        self._share: BatchShare | None = None
         # The number of samples of the batch; None where they cannot be counted.
         self.num_samples: int | None = None
 
-    def take(self, iterator: Any, share: Share | None, num_samples: int | None) -> None:
+    def record(self, iterator: Any, share: BatchShare | None, num_samples: int | None) -> None:
         """Record an undivided batch that ``iterator`` delivers while ``share`` is the latest share; None at its end."""
         self._iterator = None if iterator is None else weakref.ref(iterator)
         self._share = share
         self.num_samples = num_samples
 
-    def lasts(self, share: Share | None) -> bool:
+    def is_current(self, share: BatchShare | None) -> bool:
         """Whether the recorded batch is still the latest one, and its iterator exists."""
         return self._iterator is not None and self._iterator() is not None and self._share is share
 
@@ -75,7 +75,7 @@ def gather_for_metrics(
     nested: Any,
     comm: Communicator,
     collectives: Collectives,
-    share: Share | None,
+    share: BatchShare | None,
     owners: Sequence[int],
     history: RowHistory,
     site: Any,
@@ -122,7 +122,7 @@ def gather_for_metrics(
 
 def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any) -> Any:
     """Return values computed from an undivided batch, without padded rows; see `RowHistory`."""
-    cut = _Cut(Share(num_samples, num_samples, False, False), history, site)
+    cut = _Cut(BatchShare(num_samples, num_samples, False, False), history, site)
     return map_leaves(
         lambda leaf: cut.valid(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf,
         nested,
@@ -133,7 +133,7 @@ def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any
 class _Cut:
     """Selects, from the parts of one value in their order, the rows of samples that count."""
 
-    def __init__(self, share: Share | None, history: RowHistory, site: Any) -> None:
+    def __init__(self, share: BatchShare | None, history: RowHistory, site: Any) -> None:
         self.problem: str | None = None
         self._share = share
         self._history = history
@@ -180,7 +180,7 @@ def _raise_for(problem: str | None, ranks: list[int]) -> None:
         raise MisuseError(f"gather_for_metrics failed on rank {ranks[0]}; see the error of that rank")
 
 
-def _problem(num_rows: int, share: Share) -> str:
+def _problem(num_rows: int, share: BatchShare) -> str:
     return (
         f"gather_for_metrics got {num_rows} rows from a batch of {share.num_samples} samples, the last "
         f"{share.num_repeated} of which even_batches has repeated: which rows belong to these is unknown. Gather the "

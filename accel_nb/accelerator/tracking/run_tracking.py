@@ -10,16 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from accel_nb.accelerator.options.plugins import ProjectConfiguration
-from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.process_state import ProcessView
 from accel_nb.accelerator.tracking.tracked_run import TrackedRun
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
-from accel_nb.telemetry.events import MetricLogged, Sink
+from accel_nb.telemetry.events import EventSink, MetricLogged
 from accel_nb.telemetry.trackers import (
     CLOSE_PATIENCE_S,
     GeneralTracker,
     NoTracker,
-    TrackerFeed,
+    TrackerThread,
     chosen_trackers,
     pictures,
 )
@@ -27,10 +27,10 @@ from accel_nb.telemetry.trackers import (
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
-class Tracked(Placed):
+class TrackingMixin(ProcessView):
     """The methods of an accelerator that log values and control trackers."""
 
-    _sink: Sink
+    _sink: EventSink
     _stepper: Stepper
     _project: ProjectConfiguration
     _tracker_choice: tuple[str | GeneralTracker, ...]
@@ -77,7 +77,7 @@ class Tracked(Placed):
         if self._tracked.feed is not None:
             raise MisuseError("init_trackers: a run is being tracked already; end it with end_training()")
         trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
-        self._tracked.start(project_name, TrackerFeed(trackers, config) if trackers else None)
+        self._tracked.start(project_name, TrackerThread(trackers, config) if trackers else None)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with ``unwrap`` the backend's own object, for functions of that backend only.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.telemetry.trackers import TrackerFeed
+from accel_nb.telemetry.trackers import TrackerThread
 
 _MAX_RUN_ID = 256
 
@@ -41,7 +41,7 @@ class TrackedRun:
     """
 
     def __init__(self, comm: Communicator, num_steps: Callable[[], int], *, has_trackers: bool) -> None:
-        self.feed: TrackerFeed | None = None
+        self.feed: TrackerThread | None = None
         """The thread that writes to the trackers; None while no run is open, and on other ranks."""
         self._comm = comm
         self._num_steps = num_steps
@@ -49,13 +49,13 @@ class TrackedRun:
         self._project = ""
         self._saved: SavedRun | None = None
 
-    def start(self, project: str, feed: TrackerFeed | None) -> None:
+    def start(self, project: str, feed: TrackerThread | None) -> None:
         """Open a run; it continues the run of a loaded checkpoint if that has the same project."""
         self._project, self.feed = project, feed
         if self._saved is not None:
             self._resume(self._saved)
 
-    def end(self) -> TrackerFeed | None:
+    def end(self) -> TrackerThread | None:
         """Forget the open run and return its thread, which the caller closes."""
         if self.feed is None:
             return None

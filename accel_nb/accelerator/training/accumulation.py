@@ -11,10 +11,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 from accel_nb.config.sections import AccumulationOptions
-from accel_nb.data.loader import Share
+from accel_nb.data.loader import BatchShare
 
 
-class Window:
+class AccumulationWindow:
     """Counts micro-batches by backward passes and calls of step; of loaders it gets the `Share` of each batch only."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Window:
     ) -> None:
         self.number = 0
         self._num_ended = 0
-        self.share: Share | None = None
+        self.share: BatchShare | None = None
         # Whether a backward pass has run since the latest share was set.
         self._has_passed = False
         # Batches of several loaders were read before one backward pass, divided in different proportions.
@@ -39,11 +39,11 @@ class Window:
         # Whether the current micro-batch closes the window.
         self.closes = True
         # Whether the micro-batch that began last closes the window: `Accelerator.sync_gradients`.
-        self.synchronises = True
+        self.syncs_gradients = True
         # Whether a backward pass has run in the current micro-batch.
         self.has_backward = False
         # Whether a backward pass has run in the window.
-        self.is_dirty = False
+        self.has_gradients = False
         self._size = 1
         self._world_size = world_size
         self._on_sync = on_sync
@@ -75,7 +75,7 @@ class Window:
         self._decide()
 
     @property
-    def averages(self) -> bool:
+    def averages_gradients(self) -> bool:
         """Whether the current micro-batch's backward pass averages gradients over ranks."""
         return self.closes or self._options.sync_each_batch
 
@@ -85,7 +85,7 @@ class Window:
         return self._in_block
 
     @property
-    def is_out_of_step(self) -> bool:
+    def accumulates_in_script(self) -> bool:
         """Whether the script has summed up several batches before this step, and fewer than a window has.
 
         Or it has read more batches ahead than it has trained on, so that backward passes cannot be matched to batches.
@@ -93,7 +93,7 @@ class Window:
         return self._num_taken > 1 and self._num_passes > 1 and not (self.closes and self._num_passed)
 
     @property
-    def num_held(self) -> int:
+    def num_pending(self) -> int:
         """How many micro-batches of this window are done; a block counts after its first backward pass."""
         if self._in_block and self.has_backward:
             return 0 if self.closes else self._num_held + 1
@@ -104,14 +104,14 @@ class Window:
         """How many micro-batches have been trained on: stepped, or with gradients in the window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
-    def resume(self, num_held: int) -> None:
+    def resume(self, num_pending: int) -> None:
         """Continue a window of which ``num_held`` micro-batches are done; 0 begins a new one."""
-        self._num_held = num_held
+        self._num_held = num_pending
         self.has_backward = False
-        self.is_dirty = num_held > 0
+        self.has_gradients = num_pending > 0
         self._decide()
 
-    def take_share(self, share: Share | None) -> None:
+    def set_share(self, share: BatchShare | None) -> None:
         """Set which share of its global batch the next micro-batch is; None when a loader's iteration has ended."""
         if share is not None and self.share is not None and not self._has_passed:
             before = self.share
@@ -131,20 +131,20 @@ class Window:
             self._num_taken = 0 if share is None else self._num_taken + 1
             self._decide()
 
-    def note_backward(self) -> None:
+    def record_backward(self) -> None:
         """Record a backward pass."""
         self._has_passed = True
         self._num_passes += 1
         self.has_backward = True
-        self.is_dirty = True
+        self.has_gradients = True
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Discard the micro-batches of the window, which will not be stepped: the next one begins a new window."""
-        self.has_backward = self.is_dirty = False
+        self.has_backward = self.has_gradients = False
         self._num_held = 0
         self._decide()
 
-    def moment(self) -> tuple[bool, int, float]:
+    def step_decision(self) -> tuple[bool, int, float]:
         """Return whether the window closes, its number, and the factor for its gradients, for clipping and stepping.
 
         The factor turns the gradients of a short window into the mean over its own micro-batches.
@@ -153,27 +153,27 @@ class Window:
             return self.closes, self.number, self._size / (self._num_held + 1)
         return self._last_decision  # another optimizer after the same backward pass
 
-    def attempt(self) -> tuple[bool, int, float]:
+    def begin_step(self) -> tuple[bool, int, float]:
         """End the micro-batch, since an optimizer is about to step, and return its `step_decision`."""
         if self._size == 1 and not self._in_block:  # every micro-batch is a window
             number = self.number
             self._last_decision = decision = (True, number, 1.0)
-            self.synchronises = True
-            self.has_backward = self.is_dirty = self._is_last = False
+            self.syncs_gradients = True
+            self.has_backward = self.has_gradients = self._is_last = False
             self.number = number + 1
             self._num_ended += 1
             return decision
-        decision = self.moment()
+        decision = self.step_decision()
         if self.has_backward and not self._in_block:
             self._last_decision = decision
-            self.synchronises = decision[0]
+            self.syncs_gradients = decision[0]
             self._end_micro_batch()
         return decision
 
     def __enter__(self) -> None:
         """Begin a micro-batch that ends with the block."""
         self._decide()
-        self.synchronises = self.closes
+        self.syncs_gradients = self.closes
         self._in_block = True
         self.has_backward = False
 
@@ -196,7 +196,7 @@ class Window:
         if self.closes or is_dropped:
             self.number += 1
             self._num_held = 0
-            self.is_dirty = False
+            self.has_gradients = False
             if is_dropped:
                 self._on_drop()
         else:
@@ -207,7 +207,7 @@ class Window:
         closes = self._num_held + 1 >= self._size or (self._is_last and self._options.tail == "step")
         if closes != self.closes:
             self.closes = closes
-            self._on_sync(self.averages)
+            self._on_sync(self.averages_gradients)
 
     def _weigh(self) -> None:
         share, world_size = self.share, self._world_size

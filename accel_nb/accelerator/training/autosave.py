@@ -69,32 +69,34 @@ class Autosave:
         """Discard the requests and results of the run before."""
         self._request = _NOTHING
         # Whether a loop has reached a boundary.
-        self.is_reached = False
+        self.has_reached_boundary = False
         # How many saves were postponed until the one before was written.
-        self.num_late = 0
+        self.num_postponed = 0
         # After which step the run was stopped, and the error if that step was not saved.
         self.stopped_step: int | None = None
         self.problem: str | None = None
 
-    def ask(self) -> None:
+    def request_save(self) -> None:
         """Request a save at a boundary soon, on every rank. Any rank may call, also in a signal handler."""
         self._request = max(self._request, _SAVE)
 
-    def ask_to_stop(self) -> bool:
+    def request_stop(self) -> bool:
         """Request a save and stop at a boundary soon, on every rank; return False if none is near. Thread-safe."""
         self._request = _STOP
-        return self.is_reached and self._clock() - self._reached_at <= max(_NEAR_S, _NEAR_STEPS * self._step_s)
+        return self.has_reached_boundary and self._clock() - self._reached_at <= max(
+            _NEAR_S, _NEAR_STEPS * self._step_s
+        )
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Continue counting from a loaded checkpoint's step."""
         self._step = self._saved_step = self._exchanged_step = step
         self._due_step = self._due_after(step)
         self._next_exchange = step + 1
         self._reached_at = self._saved_at = self._exchanged_at = self._clock()
 
-    def boundary(self) -> None:
+    def on_batch_end(self) -> None:
         """Handle that a loop has finished a batch; raises KeyboardInterrupt, on every rank, to stop the run."""
-        self.is_reached = True
+        self.has_reached_boundary = True
         step = self._num_steps()
         if step == self._step:  # inside of an accumulation window, or nothing has been trained
             return
@@ -110,7 +112,7 @@ class Autosave:
         if not is_due and request == _NOTHING:
             return
         if is_behind:
-            self.num_late += 1
+            self.num_postponed += 1
             self._due_step = self._next_exchange
         else:
             self.save_now(step)

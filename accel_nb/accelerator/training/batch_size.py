@@ -15,7 +15,7 @@ from accel_nb.accelerator.process.memory_release import free_cached_memory, is_o
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import TorchComm
 from accel_nb.runtime.distributed.current_world import current_world
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 
 logger = logging.getLogger(__name__)
 
@@ -167,26 +167,26 @@ class _Search:
 def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
     """Call a function on all ranks; return whether memory sufficed on all, the result, and the ranks where not."""
     world = current_world()
-    is_shared = world.size > 1 and Group.is_open()
+    is_shared = world.size > 1 and DefaultGroup.is_open()
     ran_out = False
     try:
         result = call()
         if is_shared:
-            TorchComm(world, Group.adopt(world)).barrier()  # fails if a rank has run out of memory
+            TorchComm(world, DefaultGroup.adopt(world)).barrier()  # fails if a rank has run out of memory
         return True, result, ""
     except Exception as error:
         ran_out = is_out_of_memory(error)
-        if not ran_out and not (is_shared and isinstance(error, RuntimeError) and Group.has_note(_OOM)):
+        if not ran_out and not (is_shared and isinstance(error, RuntimeError) and DefaultGroup.has_flag(_OOM)):
             raise
         if is_shared and ran_out:
-            Group.note(_OOM)
+            DefaultGroup.set_flag(_OOM)
         # Frees what the frames of the failed attempt reference.
         traceback.clear_frames(cast(Any, error.__traceback__))
     free_cached_memory()
     if not is_shared:
         return False, None, ""
-    group = Group.adopt(world)
-    group.renew()
+    group = DefaultGroup.adopt(world)
+    group.replace_default_group()
     flags = TorchComm(world, group).all_gather(torch.tensor(ran_out, dtype=torch.uint8))
     ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
     return False, None, f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
@@ -30,7 +30,7 @@ _EXPLICIT = (
 _IN_PLAIN_CELL = "Change parameters and gradients on every rank alike, and after loss.backward(), not in hooks"
 
 
-class FirstStep:
+class FirstStepCheck:
     """Checks one optimizer's first step; costs two passes over its parameters and one message between ranks.
 
     ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
@@ -58,7 +58,7 @@ class FirstStep:
         self._is_expected: Tensor | None = None
 
     @torch.no_grad()
-    def before(self) -> None:
+    def record(self) -> None:
         """Record the parameters, and which must change: those whose update is not below the precision of their dtype.
 
         Raises `MisuseError` for an optimizer of another copy of the model, and for an unplanned learning rate.
@@ -66,19 +66,19 @@ class FirstStep:
         self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
         self._check_owner([value for _, value in groups])
-        moving = [(group, value) for group, value in groups if _is_plain(local(value)) and value.grad is not None]
+        moving = [(group, value) for group, value in groups if _is_plain(local_part(value)) and value.grad is not None]
         self._parameters = [value for _, value in moving]
         if not moving:
             return
-        self._before = _checksums([local(value) for value in self._parameters])
+        self._before = _checksums([local_part(value) for value in self._parameters])
         self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
 
     @torch.no_grad()
-    def after(self) -> None:
+    def verify(self) -> None:
         """Raise `MisuseError` for a parameter that should have changed and did not, or that differs between ranks."""
         if self._before is None or self._is_expected is None:
             return
-        after = _checksums([local(value) for value in self._parameters])
+        after = _checksums([local_part(value) for value in self._parameters])
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
@@ -135,12 +135,12 @@ class FirstStep:
 
 
 @torch.no_grad()
-def fingerprint(models: Iterable[nn.Module]) -> str:
+def replica_digest(models: Iterable[nn.Module]) -> str:
     """Return a digest of the first values of parameters; ranks whose replicas have diverged get different ones.
 
     At most 256 parameters are read, evenly spaced over the models.
     """
-    values = [value for model in models for value in map(local, model.parameters()) if _is_plain(value)]
+    values = [value for model in models for value in map(local_part, model.parameters()) if _is_plain(value)]
     spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
     rows = [value[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
     samples = [row[:_NUM_SAMPLES].to("cpu", torch.float64).numpy().tobytes() for row in rows]
@@ -181,7 +181,7 @@ def _checksum(bits: Tensor) -> Tensor:
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
     """Whether a plain gradient step would change the largest value of a parameter; smaller ones need less."""
-    grad, value = local(value.grad), local(value)
+    grad, value = local_part(value.grad), local_part(value)
     assert grad is not None, "only parameters with a gradient are checked"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
     threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()

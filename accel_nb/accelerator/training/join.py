@@ -16,18 +16,18 @@ from torch import Tensor
 
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_together
+from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_bucketed
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import filled_gradients
+from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
 from accel_nb.runtime.process import serialization
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.strategies.base import Bundle, multiply
+from accel_nb.strategies.base import Bundle, multiply_tensors
 
 _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would not answer; call it after the block"
 
 
 @contextmanager
-def joined(stepper: Stepper, comm: Communicator, collectives: Collectives) -> Iterator[None]:
+def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) -> Iterator[None]:
     """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
     if comm.world.size == 1:
         yield
@@ -38,12 +38,12 @@ def joined(stepper: Stepper, comm: Communicator, collectives: Collectives) -> It
     strategy, models = stepper.strategy, stepper.bundle.models
     stepper.keep_local(models, True)
     stepper.finish_gradients, stepper.is_joined = run.finish, True
-    collectives.refusal = _REFUSAL
+    collectives.blocked_reason = _REFUSAL
     try:
         yield
         run.follow_others()
     finally:
-        collectives.refusal = None
+        collectives.blocked_reason = None
         stepper.finish_gradients, stepper.is_joined = strategy.finish_gradients, False
         stepper.keep_local(models, False)
     run.synchronize(collectives)
@@ -55,7 +55,7 @@ class _UnevenRun:
     def __init__(self, stepper: Stepper, comm: Communicator) -> None:
         self._stepper = stepper
         self._comm = comm
-        self._proxies = list(stepper.gates.values())
+        self._proxies = list(stepper.optimizer_proxies.values())
         # By optimizer: the number of micro-batches in the gradients of this rank's last open window.
         self._num_rest = [0] * len(self._proxies)
         # The first rank of those that stepped last, and whether another had run out of data before.
@@ -74,8 +74,8 @@ class _UnevenRun:
     def follow_others(self) -> None:
         """Take part in the steps of other ranks, after this rank has run out of data, until no rank steps."""
         window = self._stepper.window
-        self._num_rest = [window.num_held if window.is_dirty else 0] * len(self._proxies)
-        window.abandon()
+        self._num_rest = [window.num_pending if window.has_gradients else 0] * len(self._proxies)
+        window.discard()
         while True:
             rows = self._exchange([0, 0, 0])
             stepping = [row[1] for row in rows if row[0]]
@@ -116,9 +116,9 @@ class _UnevenRun:
         """Replace the gradients of an optimizer by their mean over the micro-batches of all ranks."""
         total = sum(row[2] if row[0] else row[3 + index] for row in rows)
         parameters = self._parameters(index)
-        gradients = filled_gradients(self._comm, parameters)
-        all_reduce_together(self._comm, gradients)
-        multiply(gradients, self._stepper.window.size / total)
+        gradients = gradients_of_any_rank(self._comm, parameters)
+        all_reduce_bucketed(self._comm, gradients)
+        multiply_tensors(gradients, self._stepper.window.size / total)
 
     def _drop(self, index: int) -> None:
         self._num_rest[index] = 0

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_nb.data.loader import Share
+from accel_nb.data.loader import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World
@@ -22,7 +22,7 @@ _MEAN, _SUM = 1, 2  # the reduction of a loss, as autograd saves it
 _NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
 
 
-class Weighed(NamedTuple):
+class WeightedLoss(NamedTuple):
     """A loss that was divided by a total weight.
 
     Whether ranks must exchange the weights depends on all ranks' shares. It is decided once for each ``key``, so the
@@ -41,7 +41,7 @@ class Weighed(NamedTuple):
         return self.node._saved_total_weight if self.divisor is None else self.divisor.detach()
 
     @property
-    def is_needed(self) -> bool:
+    def needs_exchange(self) -> bool:
         """Whether the weight, by this rank's share, is something else than the number of samples.
 
         The weight of a mean cross entropy is the number of samples if each sample has one target, without class
@@ -57,7 +57,7 @@ class Weighed(NamedTuple):
         )
 
 
-Reading = Literal["mean", "sum"] | Weighed
+LossReduction = Literal["mean", "sum"] | WeightedLoss
 """How a loss is reduced: a mean or sum over samples, or a division by a total weight."""
 
 _MAX_SCALES = 4
@@ -82,20 +82,20 @@ class _Scale(NamedTuple):
         return self._replace(constant=constant, divided=divided, is_scaled=True)
 
 
-class LossReader:
+class LossClassifier:
     """Classifies losses by their autograd graph. Caches the kinds of node types, since it runs in every backward."""
 
     def __init__(self) -> None:
         self._kinds: dict[type, str] = {}
 
-    def read(self, loss: Tensor, num_samples: int) -> Reading:
+    def classify(self, loss: Tensor, num_samples: int) -> LossReduction:
         """Return how a rank's ``loss`` over ``num_samples`` samples is reduced; mean if that is not recognized.
 
         Several losses that are added up are a sum if each of them is.
         """
         return self._read(loss.grad_fn, _Scale(), num_samples)
 
-    def _read(self, node: Any, scale: _Scale, num_samples: int) -> Reading:
+    def _read(self, node: Any, scale: _Scale, num_samples: int) -> LossReduction:
         kind = self._kind(node)
         if kind == "other":
             return "mean"
@@ -121,7 +121,7 @@ class LossReader:
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
-            return Weighed(_nll_key(node, num_samples), node, num_samples)
+            return WeightedLoss(_nll_key(node, num_samples), node, num_samples)
         if kind == "sum":
             # A sum over samples has the same number of terms for each sample; a sum of a few losses has not. Nor is a
             # sum over a parameter, as in weight regularization, a sum over samples.
@@ -131,7 +131,7 @@ class LossReader:
             is_sum = kind in ("nll", "reduced") and node._saved_reduction == _SUM
             num_terms = node._saved_target.numel() if is_sum and scale.is_scaled else num_samples
         if scale.divisor is not None:
-            return Weighed(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
+            return WeightedLoss(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
         if not is_sum:
             return "mean"
         # A sum divided by this rank's own count, and not by a constant of the whole batch, is a mean.
@@ -202,23 +202,23 @@ class WindowWeights:
         self._world = world
         self._comm = comm
         # Whether the losses of the current window have weights.
-        self.is_on = False
+        self.is_weighted = False
         self._sum: Tensor | None = None
         self._scale: Tensor | None = None
         self._finished: tuple[int, Tensor] | None = None
 
-    def switch(self, is_on: bool, *, is_new: bool) -> None:
+    def set_weighted(self, is_weighted: bool, *, is_new: bool) -> None:
         """Record whether a loss has a weight; raises `MisuseError` if other losses of its window differ."""
-        if not is_new and self.is_on != is_on:
+        if not is_new and self.is_weighted != is_weighted:
             raise MisuseError(
                 "backward was called with and without weight in one accumulation window; give every loss of a window "
                 "its weight, or none"
             )
-        self.is_on = is_on
+        self.is_weighted = is_weighted
 
-    def add(self, loss: Tensor, weight: float | Tensor, share: Share | None, *, is_new: bool) -> Tensor:
+    def add(self, loss: Tensor, weight: float | Tensor, share: BatchShare | None, *, is_new: bool) -> Tensor:
         """Return the scaled loss to call backward on; the first call of all exchanges the ranks' weights."""
-        self.switch(True, is_new=is_new)
+        self.set_weighted(True, is_new=is_new)
         own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
         if share is not None and not share.num_samples:  # a filler sample of an empty share
             own, loss = own * 0, loss * 0
@@ -229,7 +229,7 @@ class WindowWeights:
 
     def factor(self, number: int, otherwise: float) -> float | Tensor:
         """Return the factor for the gradients of window ``number``; every rank must call for each window."""
-        if not self.is_on or self._sum is None or self._scale is None:
+        if not self.is_weighted or self._sum is None or self._scale is None:
             return otherwise
         if self._finished is None or self._finished[0] != number:
             total = self._comm.all_reduce(self._sum.clone()).clamp(min=_TINY)

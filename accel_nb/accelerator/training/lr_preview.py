@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim import lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 
-from accel_nb.accelerator.training.pure_function import follows_from_arguments
+from accel_nb.accelerator.training.pure_function import is_pure
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.runtime.tensors.instance_patching import innermost_class
-from accel_nb.telemetry.events import RatePlanned, Sink
+from accel_nb.telemetry.events import EventSink, RatePlanned
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class RatePlanner:
     That is clear at the first call after exactly one step, or after one epoch; otherwise at the second call.
     """
 
-    def __init__(self, sink: Sink, rank: int, stepper: Stepper, epoch_lengths: Callable[[], Iterable[int]]) -> None:
+    def __init__(
+        self, sink: EventSink, rank: int, stepper: Stepper, epoch_lengths: Callable[[], Iterable[int]]
+    ) -> None:
         """``epoch_lengths`` returns how many batches each prepared loader has."""
         self._epoch_lengths = epoch_lengths
         self._sink = sink
@@ -68,7 +70,7 @@ class RatePlanner:
         self._seen_step = self._stepper.meter.step
         self._num_calls = 0
 
-    def hear(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
+    def on_step(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
         """Report the future rates of a schedule that is about to advance by ``stride``, if they can be computed.
 
         ``is_plain`` says that the schedule's step got no arguments, such as an epoch.
@@ -151,7 +153,7 @@ def _is_determined(scheduler: LRScheduler) -> bool:
         return all(map(_is_determined, vars(scheduler)["_schedulers"]))
     functions = [*vars(scheduler).get("lr_lambdas", ()), vars(scheduler).get("_scale_fn_custom")]
     is_known = kind in (*_DIRECT, *_ITERATIVE)
-    return is_known and all(item is None or follows_from_arguments(item) for item in functions)
+    return is_known and all(item is None or is_pure(item) for item in functions)
 
 
 def _is_direct(scheduler: LRScheduler) -> bool:

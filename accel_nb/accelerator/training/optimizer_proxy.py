@@ -18,45 +18,45 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.instance_patching import plain_class, restore, specialise
+from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class, unpatch_instance
 from accel_nb.strategies.base import Bundle
 
 
-class Stepping(Protocol):
+class StepHandler(Protocol):
     """Decides for an `OptimizerProxy` whether and how its optimizer steps."""
 
     is_replaying: bool
 
-    def step(self, proxy: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
+    def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step the optimizer of a proxy where the accumulation window closes."""
         ...
 
-    def may_zero(self, proxy: OptimizerGate) -> bool:
+    def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Whether the optimizer may clear its gradients now."""
         ...
 
-    def note_zero(self, proxy: OptimizerGate) -> None:
+    def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
         """Handle that the optimizer has cleared its gradients."""
         ...
 
 
-class OptimizerGate:
+class OptimizerProxy:
     """Intercepts ``step`` and ``zero_grad`` of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, stepping: Stepping) -> None:
+    def __init__(self, optimizer: Optimizer, stepping: StepHandler) -> None:
         self.optimizer = optimizer
-        self.num_attempts = 0
-        self.num_ran = 0
+        self.num_step_calls = 0
+        self.num_steps_run = 0
         # Numbers of the last window whose gradients were finished, and of the last one in which the optimizer stepped.
-        self.finished_in = -1
-        self.stepped_in = -1
+        self.finished_window = -1
+        self.stepped_window = -1
         # The argument for calls of the strategy: the prepared models and this optimizer alone.
         self.bundle = Bundle((), (optimizer,))
         # Parameters that belong to no prepared module (group, index, parameter); how many groups were searched.
-        self.strays: Sequence[tuple[int, int, Tensor]] = ()
-        self.num_checked = -1
+        self.unaveraged: Sequence[tuple[int, int, Tensor]] = ()
+        self.num_groups_checked = -1
         # The first step is still to be checked.
-        self.is_unproven = True
+        self.needs_check = True
         self._stepping = stepping
         self._is_stepping = False
         self._closure: Callable[[], Any] | None = None
@@ -72,7 +72,7 @@ class OptimizerGate:
         return self._stepping.is_replaying
 
     @property
-    def is_open(self) -> bool:
+    def is_stepping(self) -> bool:
         """Whether a step of the optimizer, or of what a strategy steps in its place, is running."""
         return self._is_stepping
 
@@ -94,7 +94,7 @@ class OptimizerGate:
         finally:
             self._is_stepping = False
 
-    def step_plainly(self) -> bool:
+    def step_directly(self) -> bool:
         """Call the optimizer's original step; return True, since it ran."""
         optimizer: Any = self.optimizer
         optimizer._opt_called = True  # read by schedulers for the warning about the order of calls
@@ -105,22 +105,22 @@ class OptimizerGate:
             self._is_stepping = False
         return True
 
-    def release(self) -> None:
+    def restore(self) -> None:
         """Restore the optimizer's original methods."""
         for name in self._saved:
             self._restore(name)
 
-    def hold_zero_grad(self, is_held: bool) -> None:
+    def defer_zero_grad(self, is_deferred: bool) -> None:
         """Intercept ``zero_grad``, or stop: for windows of several micro-batches, and for hidden gradients."""
         optimizer: Any = self.optimizer
-        if not is_held:
+        if not is_deferred:
             self._restore("zero_grad")
             return
 
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            if self._stepping.may_zero(self):
+            if self._stepping.may_zero_grad(self):
                 self._zero_grad(*args, **kwargs)
-                self._stepping.note_zero(self)
+                self._stepping.handle_zero_grad(self)
 
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
 
@@ -142,18 +142,18 @@ class OptimizerGate:
             setattr(self.optimizer, name, self._saved[name])
 
 
-class Hearing(Protocol):
+class ScheduleObserver(Protocol):
     """Is called before a schedule's steps while ``is_waiting``."""
 
     is_waiting: bool
 
-    def hear(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
+    def on_step(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
         """Handle that a schedule is about to advance by ``stride``; ``is_plain``: its step got no arguments."""
         ...
 
 
-def gate_scheduler(
-    scheduler: LRScheduler, proxy: OptimizerGate, stride: int = 1, observer: Hearing | None = None
+def wrap_scheduler(
+    scheduler: LRScheduler, proxy: OptimizerProxy, stride: int = 1, observer: ScheduleObserver | None = None
 ) -> LRScheduler:
     """Make ``scheduler.step`` do nothing if the optimizer's step was called since the last call and did not run.
 
@@ -162,24 +162,24 @@ def gate_scheduler(
     ``stride``, at most to its end.
     """
     own_step = type(scheduler).step
-    seen_attempts, seen_ran = proxy.num_attempts, proxy.num_ran
+    seen_attempts, seen_ran = proxy.num_step_calls, proxy.num_steps_run
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         nonlocal seen_attempts, seen_ran
-        is_held = proxy.num_attempts > seen_attempts and proxy.num_ran == seen_ran
-        seen_attempts, seen_ran = proxy.num_attempts, proxy.num_ran
+        is_held = proxy.num_step_calls > seen_attempts and proxy.num_steps_run == seen_ran
+        seen_attempts, seen_ran = proxy.num_step_calls, proxy.num_steps_run
         if is_held or proxy.is_replaying:
             return None
         if observer is not None and observer.is_waiting:
-            observer.hear(self, stride, not args and not kwargs)
+            observer.on_step(self, stride, not args and not kwargs)
         if stride > 1:
             _advance(self, own_step, stride - 1)
         return own_step(self, *args, **kwargs)
 
-    return specialise(scheduler, {"step": step}, plain_class(scheduler))
+    return patch_instance(scheduler, {"step": step}, plain_class(scheduler))
 
 
-def share_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
+def average_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
     """Make ``scheduler.step`` use the mean of all ranks' metrics; every rank must call it.
 
     A loss that a loop has summed up is that of the rank's share. Without the mean, ranks would lower the learning rate
@@ -191,7 +191,7 @@ def share_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
         measured = torch.tensor([float(metrics)], dtype=torch.float64, device=comm.world.device)
         own_step(self, comm.all_reduce(measured, "mean").item(), *args, **kwargs)
 
-    specialise(scheduler, {"step": step})
+    patch_instance(scheduler, {"step": step})
 
 
 def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -> None:
@@ -206,6 +206,6 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
         own_step(scheduler)
 
 
-def release_scheduler(scheduler: LRScheduler) -> LRScheduler:
+def unwrap_scheduler(scheduler: LRScheduler) -> LRScheduler:
     """Undo `wrap_scheduler`."""
-    return restore(scheduler)
+    return unpatch_instance(scheduler)

@@ -19,11 +19,11 @@ _CHANGING = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "YIELD_", "SEND", "GET_AWA
 _MAX_DEPTH = 4
 
 
-def follows_from_arguments(function: Any, depth: int = 0) -> bool:
+def is_pure(function: Any, depth: int = 0) -> bool:
     """Whether calling the function has no side effects, and returns the same value for the same arguments."""
     if isinstance(function, functools.partial):
         bound = (*function.args, *function.keywords.values())
-        return all(map(_is_constant, bound)) and follows_from_arguments(function.func, depth)
+        return all(map(_is_constant, bound)) and is_pure(function.func, depth)
     if not isinstance(function, types.FunctionType) or depth > _MAX_DEPTH:
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -55,7 +55,7 @@ def _is_known(names: dict[str, Any], name: str, depth: int) -> bool:
         return value.__name__ in _MODULES
     if isinstance(value, types.BuiltinFunctionType | type):
         return value in _CALLED or getattr(math, name, None) is value
-    return _is_constant(value) or follows_from_arguments(value, depth + 1)
+    return _is_constant(value) or is_pure(value, depth + 1)
 
 
 def _cells(function: types.FunctionType) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from accel_nb.telemetry.actions import (
 )
 from accel_nb.telemetry.step_meter import StepMeter
 
-NO_MAP = "not mapped: the device has no allocator of its own to take a snapshot of"
+NO_MEMORY_MAP = "not mapped: the device has no allocator of its own to take a snapshot of"
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -41,22 +41,22 @@ class TrainingStopped(KeyboardInterrupt):
 
 
 @dataclass(slots=True)
-class Due:
+class DueAction:
     """An action that all ranks run when their count of steps is ``at``."""
 
-    at: int
+    due_count: int
     number: int
     action: Action
 
 
-class Steering:
+class ControlReceiver:
     """One rank's requested actions. `propose` and `decide` run in the monitor thread, the rest in the main thread."""
 
     def __init__(
         self,
         report: Callable[[int, int, str], object],
         describe_name: Callable[[str], str],
-        map_memory: Callable[[int], str] = lambda step: NO_MAP,
+        map_memory: Callable[[int], str] = lambda step: NO_MEMORY_MAP,
     ) -> None:
         """Create a receiver without actions.
 
@@ -75,7 +75,7 @@ class Steering:
         # The only flag that is tested after each step.
         self.is_pending = False
         self._proposed: tuple[int, Action] | None = None
-        self._due: list[Due] = []
+        self._due: list[DueAction] = []
         self.stopped_step: int | None = None
 
     def propose(self, number: int, action: Action) -> int:
@@ -92,38 +92,38 @@ class Steering:
                 return
             action, self._proposed = self._proposed[1], None
             if at is not None:
-                self._due.append(Due(at, number, action))
+                self._due.append(DueAction(at, number, action))
             self.is_pending = bool(self._due)
             self._changed.notify_all()
 
-    def attend(self, helm: Helm) -> None:
+    def run_due_actions(self, controller: RunController) -> None:
         """Wait for a pending decision, then run the actions that are due; raises `TrainingStopped` to stop the run."""
         with self._changed:
             while self._proposed is not None:
                 self._changed.wait()
-            due = [item for item in self._due if item.at <= self.count]
-            self._due = [item for item in self._due if item.at > self.count]
+            due = [item for item in self._due if item.due_count <= self.count]
+            self._due = [item for item in self._due if item.due_count > self.count]
             self.is_pending = bool(self._due)
-        step = helm.num_steps
+        step = controller.num_steps
         for item in sorted(due, key=lambda item: isinstance(item.action, StopAfterStep)):
-            self._report(item.number, step, self._do(item.action, helm))
+            self._report(item.number, step, self._do(item.action, controller))
         if any(isinstance(item.action, StopAfterStep) for item in due):
             self.stopped_step = step
             raise TrainingStopped
 
-    def _do(self, action: Action, helm: Helm) -> str:
+    def _do(self, action: Action, helm: RunController) -> str:
         if isinstance(action, Inspect):
             return "\n".join(f"{name} = {self._describe_name(name)}" for name in action.names)
         if isinstance(action, MapMemory):
             return self._map_memory(helm.num_steps)
-        return helm.do(action)
+        return helm.run_action(action)
 
 
 @dataclass(slots=True)
-class Helm:
+class RunController:
     """Runs requested actions on what one accelerator has prepared; it does not reference the accelerator."""
 
-    steering: Steering
+    receiver: ControlReceiver
     stepper: Stepper
     meter: StepMeter
     autosave: Autosave | None = None
@@ -134,7 +134,7 @@ class Helm:
         """How many optimizer steps have run."""
         return self.meter.step
 
-    def boundary(self) -> None:
+    def on_batch_end(self) -> None:
         """Handle that a loop has finished a batch; this is on the hot path.
 
         A batch inside of an accumulation window, or one that trains nothing, ends no step. Inside of
@@ -144,17 +144,17 @@ class Helm:
         if step == self._seen_step or self.stepper.is_joined:
             return
         self._seen_step = step
-        steering = self.steering
+        steering = self.receiver
         steering.count += 1
         if steering.is_pending:
-            steering.attend(self)
+            steering.run_due_actions(self)
 
     def begin_run(self) -> None:
         """Reset for a new cell, which reports every step again."""
         self._seen_step = self.num_steps
         self.meter.interval = 1
 
-    def do(self, action: Action) -> str:
+    def run_action(self, action: Action) -> str:
         """Run an action between two steps and return a description of the outcome."""
         if isinstance(action, StopAfterStep):
             return f"stopped after step {self.num_steps:,}" + ("" if self.autosave is None else f": {self._save()}")
@@ -201,5 +201,5 @@ def describe_value(value: Any) -> str:
     return short.repr(value)
 
 
-current_steering: ContextVar[Steering | None] = ContextVar("accel_nb_steering", default=None)
+current_control_receiver: ContextVar[ControlReceiver | None] = ContextVar("accel_nb_steering", default=None)
 """The actions requested of the run that an `Accelerator` belongs to; the worker sets it around a cell."""

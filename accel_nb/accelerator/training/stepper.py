@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.accelerator.training.accumulation import Window
-from accel_nb.accelerator.training.first_step_checks import FirstStep, fingerprint
-from accel_nb.accelerator.training.loss_weighting import LossReader, Reading, Weighed, WindowWeights
-from accel_nb.accelerator.training.optimizer_proxy import OptimizerGate
+from accel_nb.accelerator.training.accumulation import AccumulationWindow
+from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
+from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
+from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.config.sections import AccumulationOptions
-from accel_nb.data.loader import Share
+from accel_nb.data.loader import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -58,19 +58,21 @@ class Stepper:
         self._comm = comm
         self.bundle = Bundle()
         num_shares = strategy.data_coords()[1]
-        self.window = Window(accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window)
-        self.gates: dict[int, OptimizerGate] = {}
+        self.window = AccumulationWindow(
+            accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window
+        )
+        self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Treat a loss that is a sum over samples as on one device, instead of averaging it over workers.
-        self.keeps_sums = False
+        self.preserves_sums = False
         # The code is a plain cell: where no batch is divided, every rank computes what one device would.
-        self.is_plain = False
+        self.is_plain_cell = False
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
         # Each rank has its own random number stream.
-        self.has_diverged = False
+        self.has_rank_rng = False
         self.is_inside_backward = False
         # A backward pass raised: gradient averaging may still wait for the rest of the gradients.
-        self.is_torn = False
+        self.has_interrupted_backward = False
         self._has_warned_unprepared = False
         self._clip = clip
         # The optimizer's own step can be called without the strategy: saves three calls.
@@ -83,40 +85,40 @@ class Stepper:
         self._trainable: dict[int, set[int]] = {}
         self._has_sentinels = has_sentinels
         self._weights = WindowWeights(world, comm)
-        self._last_share: Share | None = None
-        self._last_gate: OptimizerGate | None = None
-        self._reader = LossReader()
+        self._last_share: BatchShare | None = None
+        self._last_gate: OptimizerProxy | None = None
+        self._reader = LossClassifier()
         self._exchanged: dict[str, bool] = {}
         # Inside of an optimizer's closure: the sum of the losses given to backward, each times its weight.
         self._closure_loss: Tensor | None = None
 
-    def follow(self, strategy: Strategy) -> None:
+    def set_strategy(self, strategy: Strategy) -> None:
         """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
         self.strategy = strategy
         self.finish_gradients = strategy.finish_gradients
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
 
-    def include(self, bundle: Bundle) -> None:
+    def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""
         self.bundle = self.bundle + bundle
         for model in bundle.models:
             self._trainable[id(model)] = _trainable_in(model)
         self._update_averaged()
         for model in bundle.models:
-            self.strategy.grad_sync(model, self.window.averages)
+            self.strategy.grad_sync(model, self.window.averages_gradients)
 
     def changed_models(self) -> list[nn.Module]:
         """Return the models whose set of trainable parameters has changed since they were prepared."""
         return [model for model in self.bundle.models if self._trainable[id(model)] != _trainable_in(model)]
 
-    def learn_anew(self, models: Iterable[nn.Module]) -> None:
+    def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that are trainable now."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
-            self.strategy.grad_sync(model, self.window.averages)
+            self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
 
-    def exclude(self, objects: Iterable[Any]) -> None:
+    def remove(self, objects: Iterable[Any]) -> None:
         """Remove prepared objects."""
         gone = {id(item) for item in objects}
         self.bundle = Bundle(
@@ -129,18 +131,18 @@ class Stepper:
     def set_accumulation(self, size: int) -> None:
         """Change how many micro-batches a window has, from the next one on."""
         self.window.size = size
-        for proxy in self.gates.values():
-            proxy.hold_zero_grad(self.holds_zero_grad)
+        for proxy in self.optimizer_proxies.values():
+            proxy.defer_zero_grad(self.defers_zero_grad)
 
     @property
-    def holds_zero_grad(self) -> bool:
+    def defers_zero_grad(self) -> bool:
         """Whether ``zero_grad`` of optimizers must be intercepted."""
         return self.window.size > 1 or self.strategy.capabilities.hides_gradients
 
-    def read(self, loss: Tensor) -> Reading:
+    def classify_loss(self, loss: Tensor) -> LossReduction:
         """Return how a loss over the current share is reduced."""
         share = self.window.share
-        return "mean" if share is None else self._reader.read(loss, share.num_samples)
+        return "mean" if share is None else self._reader.classify(loss, share.num_samples)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it.
@@ -158,18 +160,18 @@ class Stepper:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
             ) from None
-        if not self.gates and not self._has_warned_unprepared:
+        if not self.optimizer_proxies and not self._has_warned_unprepared:
             self._warn_unprepared()
         share, factor, shown = window.share, window.mean_factor, loss
-        if self._weights.is_on and weight is None:
-            self._weights.switch(False, is_new=not window.is_dirty)
+        if self._weights.is_weighted and weight is None:
+            self._weights.set_weighted(False, is_new=not window.has_gradients)
         if weight is not None:
             if self.is_joined:
                 raise MisuseError(_NO_WEIGHTS_IN_JOIN)
             shown = loss.detach() / weight
-            loss, factor = self._weights.add(loss, weight, share, is_new=not window.is_dirty), 1.0
-        elif self.keeps_sums and share is not None and not self.is_joined:
-            reading = self._reader.read(loss, share.num_samples)
+            loss, factor = self._weights.add(loss, weight, share, is_new=not window.has_gradients), 1.0
+        elif self.preserves_sums and share is not None and not self.is_joined:
+            reading = self._reader.classify(loss, share.num_samples)
             if reading == "sum":
                 factor = window.sum_factor
             elif reading != "mean" and self._exchanges(reading):
@@ -190,19 +192,19 @@ class Stepper:
             loss = loss * factor
         if self._closure_loss is not None:
             self._closure_loss = self._closure_loss + loss.detach()
-        window.note_backward()
+        window.record_backward()
         self.is_inside_backward = True
         try:
             self.strategy.backward(loss, self.bundle, **options)
         except BaseException:
-            self.is_torn = True
+            self.has_interrupted_backward = True
             raise
         finally:
             self.is_inside_backward = False
 
-    def step(self, proxy: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
+    def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; return what the closure returned."""
-        proxy.num_attempts += 1
+        proxy.num_step_calls += 1
         if self.is_inside_backward and self.window.share is not None:
             self._refuse_step_in_backward()
         if closure is not None:
@@ -210,29 +212,29 @@ class Stepper:
         window = self.window
         if window.size > 1 and window.has_backward and not window.is_in_block:
             self._refuse_second_backward(proxy)
-            if window.is_out_of_step and window.counts_batches:
+            if window.accumulates_in_script and window.counts_batches:
                 raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
-        closes, number, factor = window.attempt() if window.has_backward else window.moment()
+        closes, number, factor = window.begin_step() if window.has_backward else window.step_decision()
         if not closes:
             return None
-        if proxy.finished_in != number:
+        if proxy.finished_window != number:
             self._finish(proxy, number, factor)
         if self._clip is not None:
             self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
-        sentinel = self._sentinel(proxy) if proxy.is_unproven else None
-        ran = proxy.step_plainly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
+        sentinel = self._sentinel(proxy) if proxy.needs_check else None
+        ran = proxy.step_directly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
         self._end_step(proxy, number, ran)
         if sentinel is not None and ran:
-            proxy.is_unproven = False
-            sentinel.after()
+            proxy.needs_check = False
+            sentinel.verify()
         return None
 
-    def may_zero(self, proxy: OptimizerGate) -> bool:
+    def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Whether an optimizer may clear its gradients: not those of an open window."""
         window = self.window
-        return window.size == 1 or not window.is_dirty or proxy.stepped_in == window.number
+        return window.size == 1 or not window.has_gradients or proxy.stepped_window == window.number
 
-    def note_zero(self, proxy: OptimizerGate) -> None:
+    def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
         """Clear the gradients that a strategy holds outside of ``parameter.grad``."""
         if self.strategy.capabilities.hides_gradients:
             self.strategy.drop_gradients(proxy.bundle)
@@ -240,39 +242,39 @@ class Stepper:
     def clip_norm(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradients of a closing window and return their norm; in an open window only return the norm."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        bundle = self.finish(clipped)
+        bundle = self.complete_gradients(clipped)
         if bundle is None:
             gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type)
         return self.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
 
-    def owns(self, parameters: list[Tensor]) -> bool:
+    def has_any_parameter(self, parameters: list[Tensor]) -> bool:
         """Whether any of the parameters belongs to a prepared model."""
         return any(id(parameter) in self._averaged_ids for parameter in parameters)
 
-    def finish(self, parameters: list[Tensor]) -> Bundle | None:
+    def complete_gradients(self, parameters: list[Tensor]) -> Bundle | None:
         """Average and unscale the gradients of the optimizers that own ``parameters``, as one process would have them.
 
         Return these optimizers, or None inside of an open window, where gradients are not complete.
         """
-        closes, number, factor = self.window.moment()
+        closes, number, factor = self.window.step_decision()
         if not closes:
             return None
         owners = self._owners(parameters)
         for proxy in owners:
-            if proxy.finished_in != number:
+            if proxy.finished_window != number:
                 self._finish(proxy, number, factor)
         return self._bundle_of(owners)
 
     def clip_value(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
         """Clip each gradient of a closing window; do nothing inside of an open one."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        bundle = self.finish(clipped)
+        bundle = self.complete_gradients(clipped)
         if bundle is not None:
             self.strategy.clip_grad_value(bundle, clip_value, clipped)
 
     @property
-    def known_parameters(self) -> Set[int]:
+    def averaged_parameters(self) -> Set[int]:
         """The ids of the parameters whose gradients are averaged."""
         return self._averaged_ids
 
@@ -281,17 +283,17 @@ class Stepper:
         """How many optimizer steps were reported."""
         return self.meter.step
 
-    def fingerprint(self) -> str | None:
+    def replica_digest(self) -> str | None:
         """Return a digest that is equal on all ranks whose replicas are; None where ranks hold different parameters."""
         has_replicas = not self.strategy.capabilities.shards_params and not self._is_local
         if not (self._has_sentinels and has_replicas and self.world.size > 1):
             return None
-        return fingerprint(self.stepped_models())
+        return replica_digest(self.stepped_models())
 
-    def resume_at(self, step: int, num_held: int) -> None:
+    def resume_at(self, step: int, num_pending: int) -> None:
         """Set the number of optimizer steps, and of the micro-batches that are done in the current window."""
         self.meter.step = step
-        self.window.resume(num_held)
+        self.window.resume(num_pending)
 
     def stepped_models(self) -> list[nn.Module]:
         """Return the models of which an optimizer steps parameters: not loss modules, teachers or averaged copies."""
@@ -299,9 +301,9 @@ class Stepper:
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
     @property
-    def held_bytes(self) -> dict[str, int]:
+    def memory_bytes(self) -> dict[str, int]:
         """This rank's memory in bytes by kind, as of the latest sample."""
-        return self._memory.held
+        return self._memory.bytes_by_kind
 
     def flush(self) -> None:
         """Report the values that are still being copied from the device."""
@@ -317,7 +319,7 @@ class Stepper:
             yield
         finally:
             for model in chosen:
-                self.strategy.grad_sync(model, self.window.averages)
+                self.strategy.grad_sync(model, self.window.averages_gradients)
 
     def keep_local(self, models: Iterable[nn.Module], is_on: bool) -> None:
         """Switch averaging of the models' gradients off (``is_on``) or on; every rank must call."""
@@ -332,7 +334,7 @@ class Stepper:
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
 
-    def _step_with_closure(self, proxy: OptimizerGate, closure: Callable[[], Any]) -> Any:
+    def _step_with_closure(self, proxy: OptimizerProxy, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:
             raise MisuseError(
                 "an optimizer that is stepped with a closure can neither accumulate nor scale losses: "
@@ -344,7 +346,7 @@ class Stepper:
             nonlocal number
             with torch.enable_grad():
                 loss = self._evaluate(closure)
-            _, number, factor = self.window.attempt()
+            _, number, factor = self.window.begin_step()
             self._finish(proxy, number, factor)
             if self._clip is not None:
                 self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
@@ -373,75 +375,75 @@ class Stepper:
         total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
         return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
 
-    def _sentinel(self, proxy: OptimizerGate) -> FirstStep | None:
+    def _sentinel(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
         if not self._has_sentinels or self._is_local:
-            proxy.is_unproven = False
+            proxy.needs_check = False
             return None
         if has_gradient(proxy.optimizer):
             self.strategy.unscale(proxy.optimizer)
-        sentinel = FirstStep(
+        sentinel = FirstStepCheck(
             proxy.optimizer,
             self.bundle,
             self._comm,
             has_replicas=not self.strategy.capabilities.shards_params,
-            is_plain=self.is_plain,
+            is_plain=self.is_plain_cell,
             name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
         )
-        sentinel.before()
+        sentinel.record()
         return sentinel
 
-    def _finish(self, proxy: OptimizerGate, number: int, factor: float) -> None:
+    def _finish(self, proxy: OptimizerProxy, number: int, factor: float) -> None:
         """Average and unscale the gradients of an optimizer, once for each window."""
-        proxy.finished_in = number
-        if len(proxy.optimizer.param_groups) != proxy.num_checked:
+        proxy.finished_window = number
+        if len(proxy.optimizer.param_groups) != proxy.num_groups_checked:
             self._check_groups(proxy)
-        if proxy.strays:
+        if proxy.unaveraged:
             self._refuse_unaveraged(proxy)
         self.finish_gradients(proxy.bundle, self._weights.factor(number, factor))
 
-    def _end_step(self, proxy: OptimizerGate, number: int, ran: bool) -> None:
+    def _end_step(self, proxy: OptimizerProxy, number: int, ran: bool) -> None:
         if ran:
-            proxy.num_ran += 1
-        proxy.stepped_in = number
+            proxy.num_steps_run += 1
+        proxy.stepped_window = number
         self.was_skipped = not ran
         now = self.meter.end_step(proxy.learning_rate, not ran)
         if now >= self._memory.due:
             hidden = self.strategy.hidden_bytes()
             self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers, hidden)
 
-    def _bundle_of(self, gates: list[OptimizerGate]) -> Bundle:
+    def _bundle_of(self, gates: list[OptimizerProxy]) -> Bundle:
         return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in gates]))
 
-    def _owners(self, parameters: list[Tensor]) -> list[OptimizerGate]:
-        if len(self.gates) <= 1:
-            return list(self.gates.values())
+    def _owners(self, parameters: list[Tensor]) -> list[OptimizerProxy]:
+        if len(self.optimizer_proxies) <= 1:
+            return list(self.optimizer_proxies.values())
         wanted = set(map(id, parameters))
         return [
             proxy
-            for proxy in self.gates.values()
+            for proxy in self.optimizer_proxies.values()
             if any(id(parameter) in wanted for parameter in stepped_parameters(proxy.optimizer))
         ]
 
-    def _exchanges(self, reading: Weighed) -> bool:
+    def _exchanges(self, reading: WeightedLoss) -> bool:
         """Whether ranks exchange the weights of such losses: decided once for each kind, equally on every rank."""
         known = self._exchanged.get(reading.key)
         if known is None:
-            needed = torch.tensor([reading.is_needed], dtype=torch.int32, device=reading.total.device)
+            needed = torch.tensor([reading.needs_exchange], dtype=torch.int32, device=reading.total.device)
             known = self._exchanged[reading.key] = bool(self._comm.all_reduce(needed, "max"))
         return known
 
-    def _portion(self, weight: Tensor, share: Share) -> Tensor:
+    def _portion(self, weight: Tensor, share: BatchShare) -> Tensor:
         """Return the factor for a loss of this total weight that makes the ranks' mean the mean over all weights."""
         own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
         return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
 
     def _update_averaged(self) -> None:
         self._averaged_ids = {key for model in self.bundle.models for key in self._trainable[id(model)]}
-        for proxy in self.gates.values():
-            proxy.num_checked = -1
+        for proxy in self.optimizer_proxies.values():
+            proxy.num_groups_checked = -1
 
-    def _refuse_second_backward(self, proxy: OptimizerGate) -> None:
+    def _refuse_second_backward(self, proxy: OptimizerProxy) -> None:
         """Raise `MisuseError` if a second optimizer steps in one batch: the batch would count as two micro-batches."""
         share = self.window.share
         if share is not None and share is self._last_share and proxy is not self._last_gate:
@@ -475,20 +477,20 @@ class Stepper:
         if self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)
 
-    def _refuse_unaveraged(self, proxy: OptimizerGate) -> None:
+    def _refuse_unaveraged(self, proxy: OptimizerProxy) -> None:
         """Raise `UnsyncedGradientError` if a parameter has a gradient that is not averaged over ranks."""
-        is_equal_on_ranks = self.is_plain and self.window.share is None and not self.has_diverged
-        for unaveraged in proxy.strays:
+        is_equal_on_ranks = self.is_plain_cell and self.window.share is None and not self.has_rank_rng
+        for unaveraged in proxy.unaveraged:
             if is_equal_on_ranks and not self._holds(unaveraged[2]):
                 continue  # a tensor in no module, whose gradient is the same on every rank
             if unaveraged[2].requires_grad and unaveraged[2].grad is not None:
                 raise UnsyncedGradientError(self._describe_unaveraged(*unaveraged))
 
-    def _check_groups(self, proxy: OptimizerGate) -> None:
+    def _check_groups(self, proxy: OptimizerProxy) -> None:
         """Record which of the optimizer's parameters belong to no prepared model, so that they are not averaged."""
-        proxy.num_checked = len(proxy.optimizer.param_groups)
+        proxy.num_groups_checked = len(proxy.optimizer.param_groups)
         proxy.bundle = Bundle(self.bundle.models, (proxy.optimizer,))
-        proxy.strays = [
+        proxy.unaveraged = [
             (number, index, parameter)
             for number, group in enumerate(proxy.optimizer.param_groups)
             for index, parameter in enumerate(group["params"])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.quantized_files import prepare_for, quantize_checkpoint
+from accel_nb.bigmodel.loading.quantized_files import quantize_checkpoint, replace_quantized_layers
 from accel_nb.bigmodel.offload.dispatch import dispatch_model
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.planning.sizes import Device
@@ -100,7 +100,7 @@ def load_and_quantize_model(
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         return model if places is None else dispatch_model(model, places, offload_dir=offload_folder)
     assert weights_location is not None
-    if not prepare_for(model, weights_location):
+    if not replace_quantized_layers(model, weights_location):
         quantize_model(model, config.as_quantization(), dtype=config.dtype)
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         if places is not None and "disk" in places.values():

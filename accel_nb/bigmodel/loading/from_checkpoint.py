@@ -11,11 +11,11 @@ from torch import nn
 
 from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.quantized_files import prepare_for
+from accel_nb.bigmodel.loading.quantized_files import replace_quantized_layers
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace
-from accel_nb.bigmodel.planning.device_map import expect_forward, main_device, plan_device_map
-from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, place_of
+from accel_nb.bigmodel.planning.device_map import estimate_forward, main_device, plan_device_map
+from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, find_place
 from accel_nb.bigmodel.planning.sizes import (
     Device,
     device_problems,
@@ -24,10 +24,10 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_dtype,
     to_torch_device,
 )
-from accel_nb.bigmodel.planning.workload import Demand, measure_demand, measure_pace
+from accel_nb.bigmodel.planning.workload import ForwardDemand, measure_demand, measure_pace
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.errors import ConfigError
 
 
@@ -75,7 +75,7 @@ def load(
         model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
     if not isinstance(model, nn.Module):
         raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
-    was_quantized = prepare_for(model, checkpoint)
+    was_quantized = replace_quantized_layers(model, checkpoint)
     if quantization is not None:
         if was_quantized:
             raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
@@ -109,7 +109,7 @@ def load(
         more = [] if demand is None else [_describe(demand)]
         if any(_bytes_away(model, places, dtype).values()):
             own = pace or Pace.typical(main_device(places.values()))
-            expected = expect_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
+            expected = estimate_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
             more.append(f"{expected}{'' if pace else ' (on typical hardware; an example= is measured)'}")
         forecast(model, places, max_memory=max_memory, dtype=dtype, notes=more).show()
     load_checkpoint_and_dispatch(
@@ -153,13 +153,13 @@ def _bytes_away(
     main = main_device(device_map.values())
     away = {"disk": 0, "cpu": 0}
     for tensor in list_tensors(model, dtype):
-        place = str(place_of(tensor.name, device_map))
+        place = str(find_place(tensor.name, device_map))
         if not tensor.is_buffer and (place == "disk" or (place == "cpu" and main != "cpu")):
             away[place] += tensor.nbytes
     return away
 
 
-def _describe(demand: Demand) -> str:
+def _describe(demand: ForwardDemand) -> str:
     """Describe the memory and operations of the example's forward."""
     return (
         f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
@@ -179,7 +179,7 @@ def _measure_pace(
         return None
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return measure_pace(
-        open_checkpoint(checkpoint), to_torch_device(main), own if dtype is None else parse_dtype(dtype)
+        open_safetensors(checkpoint), to_torch_device(main), own if dtype is None else parse_dtype(dtype)
     )
 
 

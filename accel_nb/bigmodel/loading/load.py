@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.loading.tensor_filling import fill_all
-from accel_nb.bigmodel.meta import moved_parameter
+from accel_nb.bigmodel.meta import clone_parameter_onto
 from accel_nb.bigmodel.offload.dispatch import dispatch_model
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
-from accel_nb.bigmodel.planning.placement import place_of
+from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, parse_dtype, to_torch_device
 from accel_nb.bigmodel.quantization.quantize import QuantizedLinear, quantized_layers
-from accel_nb.bigmodel.safetensors_reader import Checkpoint, FileTensor, open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsCheckpoint, open_safetensors
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
@@ -31,7 +31,7 @@ _MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadReport:
     """The result of loading: names missing and unexpected in the checkpoint, and tensors that stay in its files."""
 
     missing: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ def load_checkpoint_in_model(
     broadcast_from_rank0: bool = False,
     mmap: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Loaded:
+) -> LoadReport:
     """Read safetensors (a file, an index, a folder) into a model, each tensor directly to its place in ``device_map``.
 
     Tensors on ``disk`` stay in the files, and on the meta device in the model. Floating-point tensors are converted to
@@ -82,19 +82,19 @@ def load_checkpoint_in_model(
     on_host: list[int] = []
     to_quantize: list[tuple[int, torch.device]] = []
     for at, (slot, source) in enumerate(matched):
-        place = place_of(slot.names[0], device_map) if device_map is not None else None
+        place = find_place(slot.names[0], device_map) if device_map is not None else None
         if place == "disk" and source is not None and (offload_buffers or not slot.is_buffer):
-            slot.set(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
+            slot.replace(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
             loaded.on_disk.update(dict.fromkeys(slot.names, source))
             continue
         place = "cpu" if place == "disk" else place
-        device = slot.device(None if place is None else to_torch_device(place))
+        device = slot.target_device(None if place is None else to_torch_device(place))
         if slot.layer is not None:
             to_quantize.append((at, device))
-        elif slot.may_stay(device):
+        elif slot.can_fill_in_place(device):
             targets[at] = slot.tensor.detach()
         elif device_type(device).is_host and mmap and source is not None and source.dtype == slot.dtype:
-            slot.set(model, source.mapped())
+            slot.replace(model, source.map())
         elif device_type(device).is_host:
             on_host.append(at)
         else:
@@ -105,8 +105,8 @@ def load_checkpoint_in_model(
     filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
     filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
     for at, tensor in targets.items():
-        if not matched[at][0].may_stay(tensor.device):
-            matched[at][0].set(model, tensor)
+        if not matched[at][0].can_fill_in_place(tensor.device):
+            matched[at][0].replace(model, tensor)
     largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
     buffers: dict[torch.device, Tensor] = {}
     for at, device in to_quantize:  # one at a time, so that there is only one unquantised weight at any moment
@@ -117,7 +117,7 @@ def load_checkpoint_in_model(
         weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
         filling.fill([(source, weight)])
         assert slot.layer is not None
-        slot.layer.take(weight)
+        slot.layer.quantize_weight(weight)
     return loaded
 
 
@@ -186,7 +186,7 @@ def load_checkpoint_and_dispatch(
     )
 
 
-_Matched = list[tuple["Slot", FileTensor | None]]
+_Matched = list[tuple["ModelTensorSlot", FileTensor | None]]
 """The model's tensors, and the source of each on this rank; None if rank 0 reads it."""
 
 
@@ -223,17 +223,17 @@ def _match_on_ranks(
     keep_in_fp32: Sequence[str],
     strict: bool,
     comm: Communicator,
-) -> tuple[_Matched, Loaded]:
+) -> tuple[_Matched, LoadReport]:
     """Match model and checkpoint on rank 0, and broadcast the result; all ranks raise `ConfigError` if one does."""
     if comm.world.size == 1:
-        matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+        matched, loaded = match_tensors(model, open_safetensors(path), dtype, keep_in_fp32, strict)
         return list(matched), loaded
     found: _Matched = []
-    loaded = Loaded()
+    loaded = LoadReport()
     problems: list[str] = []
     if comm.world.rank == 0:
         try:
-            matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+            matched, loaded = match_tensors(model, open_safetensors(path), dtype, keep_in_fp32, strict)
             found = list(matched)
         except ConfigError as error:
             problems = error.problems
@@ -242,12 +242,12 @@ def _match_on_ranks(
     sent = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
     if sent[0]:
         raise ConfigError(sent[0])
-    by_name: dict[str, Slot] = {}
+    by_name: dict[str, ModelTensorSlot] = {}
     if comm.world.rank:
         by_name = {slot.names[0]: slot for slot in _slots(model, set(sent[2]), dtype, keep_in_fp32)}
         found = [(by_name[names[0]], None) for names, _, _ in sent[1] if names[0] in by_name]
         own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
-        loaded = Loaded(sent[3], sent[4])
+        loaded = LoadReport(sent[3], sent[4])
     same = own == sent[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
     differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
     if differ:
@@ -260,7 +260,7 @@ def _match_on_ranks(
 def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
     """Raise `ConfigError` if tensors would stay in files that not all ranks have, or that store them unquantised."""
     away = [
-        slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
+        slot for slot, _ in matched if device_map is not None and find_place(slot.names[0], device_map) == "disk"
     ]  # fmt: skip
     if any(comm.all_gather_json(bool(away))) and comm.world.size > 1:
         raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
@@ -276,7 +276,7 @@ def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
 
 
 @dataclass
-class Slot:
+class ModelTensorSlot:
     """A tensor of the model with all its names, and its dtype after loading."""
 
     names: list[str]
@@ -296,55 +296,55 @@ class Slot:
         """Its size after loading."""
         return self.tensor.numel() * self.dtype.itemsize
 
-    def device(self, wanted: torch.device | None) -> torch.device:
+    def target_device(self, wanted: torch.device | None) -> torch.device:
         """Return the device after loading: ``wanted``, else that of the model's tensor."""
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
-    def may_stay(self, device: torch.device) -> bool:
+    def can_fill_in_place(self, device: torch.device) -> bool:
         """Whether the model's tensor has the right device and dtype, so that it can be filled in place."""
         own = self.tensor
         return own.device == device and own.dtype == self.dtype and own.is_contiguous()
 
-    def set(self, model: nn.Module, value: Tensor) -> None:
+    def replace(self, model: nn.Module, value: Tensor) -> None:
         """Replace the tensor under all its names; a parameter is replaced by one of the same class and attributes."""
-        made = moved_parameter(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
+        made = clone_parameter_onto(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
         for name in self.names:
             owner, _, leaf = name.rpartition(".")
             module = model.get_submodule(owner)
             (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
 
 
-def match_slots(
+def match_tensors(
     model: nn.Module,
-    checkpoint: Checkpoint,
+    checkpoint: SafetensorsCheckpoint,
     dtype: torch.dtype | None = None,
     keep_in_fp32: Sequence[str] = (),
     strict: bool = False,
-) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+) -> tuple[list[tuple[ModelTensorSlot, FileTensor]], LoadReport]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all mismatches."""
     return _match(_slots(model, checkpoint.tensors, dtype, keep_in_fp32), checkpoint, strict)
 
 
 def _slots(
     model: nn.Module, stored: Collection[str], dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
-) -> list[Slot]:
+) -> list[ModelTensorSlot]:
     """Return the tensors of a checkpoint of the model: parameters and persistent buffers."""
     kept = model.state_dict(keep_vars=True)
     buffers = dict(model.named_buffers(remove_duplicate=False))
     layers = quantized_layers(model)
     parts = {f"{name}.{part}" for name, layer in layers.items() for part in layer.part_names}
-    slots: dict[int, Slot] = {}
+    slots: dict[int, ModelTensorSlot] = {}
     for name, layer in layers.items():
         if (weight := f"{name}.weight") in stored:
             whole = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
-            slots[id(whole)] = Slot([weight], whole, layer.dtype, False, layer)
+            slots[id(whole)] = ModelTensorSlot([weight], whole, layer.dtype, False, layer)
             for part in layer.part_names:
                 del kept[f"{name}.{part}"]
     for name, tensor in kept.items():
         if not isinstance(tensor, Tensor):
             continue  # extra state of a module, which no safetensors file holds
         if name in parts:
-            slots[id(tensor)] = Slot([name], tensor, tensor.dtype, False)
+            slots[id(tensor)] = ModelTensorSlot([name], tensor, tensor.dtype, False)
             continue
         if id(tensor) in slots:
             slots[id(tensor)].names.append(name)
@@ -352,14 +352,16 @@ def _slots(
         own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
             own = torch.float32
-        slots[id(tensor)] = Slot([name], tensor, own, name in buffers)
+        slots[id(tensor)] = ModelTensorSlot([name], tensor, own, name in buffers)
     return list(slots.values())
 
 
-def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+def _match(
+    slots: Sequence[ModelTensorSlot], checkpoint: SafetensorsCheckpoint, strict: bool
+) -> tuple[list[tuple[ModelTensorSlot, FileTensor]], LoadReport]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all mismatches."""
     tensors = checkpoint.tensors
-    matched: list[tuple[Slot, FileTensor]] = []
+    matched: list[tuple[ModelTensorSlot, FileTensor]] = []
     problems: list[str] = []
     missing: list[str] = []
     without_value: list[str] = []
@@ -389,10 +391,10 @@ def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple
         warnings.warn(f"{what} lacks, so that these keep their values: {_join_names(missing)}", stacklevel=3)
     if unexpected:
         warnings.warn(f"{what} has tensors that the model has no use for: {_join_names(unexpected)}", stacklevel=3)
-    return matched, Loaded(missing, unexpected)
+    return matched, LoadReport(missing, unexpected)
 
 
-def _mismatch(slot: Slot, source: FileTensor) -> str | None:
+def _mismatch(slot: ModelTensorSlot, source: FileTensor) -> str | None:
     if tuple(slot.shape) != source.shape:
         return f"{source.name} has the shape {source.shape} in the checkpoint and {tuple(slot.shape)} in the model"
     if source.dtype != slot.dtype and not (source.dtype.is_floating_point and slot.dtype.is_floating_point):

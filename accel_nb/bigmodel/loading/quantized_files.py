@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.host_memory import give_back
-from accel_nb.bigmodel.loading.load import match_slots
+from accel_nb.bigmodel.host_memory import trim_heap
+from accel_nb.bigmodel.loading.load import match_tensors
 from accel_nb.bigmodel.offload.dispatch import offloaded_weights
 from accel_nb.bigmodel.planning.sizes import list_tensors, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Quantization
@@ -21,10 +21,10 @@ from accel_nb.bigmodel.quantization.quantize import (
     QuantizationReport,
     quantize_model,
     quantized_layers,
-    replace_layers,
+    replace_linear_layers,
     report_quantization,
 )
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.strict_json import parse_strict_json
@@ -58,11 +58,11 @@ def quantize_checkpoint(
     (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
     of the model), except ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
-    opened = open_checkpoint(checkpoint)
+    opened = open_safetensors(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)
     if not quantized_layers(model):
         quantize_model(model, quantization, dtype=wanted)
-    matched, _ = match_slots(model, opened, wanted, keep_in_fp32_modules or ())
+    matched, _ = match_tensors(model, opened, wanted, keep_in_fp32_modules or ())
 
     def values() -> Iterator[tuple[str, Tensor]]:
         for slot, source in matched:
@@ -73,15 +73,15 @@ def quantize_checkpoint(
                 continue
             name = slot.names[0].rpartition(".")[0]
             parts = slot.layer.kernel.quantize(value)
-            slot.layer.note_error(value, parts)
-            give_back()
+            slot.layer.measure_error(value, parts)
+            trim_heap()
             yield from ((f"{name}.{part}", tensor) for part, tensor in parts.items())
 
     _write(values(), model, Path(folder))
     return report_quantization(model)
 
 
-def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
+def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
     """Replace the layers that a checkpoint stores quantised; return whether there are any.
 
     Raises `ConfigError` if ``quantization.json`` is wrong.
@@ -105,7 +105,7 @@ def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
     if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:
         raise ConfigError(f"{record} names what are no linear layers of the model: {', '.join(wrong[:50])}")
     for name, dtype in layers.items():
-        replace_layers(model, how, [name], dtype)
+        replace_linear_layers(model, how, [name], dtype)
     return True
 
 

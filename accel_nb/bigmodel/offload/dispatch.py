@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_nb.bigmodel.meta import moved_parameter
-from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, Piece, Unit, WeightStream
-from accel_nb.bigmodel.offload.weight_transfer import HostTensor, Lane, Source, build_lane
+from accel_nb.bigmodel.meta import clone_parameter_onto
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight, OffloadError, WeightPrefetcher, WeightUnit
+from accel_nb.bigmodel.offload.weight_transfer import HostTensor, WeightSource, WeightTransfer, build_transfer
 from accel_nb.bigmodel.planning.device_map import check_device_map, main_device
-from accel_nb.bigmodel.planning.module_tree import Tree
-from accel_nb.bigmodel.planning.placement import place_of
+from accel_nb.bigmodel.planning.module_tree import ModuleTree
+from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import (
     Device,
-    Held,
-    cache_room,
+    ModelTensor,
+    available_memory,
     find_blocks,
     format_bytes,
     list_tensors,
     parse_bytes,
     to_torch_device,
 )
-from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
+from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsFile
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
@@ -152,7 +152,7 @@ def has_offloaded_params(model: nn.Module) -> bool:
     return handle is not None and bool(handle.pieces)
 
 
-def dispatched(model: nn.Module) -> Dispatched:
+def get_dispatch_record(model: nn.Module) -> DispatchRecord:
     """Return the record of what `dispatch_model` changed; raises `MisuseError` for a model that was not dispatched."""
     handle = model.__dict__.get(_HANDLE)
     if handle is None:
@@ -160,20 +160,20 @@ def dispatched(model: nn.Module) -> Dispatched:
     return handle
 
 
-def stream_of(model: nn.Module) -> WeightStream | None:
+def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
     """Return the prefetcher of a dispatched model, with its counters; None if nothing is offloaded."""
     handle = model.__dict__.get(_HANDLE)
     return None if handle is None else handle.stream
 
 
 @dataclass(eq=False)
-class Dispatched:
+class DispatchRecord:
     """What `dispatch_model` changed in a model, so that it can be undone."""
 
     model: nn.Module
-    stream: WeightStream | None = None
-    pieces: list[Piece] = field(default_factory=list)
-    computes: dict[str, torch.device] = field(default_factory=dict)
+    prefetcher: WeightPrefetcher | None = None
+    weights: list[OffloadedWeight] = field(default_factory=list)
+    compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
 
@@ -185,30 +185,30 @@ class Dispatched:
 
     def close(self) -> None:
         """Restore weights and forwards."""
-        values = {id(piece): _value(piece) for piece in self.pieces}
+        values = {id(piece): _value(piece) for piece in self.weights}
         for module, before in reversed(self._wrapped):
             if before is None:
                 del module.__dict__["forward"]
             else:
                 module.forward = before
-        if self.stream is not None:
-            self.stream.close()
+        if self.prefetcher is not None:
+            self.prefetcher.close()
         made: dict[str, Tensor] = {}
-        for piece in self.pieces:
+        for piece in self.weights:
             value = values[id(piece)]
-            if isinstance(piece.empty, nn.Parameter):
-                value = moved_parameter(piece.empty, value).requires_grad_(piece.was_trainable)
+            if isinstance(piece.placeholder, nn.Parameter):
+                value = clone_parameter_onto(piece.placeholder, value).requires_grad_(piece.was_trainable)
             value = made.setdefault(piece.name, value)
-            for holder, leaf in piece.places:
+            for holder, leaf in piece.holders:
                 holder[leaf] = value
         del self.model.__dict__[_HANDLE]
 
 
-def _value(piece: Piece) -> Tensor:
+def _value(piece: OffloadedWeight) -> Tensor:
     """Return the value of an offloaded tensor, on the CPU."""
-    if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.empty.dtype:
+    if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.placeholder.dtype:
         return piece.source.tensor
-    out = torch.empty(piece.empty.shape, dtype=piece.empty.dtype)
+    out = torch.empty(piece.placeholder.shape, dtype=piece.placeholder.dtype)
     piece.source.read_into(out)
     return out
 
@@ -224,35 +224,41 @@ def _dispatch(
     skip_keys: str | Sequence[str] | None = None,
     blocks: Sequence[str] | None = None,
     buffer_bytes: int | str | None = None,
-    lane: Lane | None = None,
+    transfer: WeightTransfer | None = None,
 ) -> nn.Module:
     """Implement `dispatch_model`; a given ``lane`` (transfer) is used for weights in host memory on every device."""
     if _HANDLE in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)
     held = list_tensors(model)
-    tree = Tree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
-    device = lane.device if lane else to_torch_device(main if main is not None else main_device(device_map.values()))
+    tree = ModuleTree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
+    device = (
+        transfer.device if transfer else to_torch_device(main if main is not None else main_device(device_map.values()))
+    )
     places = _Placement(
-        model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or not device_type(device).is_host
+        model,
+        device_map,
+        device,
+        offload_buffers,
+        sends_from_cpu=transfer is not None or not device_type(device).is_host,
     )
     away = [tensor for tensor in held if places.is_away(tensor)]
     sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
-    handle = Dispatched(model)
+    handle = DispatchRecord(model)
     units = _units(tree, model, away, sources, handle)
     budget = _budget(units, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
-    for piece in handle.pieces:
-        for holder, leaf in piece.places:
-            holder[leaf] = piece.empty
+    for piece in handle.weights:
+        for holder, leaf in piece.holders:
+            holder[leaf] = piece.placeholder
     for tensor in held:
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
     if units:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
-        handle.stream = WeightStream(units, lane or build_lane(device), budget, num_readers=readers)
+        handle.prefetcher = WeightPrefetcher(units, transfer or build_transfer(device), budget, num_readers=readers)
         for unit in units:
-            handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.stream, unit))
+            handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.prefetcher, unit))
     _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
     model.__dict__[_HANDLE] = handle
     return model
@@ -268,9 +274,9 @@ class _Placement:
     offload_buffers: bool
     sends_from_cpu: bool
 
-    def is_away(self, held: Held) -> bool:
+    def is_away(self, held: ModelTensor) -> bool:
         """Whether a tensor is offloaded, and loaded for each forward."""
-        place = str(place_of(held.name, self.device_map))
+        place = str(find_place(held.name, self.device_map))
         if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
             return False
         if held.is_buffer:
@@ -279,9 +285,9 @@ class _Placement:
             return self.offload_buffers and not isinstance(owner, _NormBase)
         return not (self._has_adapters and self.model.get_parameter(held.name).requires_grad)
 
-    def device_of(self, held: Held) -> torch.device:
+    def device_of(self, held: ModelTensor) -> torch.device:
         """Return where a tensor stays."""
-        return self.computes(place_of(held.name, self.device_map))
+        return self.computes(find_place(held.name, self.device_map))
 
     def computes(self, place: Device | None) -> torch.device:
         """Return the device that computes with the weights of a place."""
@@ -301,14 +307,14 @@ def _default_device() -> Device:
 
 def _sources(
     model: nn.Module,
-    held: Sequence[Held],
-    away: Sequence[Held],
+    held: Sequence[ModelTensor],
+    away: Sequence[ModelTensor],
     places: _Placement,
     index: Mapping[str, FileTensor],
     offload_dir: str | os.PathLike[str] | None,
-) -> dict[str, Source]:
+) -> dict[str, WeightSource]:
     """Return the source of each offloaded tensor, by its first name; raises `ConfigError` with all problems."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, WeightSource] = {}
     to_write: dict[str, Tensor] = {}
     for tensor in away:
         value = _tensor(model, tensor.name)
@@ -316,7 +322,7 @@ def _sources(
             sources[tensor.name] = index[tensor.name]
         elif value.is_meta:
             continue
-        elif place_of(tensor.name, places.device_map) == "disk":
+        elif find_place(tensor.name, places.device_map) == "disk":
             to_write[tensor.name] = value.detach()
         else:
             sources[tensor.name] = HostTensor(value.detach().cpu())
@@ -337,10 +343,10 @@ def _sources(
     return sources
 
 
-def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
+def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, WeightSource]:
     """Write tensors to files atomically; on failure all are removed and `OffloadError` is raised."""
     made: list[Path] = []
-    sources: dict[str, Source] = {}
+    sources: dict[str, WeightSource] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(_groups(tensors)):
@@ -349,7 +355,7 @@ def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Sourc
             made += [path, part]
             save_file({name: tensors[name].cpu().contiguous() for name in group}, part)
             os.replace(part, path)
-            sources.update(ShardFile(path).tensors)
+            sources.update(SafetensorsFile(path).tensors)
     except (OSError, SafetensorError) as error:
         for path in made:
             path.unlink(missing_ok=True)
@@ -372,34 +378,38 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _units(
-    tree: Tree, model: nn.Module, away: Sequence[Held], sources: Mapping[str, Source], handle: Dispatched
-) -> list[Unit]:
+    tree: ModuleTree,
+    model: nn.Module,
+    away: Sequence[ModelTensor],
+    sources: Mapping[str, WeightSource],
+    handle: DispatchRecord,
+) -> list[WeightUnit]:
     """Group offloaded tensors by the module that needs them, in the model's order."""
-    groups: dict[str, list[Piece]] = {}
+    groups: dict[str, list[OffloadedWeight]] = {}
     for tensor in away:
         value = _tensor(model, tensor.name)
         empty = value.detach().to("meta")
         if isinstance(value, nn.Parameter):
-            empty = moved_parameter(value, empty).requires_grad_(False)
+            empty = clone_parameter_onto(value, empty).requires_grad_(False)
         aliases: dict[str, list[str]] = {}
         for name in tensor.names:
-            holder = tree.holder(name)
+            holder = tree.containing_part(name)
             owner = holder if holder in tree.modules else name.rpartition(".")[0]
             aliases.setdefault(owner, []).append(name)
         for owner, names in aliases.items():
-            piece = Piece(
+            piece = OffloadedWeight(
                 name=tensor.name,
                 source=sources[tensor.name],
-                empty=empty,
-                places=[_place(model, name) for name in names],
+                placeholder=empty,
+                holders=[_place(model, name) for name in names],
                 aliases=tensor.names,
                 was_trainable=value.requires_grad,
             )
-            handle.pieces.append(piece)
+            handle.weights.append(piece)
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
-        Unit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
+        WeightUnit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.children(owner)))
         for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
     ]
 
@@ -409,13 +419,13 @@ def _is_lookup(module: nn.Module) -> bool:
     return type(module) is nn.Embedding and module.max_norm is None
 
 
-def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
+def _budget(units: Sequence[WeightUnit], buffer_bytes: int | str | None) -> int:
     """Return the bytes of buffers: as given, else two of the largest unit, plus the units that contain others."""
     largest = max(units, key=lambda unit: unit.nbytes, default=None)
     if largest is None:
         return 0
     if buffer_bytes is None:
-        outer = sum(unit.nbytes for unit in units if unit.holds_others)
+        outer = sum(unit.nbytes for unit in units if unit.contains_units)
         return 2 * largest.nbytes + outer
     budget = parse_bytes(buffer_bytes, "buffer_bytes")
     if largest.nbytes > budget:
@@ -426,10 +436,10 @@ def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
     return budget
 
 
-def _bypass_cache_if_too_small(sources: Iterable[Source]) -> None:
+def _bypass_cache_if_too_small(sources: Iterable[WeightSource]) -> None:
     """Bypass the page cache for files that do not fit in it: they would be evicted before the next forward."""
     in_files = [source for source in sources if isinstance(source, FileTensor)]
-    if sum(source.nbytes for source in in_files) > cache_room():
+    if sum(source.nbytes for source in in_files) > available_memory():
         for file in {source.file for source in in_files}:
             file.bypass_cache()
 
@@ -447,7 +457,7 @@ def _place(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return holder, leaf
 
 
-def _move(model: nn.Module, held: Held, device: torch.device) -> None:
+def _move(model: nn.Module, held: ModelTensor, device: torch.device) -> None:
     """Move a tensor that is not offloaded; references to parameters stay valid."""
     value = _tensor(model, held.name)
     if value.device == device:
@@ -461,7 +471,7 @@ def _move(model: nn.Module, held: Held, device: torch.device) -> None:
         holder[leaf] = moved
 
 
-def _with_weights(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_weights(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that runs with the unit's weights installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -477,32 +487,32 @@ def _with_weights(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -
     return forward
 
 
-def _wrap_devices(handle: Dispatched, tree: Tree, places: _Placement, skip_keys: Sequence[str]) -> None:
+def _wrap_devices(handle: DispatchRecord, tree: ModuleTree, places: _Placement, skip_keys: Sequence[str]) -> None:
     """Wrap forwards to move inputs to the weights' devices, and the output to the device of the input."""
     devices = {name: places.computes(place) for name, place in places.device_map.items()}
-    handle.computes = {name: device for name, device in devices.items() if name in tree.modules}
+    handle.compute_devices = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
-        for name, device in handle.computes.items():
+        for name, device in handle.compute_devices.items():
             if name:
                 handle.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
-    if handle.stream is not None:
-        handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.stream))
+    if handle.prefetcher is not None:
+        handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.prefetcher))
     if not device_type(places.main).is_host or len(set(devices.values())) > 1:
         handle.wrap(handle.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
 
 
-def _with_recorded_order(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_recorded_order(stream: WeightPrefetcher, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward of the whole model whose order the prefetcher records."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        stream.begin()
+        stream.begin_forward()
         completed = False
         try:
             output = inner(*args, **kwargs)
             completed = True
             return output
         finally:
-            stream.end(completed=completed)
+            stream.end_forward(completed=completed)
 
     return forward
 

@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from accel_nb.bigmodel.host_memory import ALIGNMENT
-from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
+from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsFile
 
 _HOLE_BYTES = 64 << 10
 """Tensors at most this far apart in a file share a mapping."""
 
 
-class Extent:
+class FileRange:
     """A range of a file with consecutive tensors; ``begin`` and ``end`` in bytes from the start of the file."""
 
     def __init__(self, first: FileTensor) -> None:
-        self.file: ShardFile = first.file
+        self.file: SafetensorsFile = first.file
         self.begin = first.offset
         self.end = first.offset + first.nbytes
 
-    def takes(self, tensor: FileTensor) -> bool:
+    def extend_by(self, tensor: FileTensor) -> bool:
         """Extend the range by a tensor that follows; return whether it does."""
         if tensor.file is not self.file or tensor.offset - self.end > _HOLE_BYTES:
             return False
@@ -32,85 +32,85 @@ class Extent:
         return True
 
 
-def extents(tensors: Sequence[FileTensor]) -> Iterator[tuple[Extent, list[int]]]:
+def merge_ranges(tensors: Sequence[FileTensor]) -> Iterator[tuple[FileRange, list[int]]]:
     """Yield ranges of files, and the indices of the tensors in each."""
     order = sorted(range(len(tensors)), key=lambda at: (id(tensors[at].file), tensors[at].offset))
-    extent: Extent | None = None
+    extent: FileRange | None = None
     inside: list[int] = []
     for at in order:
-        if extent is None or not extent.takes(tensors[at]):
+        if extent is None or not extent.extend_by(tensors[at]):
             if extent is not None:
                 yield extent, inside
-            extent, inside = Extent(tensors[at]), []
+            extent, inside = FileRange(tensors[at]), []
         inside.append(at)
     if extent is not None:
         yield extent, inside
 
 
-def are_at_hand(tensors: Sequence[FileTensor]) -> bool:
+def are_cached(tensors: Sequence[FileTensor]) -> bool:
     """Whether all tensors are in the page cache, so that reading them does not wait for a disk."""
-    return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in extents(tensors))
+    return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in merge_ranges(tensors))
 
 
-class Loan:
+class PageLease:
     """Tensors over mapped pages of files; they may be accessed between `acquire` and `release` only.
 
     Access to pages that another process has truncated would end this process (SIGBUS); a file lease prevents that.
     """
 
-    def __init__(self, tensors: list[Tensor], files: Sequence[ShardFile]) -> None:
+    def __init__(self, tensors: list[Tensor], files: Sequence[SafetensorsFile]) -> None:
         self.tensors = tensors
         self._files = files
-        self._held: list[ShardFile] = []
+        self._held: list[SafetensorsFile] = []
 
-    def begin(self) -> None:
+    def acquire(self) -> None:
         """Acquire leases on the files; raises `OSError` if one was truncated or is open for writing."""
         try:
             for file in self._files:
-                file.hold()
+                file.acquire_lease()
                 self._held.append(file)
                 file.check_length()
         except OSError:
-            self.end()
+            self.release()
             raise
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Release the leases, so that other processes can write to the files."""
         while self._held:
-            self._held.pop().let_go()
+            self._held.pop().release_lease()
 
 
-def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
+def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
     """Whether tensors are in the page cache, kernels compute the same from there, and files support leases.
 
     ``rows_only``: only few rows are looked up, which touches few pages and rounds nothing; only leases are needed then.
     """
-    if not all(file.can_be_held() for file in {tensor.file for tensor in tensors}):
+    if not all(file.can_lease() for file in {tensor.file for tensor in tensors}):
         return False
     if rows_only:
         return True
     is_aligned = all(tensor.offset % ALIGNMENT == 0 for tensor in tensors)
-    return (is_aligned or alignment_is_no_matter()) and are_at_hand(tensors)
+    return (is_aligned or is_alignment_irrelevant()) and are_cached(tensors)
 
 
-def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
+def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> PageLease:
     """Return tensors over mapped pages, all read at once (``rows_only``: on access).
 
     Pages are copied on write; the files do not change. Raises `OSError` for files that cannot be read or were
     truncated.
     """
     lent: dict[int, Tensor] = {}
-    for extent, inside in extents(tensors):
+    for extent, inside in merge_ranges(tensors):
         pages = extent.file.map_part(extent.begin, extent.end - extent.begin, whole=not rows_only)
         for at in inside:
             begin = tensors[at].offset - extent.begin
             part = pages[begin : begin + tensors[at].nbytes]
             lent[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
-    return Loan([lent[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
+    return PageLease([lent[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
 
 
 @functools.cache
-def alignment_is_no_matter() -> bool:
+def is_alignment_irrelevant() -> bool:
     """Whether matrix products are bitwise equal for every alignment of the matrix; measured on this processor.
 
     Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's matrix-vector product with

@@ -11,7 +11,7 @@ _SOFT = 1
 """``omp_pause_soft`` of OpenMP 5.0: threads may end, settings are retained."""
 
 
-def rest() -> None:
+def end_idle_threads() -> None:
     """End the OpenMP threads that wait for the calling thread's next operation, which restarts them.
 
     They spin for milliseconds, as long as copying a block takes; a restart takes some microseconds per thread. Does

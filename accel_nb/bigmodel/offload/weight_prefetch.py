@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.host_memory import aligned
-from accel_nb.bigmodel.offload.mmap_weights import Loan
-from accel_nb.bigmodel.offload.weight_transfer import HostTensor, Lane, Source, lend
+from accel_nb.bigmodel.host_memory import align_up
+from accel_nb.bigmodel.offload.mmap_weights import PageLease
+from accel_nb.bigmodel.offload.weight_transfer import HostTensor, WeightSource, WeightTransfer, lease_weights
 from accel_nb.errors import AccelNbError, MisuseError
 
 _IDLE_S = 0.25
@@ -33,42 +33,42 @@ class OffloadError(AccelNbError, OSError):
 
 
 @dataclass(eq=False)
-class Piece:
+class OffloadedWeight:
     """One tensor of a unit: its source, and the entries of modules that hold it."""
 
     name: str
-    source: Source
-    empty: Tensor
+    source: WeightSource
+    placeholder: Tensor
     """The placeholder in the modules while the weight is offloaded, on the meta device."""
-    places: list[tuple[dict[str, Any], str]]
+    holders: list[tuple[dict[str, Any], str]]
     aliases: tuple[str, ...] = ()
     """All names of the tensor in the model."""
     was_trainable: bool = False
-    begin: int = 0
+    offset: int = 0
     """Its offset in the unit's buffer, in bytes."""
 
     @property
     def nbytes(self) -> int:
         """Its size in the buffer."""
-        return self.empty.numel() * self.empty.dtype.itemsize
+        return self.placeholder.numel() * self.placeholder.dtype.itemsize
 
 
-class Unit:
+class WeightUnit:
     """The tensors that a module's forward needs at once."""
 
     def __init__(
-        self, name: str, pieces: Sequence[Piece], *, rows_only: bool = False, holds_others: bool = False
+        self, name: str, pieces: Sequence[OffloadedWeight], *, rows_only: bool = False, holds_others: bool = False
     ) -> None:
         self.name = name
-        self.pieces = tuple(pieces)
+        self.weights = tuple(pieces)
         self.rows_only = rows_only
         """Whether a forward only looks up few rows of its tensors."""
-        self.holds_others = holds_others
+        self.contains_units = holds_others
         """Whether other units are acquired and released during its forward."""
         self.nbytes = 0
-        for piece in self.pieces:
-            piece.begin = self.nbytes
-            self.nbytes += aligned(piece.nbytes)
+        for piece in self.weights:
+            piece.offset = self.nbytes
+            self.nbytes += align_up(piece.nbytes)
 
     def __repr__(self) -> str:
         return f"Unit({self.name!r}, {self.nbytes} bytes)"
@@ -79,10 +79,10 @@ class _Buffer:
     nbytes: int
     memory: Tensor | None
     """None if the unit is used in place; its lease is released after each use."""
-    loan: Loan | None = None
-    marks: list[Any] = field(default_factory=list)
+    lease: PageLease | None = None
+    events: list[Any] = field(default_factory=list)
     """Events of computations that may still read it."""
-    views: dict[Unit, list[Tensor]] = field(default_factory=dict)
+    views: dict[WeightUnit, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -104,30 +104,32 @@ class _ThreadState(threading.local):
     """The units that one computing thread has used, and its position in the order."""
 
     def __init__(self) -> None:
-        self.seen: list[Unit] = []
+        self.seen: list[WeightUnit] = []
         self.next = 0
         self.depth = 0
 
 
-class WeightStream:
+class WeightPrefetcher:
     """Provides units with their weights during their forwards; several threads may compute at once.
 
     ``budget`` limits the buffers, in bytes. It is exceeded only while the units in use need more, as several concurrent
     forwards may.
     """
 
-    def __init__(self, units: Sequence[Unit], lane: Lane, budget: int, *, num_readers: int = 1) -> None:
-        self._lane = lane
+    def __init__(
+        self, units: Sequence[WeightUnit], transfer: WeightTransfer, budget: int, *, num_readers: int = 1
+    ) -> None:
+        self._lane = transfer
         self._budget = budget
         self._num_readers = num_readers
         self._changed = threading.Condition()
-        self._residencies: dict[Unit, _Residency] = {}
+        self._residencies: dict[WeightUnit, _Residency] = {}
         self._idle: list[_Buffer] = []
         self._allocated = 0
-        self._order: list[Unit] = []
-        self._positions: dict[Unit, list[int]] = {}
+        self._order: list[WeightUnit] = []
+        self._positions: dict[WeightUnit, list[int]] = {}
         self._now = 0
-        self._upcoming: dict[int, list[Unit]] = {}
+        self._upcoming: dict[int, list[WeightUnit]] = {}
         self._readers: list[threading.Thread] = []
         self._is_stopped = threading.Event()
         # A thread inside torch when the interpreter exits crashes the process.
@@ -140,7 +142,7 @@ class WeightStream:
         """The largest total size of the buffers so far."""
         self._set_order(units)
 
-    def begin(self) -> None:
+    def begin_forward(self) -> None:
         """Start a forward of the whole model; the order of this thread's previous forward is expected again."""
         state = self._thread_state
         state.depth += 1
@@ -150,7 +152,7 @@ class WeightStream:
                     self._set_order(state.seen)
             state.seen, state.next = [], 0
 
-    def end(self, *, completed: bool) -> None:
+    def end_forward(self, *, completed: bool) -> None:
         """End a forward of the whole model; the order of one that did not complete is discarded."""
         self._thread_state.depth -= 1
         if not self._thread_state.depth:
@@ -160,7 +162,7 @@ class WeightStream:
             with self._changed:
                 self._upcoming = {ident: upcoming for ident, upcoming in self._upcoming.items() if ident in alive}
 
-    def acquire(self, unit: Unit) -> None:
+    def acquire(self, unit: WeightUnit) -> None:
         """Install the unit's weights in its modules, reading them first if needed; raises `OffloadError`."""
         with self._changed:
             self._advance(unit)
@@ -182,10 +184,10 @@ class WeightStream:
                         f"the weights of {unit.name} cannot be read: {residency.error}"
                     ) from residency.error
                 if not residency.is_installed:
-                    if residency.buffer.loan is not None:
-                        residency.buffer.loan.begin()
+                    if residency.buffer.lease is not None:
+                        residency.buffer.lease.acquire()
                     self._install(unit, residency)
-            self._lane.ready(residency.ticket)
+            self._lane.wait(residency.ticket)
         except BaseException as error:  # an interrupt may come at any point of this
             with self._changed:
                 residency.users -= 1
@@ -194,18 +196,21 @@ class WeightStream:
                 raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
             raise
 
-    def release(self, unit: Unit) -> None:
+    def release(self, unit: WeightUnit) -> None:
         """Replace the weights by placeholders; weights that were changed in place are retained in memory."""
         with self._changed:
             residency = self._residencies[unit]
-            if residency.buffer.memory is not None and (mark := self._lane.mark(residency.buffer.memory)) is not None:
-                residency.buffer.marks.append(mark)
+            if (
+                residency.buffer.memory is not None
+                and (mark := self._lane.record_use(residency.buffer.memory)) is not None
+            ):
+                residency.buffer.events.append(mark)
             residency.users -= 1
             self._drop_if_unused(unit, residency)
             if self._upcoming.get(threading.get_ident()):  # units that were not retained have freed their space
                 self._request_upcoming(self._budget)
 
-    def saved_tensors_hooks(self, unit: Unit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    def saved_tensors_hooks(self, unit: WeightUnit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
         """Return hooks by which autograd saves references to a unit's tensors and fetches them in backward."""
         views = self._residencies[unit].buffer.views[unit]
         spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
@@ -243,14 +248,14 @@ class WeightStream:
 
     # --- methods below require the lock, except `_fill`, `_lease`, `_copy` and `_read_ahead` ---
 
-    def _set_order(self, order: Sequence[Unit]) -> None:
+    def _set_order(self, order: Sequence[WeightUnit]) -> None:
         if list(order) != self._order:
             self._order = list(order)
             self._positions = {}
             for position, unit in enumerate(order):
                 self._positions.setdefault(unit, []).append(position)
 
-    def _advance(self, unit: Unit) -> None:
+    def _advance(self, unit: WeightUnit) -> None:
         """Record this thread's position in the order, and request the units that it needs next."""
         state, order = self._thread_state, self._order
         if len(state.seen) > 8 * len(order):  # parts of the model are called alone, without `end_forward`
@@ -269,7 +274,7 @@ class WeightStream:
     def _request_upcoming(self, room: int) -> None:
         """Request the units that this thread needs next, within ``room`` bytes."""
         order, begin = self._order, self._thread_state.next
-        upcoming: list[Unit] = []
+        upcoming: list[WeightUnit] = []
         ahead = 0
         for step in range(len(order) - 1):
             other = order[(begin + step) % len(order)]
@@ -277,8 +282,8 @@ class WeightStream:
             if room < 0 or (step > self._num_readers and ahead >= min(_MIN_PREFETCH_BYTES, self._budget // 2)):
                 break
             ahead += other.nbytes
-            if other in self._residencies or self._lane.gains_by_reading_ahead(
-                [piece.source for piece in other.pieces]
+            if other in self._residencies or self._lane.benefits_from_prefetch(
+                [piece.source for piece in other.weights]
             ):
                 upcoming.append(other)
         self._upcoming[threading.get_ident()] = upcoming
@@ -307,7 +312,7 @@ class WeightStream:
                     continue
             self._fill(*found)
 
-    def _next_request(self) -> tuple[Unit, _Residency] | None:
+    def _next_request(self) -> tuple[WeightUnit, _Residency] | None:
         for upcoming in self._upcoming.values():
             for unit in upcoming:
                 if unit in self._residencies:
@@ -319,7 +324,7 @@ class WeightStream:
                 return unit, residency
         return None
 
-    def _fill(self, unit: Unit, residency: _Residency) -> None:
+    def _fill(self, unit: WeightUnit, residency: _Residency) -> None:
         """Read a unit into its buffer."""
         try:
             ticket = (
@@ -343,40 +348,40 @@ class WeightStream:
             self.num_fills += residency.buffer.memory is not None
             self._changed.notify_all()
 
-    def _lease(self, unit: Unit, buffer: _Buffer) -> None:
+    def _lease(self, unit: WeightUnit, buffer: _Buffer) -> None:
         """Lease the unit's tensors in place."""
-        loan = lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        loan = lease_weights([piece.source for piece in unit.weights], rows_only=unit.rows_only)
         with torch.inference_mode(False):  # the tensors outlive the caller's inference mode
-            views = [_view(piece, tensor) for piece, tensor in zip(unit.pieces, loan.tensors, strict=True)]
-        buffer.loan, buffer.views = loan, {unit: views}
+            views = [_view(piece, tensor) for piece, tensor in zip(unit.weights, loan.tensors, strict=True)]
+        buffer.lease, buffer.views = loan, {unit: views}
 
-    def _copy(self, unit: Unit, buffer: _Buffer) -> Any:
+    def _copy(self, unit: WeightUnit, buffer: _Buffer) -> Any:
         """Fill the memory of a buffer and return the transfer's ticket."""
-        marks, buffer.marks = buffer.marks, []
+        marks, buffer.events = buffer.events, []
         if unit not in buffer.views:
             assert buffer.memory is not None
             with torch.inference_mode(False):
                 buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
-        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
+        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.weights, buffer.views[unit], strict=True)]
         return self._lane.fill(jobs, marks)
 
-    def _can_lease(self, unit: Unit) -> bool:
+    def _can_lease(self, unit: WeightUnit) -> bool:
         """Whether the unit can be used in place; its files cannot be written to meanwhile."""
-        if unit.holds_others:
+        if unit.contains_units:
             return False
-        return all(piece.source.dtype == piece.empty.dtype for piece in unit.pieces) and self._lane.can_lend(
-            [piece.source for piece in unit.pieces], rows_only=unit.rows_only
+        return all(piece.source.dtype == piece.placeholder.dtype for piece in unit.weights) and self._lane.can_lease(
+            [piece.source for piece in unit.weights], rows_only=unit.rows_only
         )
 
-    def _drop_if_unused(self, unit: Unit, residency: _Residency) -> None:
+    def _drop_if_unused(self, unit: WeightUnit, residency: _Residency) -> None:
         """Remove a unit without users from the modules; it is retained in its buffer if that is valid and in budget."""
         if not residency.users and self._residencies.get(unit) is residency:
             try:
                 if residency.is_installed:
                     self._uninstall(unit, residency)
             finally:
-                if residency.buffer.loan is not None:
-                    residency.buffer.loan.end()
+                if residency.buffer.lease is not None:
+                    residency.buffer.lease.release()
             is_over_budget = self._allocated > self._budget and residency.state != "filling"
             if is_over_budget or (residency.buffer.memory is None and residency.state != "filling"):
                 self._allocated -= self._residencies.pop(unit).buffer.nbytes
@@ -384,7 +389,7 @@ class WeightStream:
                 self._idle.append(self._residencies.pop(unit).buffer)
         self._changed.notify_all()
 
-    def _buffer_for(self, unit: Unit, *, needed: bool) -> _Buffer | None:
+    def _buffer_for(self, unit: WeightUnit, *, needed: bool) -> _Buffer | None:
         """Return a buffer for the unit, evicting units that are needed later; None if there is no space yet."""
         in_place = self._can_lease(unit)
         best = self._idle_for(unit, in_place)
@@ -403,15 +408,15 @@ class WeightStream:
         with torch.inference_mode(False):
             memory = self._lane.allocate(unit.nbytes)
         # The allocator may return memory that earlier computations still read.
-        mark = self._lane.mark(memory)
-        return _Buffer(unit.nbytes, memory, marks=[] if mark is None else [mark])
+        mark = self._lane.record_use(memory)
+        return _Buffer(unit.nbytes, memory, events=[] if mark is None else [mark])
 
-    def _idle_for(self, unit: Unit, in_place: bool) -> _Buffer | None:
+    def _idle_for(self, unit: WeightUnit, in_place: bool) -> _Buffer | None:
         """Return the smallest unused buffer that is large enough; None if the unit is used in place."""
         fitting = [] if in_place else [buffer for buffer in self._idle if buffer.nbytes >= unit.nbytes]
         return min(fitting, key=lambda buffer: buffer.nbytes, default=None)
 
-    def _make_room(self, unit: Unit, in_place: bool, *, needed: bool) -> None:
+    def _make_room(self, unit: WeightUnit, in_place: bool, *, needed: bool) -> None:
         """Evict units that are needed later than this one, the last first, until a buffer fits or can be allocated."""
         upcoming = {other for units in self._upcoming.values() for other in units}
         limit = -1 if needed else self._distance(unit)
@@ -434,7 +439,7 @@ class WeightStream:
                 if self._idle_for(unit, in_place) is not None:
                     return
 
-    def _distance(self, unit: Unit) -> int:
+    def _distance(self, unit: WeightUnit) -> int:
         """Return after how many units this one is needed, in the expected order."""
         places = self._positions.get(unit)
         if not places:
@@ -442,21 +447,21 @@ class WeightStream:
         at = bisect_left(places, self._now + 1)
         return (places[at] if at < len(places) else places[0] + len(self._order)) - self._now
 
-    def _install(self, unit: Unit, residency: _Residency) -> None:
+    def _install(self, unit: WeightUnit, residency: _Residency) -> None:
         views = residency.buffer.views[unit]
-        for piece, view in zip(unit.pieces, views, strict=True):
-            for holder, leaf in piece.places:
+        for piece, view in zip(unit.weights, views, strict=True):
+            for holder, leaf in piece.holders:
                 holder[leaf] = view
         residency.versions = [view._version for view in views]
         residency.is_installed = True
 
-    def _uninstall(self, unit: Unit, residency: _Residency) -> None:
+    def _uninstall(self, unit: WeightUnit, residency: _Residency) -> None:
         residency.is_installed = False
-        for piece, view, version in zip(unit.pieces, residency.buffer.views[unit], residency.versions, strict=True):
-            holder, leaf = piece.places[0]
+        for piece, view, version in zip(unit.weights, residency.buffer.views[unit], residency.versions, strict=True):
+            holder, leaf = piece.holders[0]
             now: Tensor = holder[leaf]
-            for place, name in piece.places:
-                place[name] = piece.empty
+            for place, name in piece.holders:
+                place[name] = piece.placeholder
             if now is not view or view._version != version:
                 if now.shape != view.shape or now.dtype != view.dtype:
                     raise MisuseError(
@@ -482,7 +487,7 @@ def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, rea
 class _SavedReference:
     """A tensor saved by autograd: a view of a unit's tensor number ``at``; ``offset`` in bytes."""
 
-    unit: Unit
+    unit: WeightUnit
     at: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -490,15 +495,15 @@ class _SavedReference:
     offset: int
 
 
-def _views(unit: Unit, memory: Tensor) -> list[Tensor]:
+def _views(unit: WeightUnit, memory: Tensor) -> list[Tensor]:
     """Return the unit's tensors in a buffer."""
-    parts = (memory[piece.begin : piece.begin + piece.nbytes] for piece in unit.pieces)
+    parts = (memory[piece.offset : piece.offset + piece.nbytes] for piece in unit.weights)
     return [
-        _view(piece, part.view(piece.empty.dtype).view(piece.empty.shape))
-        for piece, part in zip(unit.pieces, parts, strict=True)
+        _view(piece, part.view(piece.placeholder.dtype).view(piece.placeholder.shape))
+        for piece, part in zip(unit.weights, parts, strict=True)
     ]
 
 
-def _view(piece: Piece, part: Tensor) -> Tensor:
+def _view(piece: OffloadedWeight, part: Tensor) -> Tensor:
     """Return what modules hold: a frozen parameter or a buffer, with a version counter of its own."""
-    return nn.Parameter(part, requires_grad=False) if isinstance(piece.empty, nn.Parameter) else part.data
+    return nn.Parameter(part, requires_grad=False) if isinstance(piece.placeholder, nn.Parameter) else part.data

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.offload import mmap_weights, openmp
-from accel_nb.bigmodel.offload.mmap_weights import Loan
+from accel_nb.bigmodel.offload.mmap_weights import PageLease
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
@@ -40,11 +40,11 @@ class HostTensor:
         """The dtype that it is stored in."""
         return self.tensor.dtype
 
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Return True."""
         return True
 
-    def will_read(self) -> None:
+    def advise_read(self) -> None:
         """Do nothing: it is in memory."""
 
     def read_into(self, out: Tensor) -> None:
@@ -52,10 +52,10 @@ class HostTensor:
         out.copy_(self.tensor)
 
 
-Source = FileTensor | HostTensor
+WeightSource = FileTensor | HostTensor
 
 
-class Lane(Protocol):
+class WeightTransfer(Protocol):
     """Fills buffers with weights; methods are in the order of a buffer's life cycle."""
 
     @property
@@ -67,39 +67,41 @@ class Lane(Protocol):
         """Return a new buffer of bytes."""
         ...
 
-    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
         """Whether kernels can use tensors in place, without a buffer; `lease_weights` returns them then.
 
         ``rows_only``: only few rows of each are looked up.
         """
         ...
 
-    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+    def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
         """Whether filling a buffer during the computation is faster than right before its use."""
         ...
 
-    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
+    def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> Any:
         """Fill parts of a buffer after the events; return a ticket for `wait`. Any thread may call."""
         ...
 
-    def ready(self, ticket: Any) -> None:
+    def wait(self, ticket: Any) -> None:
         """Order the calling thread's computation after the fill."""
         ...
 
-    def mark(self, buffer: Tensor) -> Any:
+    def record_use(self, buffer: Tensor) -> Any:
         """Return an event for the computation that the calling thread has queued on a buffer, or None."""
         ...
 
 
-def lend(sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
+def lease_weights(sources: Sequence[WeightSource], *, rows_only: bool = False) -> PageLease:
     """Return weights in place: mapped pages of files, or host memory; requires `can_lease`. Any thread may call."""
-    loan = mmap_weights.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+    loan = mmap_weights.lease_pages(
+        [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
+    )
     pages = iter(loan.tensors)
     loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
     return loan
 
 
-class HostLane:
+class HostTransfer:
     """Maps pages of files for the CPU, or reads into memory; a filled buffer can be used at once.
 
     Reading what is in the page cache is a copy, which competes with the computation for cores. It is therefore done
@@ -115,36 +117,37 @@ class HostLane:
         """Return memory in huge pages where the system supports them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
-    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
         """Whether mapped pages of the files, if any, can replace memory."""
-        return mmap_weights.can_lend(
+        return mmap_weights.can_lease(
             [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
         )
 
-    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+    def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
         """Whether a disk must be read, which occupies no core."""
-        return not mmap_weights.are_at_hand([source for source in sources if isinstance(source, FileTensor)])
+        return not mmap_weights.are_cached([source for source in sources if isinstance(source, FileTensor)])
 
-    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
+    def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> None:
         """Read now; the calling thread is one of the readers."""
-        away = [source for source, _ in jobs if not source.is_at_hand()]
+        away = [source for source, _ in jobs if not source.is_in_memory()]
         for source in away:
-            source.will_read()
+            source.advise_read()
         num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
         if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
-            openmp.rest()  # with more cores the copying threads find idle ones, and restarting all others takes longer
+            # With more cores the copying threads find idle ones, and restarting all others takes longer.
+            openmp.end_idle_threads()
         _read_with(num_helpers, parts)
 
-    def ready(self, ticket: None) -> None:
+    def wait(self, ticket: None) -> None:
         """Do nothing."""
 
-    def mark(self, buffer: Tensor) -> None:
+    def record_use(self, buffer: Tensor) -> None:
         """Do nothing: computation on the CPU is synchronous."""
 
 
-def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tensor]]:
+def _parts(jobs: Sequence[tuple[WeightSource, Tensor]]) -> Iterator[tuple[WeightSource, Tensor]]:
     """Divide tensors that are read without conversion into chunks."""
     for source, out in jobs:
         if isinstance(source, HostTensor) or source.dtype != out.dtype:
@@ -154,10 +157,10 @@ def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tens
         per_part = CHUNK_BYTES // out.dtype.itemsize
         for begin in range(0, flat.numel(), per_part):
             count = min(per_part, flat.numel() - begin)
-            yield source.part(begin, count), flat[begin : begin + count]
+            yield source.slice(begin, count), flat[begin : begin + count]
 
 
-def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
+def _read_with(num_helpers: int, parts: deque[tuple[WeightSource, Tensor]]) -> None:
     """Read parts in this thread and helper threads; no helper writes to memory after the return."""
     failures: list[Exception] = []
 
@@ -184,7 +187,7 @@ def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
         raise failures[0]
 
 
-def _read(parts: deque[tuple[Source, Tensor]]) -> None:
+def _read(parts: deque[tuple[WeightSource, Tensor]]) -> None:
     """Read parts until none is left."""
     while True:
         try:
@@ -194,10 +197,10 @@ def _read(parts: deque[tuple[Source, Tensor]]) -> None:
         source.read_into(out)
 
 
-class Queue(Protocol):
+class CopyQueue(Protocol):
     """Copies to a device in the order of the calls, concurrent with its computation."""
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def allocate_pinned(self, nbytes: int) -> Tensor:
         """Return host memory from which copies are asynchronous."""
         ...
 
@@ -205,28 +208,28 @@ class Queue(Protocol):
         """Queue a copy to the device."""
         ...
 
-    def note(self) -> Any:
+    def record_copies(self) -> Any:
         """Return an event for the end of all queued copies."""
         ...
 
-    def wait_for(self, mark: Any) -> None:
+    def copy_after(self, event: Any) -> None:
         """Order later copies after an event of the computation."""
         ...
 
-    def compute_after(self, mark: Any) -> None:
+    def compute_after(self, event: Any) -> None:
         """Order the calling thread's computation after an event of this queue; does not block the thread."""
         ...
 
-    def compute_mark(self) -> Any:
+    def record_compute(self) -> Any:
         """Return an event for the end of the computation that the calling thread has queued."""
         ...
 
-    def finish(self, mark: Any) -> None:
+    def synchronize(self, event: Any) -> None:
         """Block until an event of this queue."""
         ...
 
 
-class CudaQueue:
+class CudaCopyQueue:
     """A CUDA stream for copies."""
 
     def __init__(self, device: torch.device) -> None:
@@ -234,7 +237,7 @@ class CudaQueue:
         self._kind = device_type(device)
         self._stream = self._kind.new_stream(device)
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def allocate_pinned(self, nbytes: int) -> Tensor:
         """Return page-locked memory."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
@@ -243,25 +246,25 @@ class CudaQueue:
         with self._kind.on_stream(self._stream):
             out.copy_(source, non_blocking=True)
 
-    def note(self) -> Any:
+    def record_copies(self) -> Any:
         """Record an event on the stream."""
         return self._stream.record_event()
 
-    def wait_for(self, mark: Any) -> None:
+    def copy_after(self, event: Any) -> None:
         """Make the stream wait for an event."""
-        self._stream.wait_event(mark)
+        self._stream.wait_event(event)
 
-    def compute_after(self, mark: Any) -> None:
+    def compute_after(self, event: Any) -> None:
         """Make the thread's current stream wait for an event."""
-        self._kind.current_stream(self._device).wait_event(mark)
+        self._kind.current_stream(self._device).wait_event(event)
 
-    def compute_mark(self) -> Any:
+    def record_compute(self) -> Any:
         """Record an event on the thread's current stream."""
         return self._kind.current_stream(self._device).record_event()
 
-    def finish(self, mark: Any) -> None:
+    def synchronize(self, event: Any) -> None:
         """Block until an event."""
-        mark.synchronize()
+        event.synchronize()
 
 
 @dataclass(eq=False)
@@ -273,10 +276,10 @@ class _Staging:
     turn: int = 0
 
 
-class SideLane:
+class DeviceTransfer:
     """Copies weights to a device during its computation, through two staging buffers per filling thread."""
 
-    def __init__(self, device: torch.device, queue: Queue, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, device: torch.device, queue: CopyQueue, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.device = device
         self._queue = queue
         self._chunk_bytes = chunk_bytes
@@ -286,24 +289,24 @@ class SideLane:
         """Return device memory."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+    def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
         """Return False: devices compute from their own memory."""
         return False
 
-    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+    def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
         """Return True: copies run concurrently with the computation."""
         return True
 
-    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
+    def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> Any:
         """Read into staging buffers and queue the copies; the ticket is an event of the queue."""
         for source, _ in jobs:
-            source.will_read()
-        for mark in marks:
-            self._queue.wait_for(mark)
+            source.advise_read()
+        for mark in events:
+            self._queue.copy_after(mark)
         try:
             staging = self._free.pop()
         except IndexError:
-            staging = _Staging([self._queue.pinned(self._chunk_bytes) for _ in range(2)])
+            staging = _Staging([self._queue.allocate_pinned(self._chunk_bytes) for _ in range(2)])
         try:
             for source, out in jobs:
                 if isinstance(source, HostTensor) and source.tensor.is_pinned() and source.tensor.dtype == out.dtype:
@@ -312,20 +315,20 @@ class SideLane:
                     self._stage(source, out, staging)
         finally:
             self._free.append(staging)
-        return self._queue.note()
+        return self._queue.record_copies()
 
-    def ready(self, ticket: Any) -> None:
+    def wait(self, ticket: Any) -> None:
         """Order the computation after the copies."""
         self._queue.compute_after(ticket)
 
-    def mark(self, buffer: Tensor) -> Any:
+    def record_use(self, buffer: Tensor) -> Any:
         """Return an event after which the buffer may be filled again."""
         kind = device_type(buffer.device)
         if kind.has_streams:  # if it is freed instead, the allocator must wait too
             kind.record_use(buffer, kind.current_stream(buffer.device))
-        return self._queue.compute_mark()
+        return self._queue.record_compute()
 
-    def _stage(self, source: Source, out: Tensor, staging: _Staging) -> None:
+    def _stage(self, source: WeightSource, out: Tensor, staging: _Staging) -> None:
         """Copy a tensor chunk by chunk, converted to the dtype of ``out`` in the staging buffer."""
         flat = out.view(-1)
         per_chunk = max(1, self._chunk_bytes // out.dtype.itemsize)
@@ -333,30 +336,30 @@ class SideLane:
             count = min(per_chunk, flat.numel() - begin)
             staging.turn = 1 - staging.turn
             if staging.sent[staging.turn] is not None:
-                self._queue.finish(staging.sent[staging.turn])
+                self._queue.synchronize(staging.sent[staging.turn])
             part = staging.buffers[staging.turn][: count * out.dtype.itemsize].view(out.dtype)
             if isinstance(source, HostTensor):
                 part.copy_(source.tensor.reshape(-1)[begin : begin + count])
             else:
-                source.part(begin, count).read_into(part)
+                source.slice(begin, count).read_into(part)
             self._queue.copy(part, flat[begin : begin + count])
-            staging.sent[staging.turn] = self._queue.note()
+            staging.sent[staging.turn] = self._queue.record_copies()
 
 
-def build_lane(device: torch.device) -> Lane:
+def build_transfer(device: torch.device) -> WeightTransfer:
     """Return the transfer for a device."""
     kind = device_type(device)
     if kind.is_host:
-        return HostLane()
+        return HostTransfer()
     if kind.has_streams:
-        return SideLane(device, CudaQueue(device))
-    return SideLane(device, BlockingQueue())
+        return DeviceTransfer(device, CudaCopyQueue(device))
+    return DeviceTransfer(device, SynchronousCopyQueue())
 
 
-class BlockingQueue:
+class SynchronousCopyQueue:
     """Copies synchronously, for devices without support for asynchronous copies here."""
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def allocate_pinned(self, nbytes: int) -> Tensor:
         """Return pageable memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -364,17 +367,17 @@ class BlockingQueue:
         """Copy now."""
         out.copy_(source)
 
-    def note(self) -> None:
+    def record_copies(self) -> None:
         """Do nothing: all copies have ended."""
 
-    def wait_for(self, mark: None) -> None:
+    def copy_after(self, event: None) -> None:
         """Do nothing: the device itself keeps the order of copies and computation."""
 
-    def compute_after(self, mark: None) -> None:
+    def compute_after(self, event: None) -> None:
         """Do nothing."""
 
-    def compute_mark(self) -> None:
+    def record_compute(self) -> None:
         """Do nothing."""
 
-    def finish(self, mark: None) -> None:
+    def synchronize(self, event: None) -> None:
         """Do nothing."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.offload.dispatch import dispatched
+from accel_nb.bigmodel.offload.dispatch import get_dispatch_record
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
@@ -27,8 +27,8 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
     devices.
     """
-    handle = dispatched(model)
-    devices = list(dict.fromkeys(handle.computes.values()))
+    handle = get_dispatch_record(model)
+    devices = list(dict.fromkeys(handle.compute_devices.values()))
     if len(devices) < 2:
         raise MisuseError(
             f"the model computes on {devices[0]} alone; a pipeline needs a device map with several devices"
@@ -36,7 +36,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
     turns = _DeviceLocks(devices)
-    for name, device in handle.computes.items():
+    for name, device in handle.compute_devices.items():
         handle.wrap(model.get_submodule(name), functools.partial(_with_device, turns, device))
     handle.wrap(model, functools.partial(_in_micro_batches, turns, num_chunks or 2 * len(devices)))
     return model

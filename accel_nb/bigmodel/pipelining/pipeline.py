@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.planning.module_tree import Tree
+from accel_nb.bigmodel.planning.module_tree import ModuleTree
 from accel_nb.bigmodel.planning.sizes import find_blocks, list_tensors
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives
@@ -118,9 +118,9 @@ def _split_points(
         return points
     blocks = [no_split] if isinstance(no_split, str) else list(no_split or find_blocks(model))
     held = list_tensors(model)
-    tree = Tree(model, held, blocks)
-    parts = [part for part in tree.smallest("") if part in tree.modules]
-    sizes = [tree.nbytes(tree.inside(part)) for part in parts]
+    tree = ModuleTree(model, held, blocks)
+    parts = [part for part in tree.leaf_parts("") if part in tree.modules]
+    sizes = [tree.nbytes(tree.tensor_indices(part)) for part in parts]
     before = list(accumulate(sizes, initial=0))[:-1]
     total = sum(sizes)
     starts = [

@@ -68,7 +68,7 @@ class ForwardTime:
 
 
 def forward_time(
-    computing: Sequence[float], reading: Sequence[float], sizes: Sequence[int], budget: int, *, beside: bool = True
+    computing: Sequence[float], reading: Sequence[float], sizes: Sequence[int], budget: int, *, overlaps: bool = True
 ) -> ForwardTime:
     """Return the time of a forward over parts in order, in a sequence of forwards.
 
@@ -85,7 +85,7 @@ def forward_time(
             if not arrives:
                 computed += own
                 continue
-            start = read if beside else computed
+            start = read if overlaps else computed
             while free < nbytes and held:
                 size, over = held.popleft()
                 free += size

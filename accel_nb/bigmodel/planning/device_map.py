@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.planning.cost_model import ForwardTime, Pace
-from accel_nb.bigmodel.planning.module_tree import Tree, is_within
-from accel_nb.bigmodel.planning.placement import DeviceMap, describe_device_map, place_of
-from accel_nb.bigmodel.planning.placement_search import AHEAD, Arrangement, arrangement, is_better
+from accel_nb.bigmodel.planning.module_tree import ModuleTree, is_within
+from accel_nb.bigmodel.planning.placement import DeviceMap, describe_device_map, find_place
+from accel_nb.bigmodel.planning.placement_search import NUM_BUFFERS, Arrangement, build_arrangement, is_better
 from accel_nb.bigmodel.planning.sizes import (
     Device,
     device_problems,
     find_blocks,
     format_bytes,
     get_max_memory,
+    list_ancestors,
     list_tensors,
     parse_bytes,
-    prefixes,
 )
 from accel_nb.errors import ConfigError
 
-WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
+PLANNING_METHODS = ("auto", "balanced", "balanced_low_0", "sequential")
 _BISECTIONS = 40
 
 
@@ -83,7 +83,7 @@ def infer_auto_device_map(
     """
     limits = get_max_memory(max_memory)
     blocks = _blocks(model, no_split_module_classes)
-    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
     plan = _plan_with_buffers(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
     notes: list[str] = []
@@ -100,7 +100,7 @@ def infer_auto_device_map(
     return places
 
 
-def expect_forward(
+def estimate_forward(
     model: nn.Module,
     device_map: Mapping[str, Device],
     pace: Pace,
@@ -111,10 +111,10 @@ def expect_forward(
     offload_buffers: bool = False,
 ) -> ForwardTime:
     """Return the expected time of a forward under a device map; arguments as in `infer_auto_device_map`."""
-    tree = Tree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
-    places = {part: _place_of_part(tree, part, device_map) for part in tree.smallest("")}
+    tree = ModuleTree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
+    places = {part: _place_of_part(tree, part, device_map) for part in tree.leaf_parts("")}
     room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
-    arranged = arrangement(tree, places, room, pace, flops or {}, offload_buffers=offload_buffers)
+    arranged = build_arrangement(tree, places, room, pace, flops or {}, offload_buffers=offload_buffers)
     return arranged.time([places[part.names[0]] for part in arranged.parts])
 
 
@@ -139,7 +139,7 @@ def get_balanced_memory(
     if len(devices) < 2:
         return limits
     blocks = _blocks(model, no_split_module_classes)
-    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    tree = ModuleTree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
     first, *others = devices
 
@@ -164,7 +164,7 @@ def get_balanced_memory(
 
 def plan_device_map(
     model: nn.Module,
-    way: str,
+    method: str,
     max_memory: Mapping[Device, int | str] | None = None,
     no_split_module_classes: Sequence[str] | str | None = None,
     dtype: torch.dtype | str | None = None,
@@ -179,16 +179,16 @@ def plan_device_map(
 
     Except for ``sequential`` it is the fastest one found for a ``pace`` (None: typical hardware).
     """
-    if way not in WAYS:
-        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary")
+    if method not in PLANNING_METHODS:
+        raise ConfigError(f"device_map {method!r} is unknown; there are {', '.join(PLANNING_METHODS)}, or a dictionary")
     limits = get_max_memory(max_memory)
-    if way != "sequential":
+    if method != "sequential":
         limits = get_balanced_memory(
             model,
             limits,
             no_split_module_classes,
             dtype,
-            low_zero=way == "balanced_low_0",
+            low_zero=method == "balanced_low_0",
             activations=activations,
             kv_cache=kv_cache,
         )
@@ -200,7 +200,7 @@ def plan_device_map(
         offload_buffers=offload_buffers,
         activations=activations,
         kv_cache=kv_cache,
-        pace=None if way == "sequential" else pace or Pace.typical(main_device(_usable(limits))),
+        pace=None if method == "sequential" else pace or Pace.typical(main_device(_usable(limits))),
         flops=flops,
     )
 
@@ -210,10 +210,15 @@ def main_device(places: Iterable[Device]) -> Device:
     return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
 
 
-def _place_of_part(tree: Tree, part: str, device_map: Mapping[str, Device]) -> Device:
+def _place_of_part(tree: ModuleTree, part: str, device_map: Mapping[str, Device]) -> Device:
     """Return the place of a part's first tensor, as `Arrangement` names places."""
-    own = (name for index in sorted(tree.inside(part)) for name in tree.held[index].names if is_within(name, part))
-    place = place_of(next(own, part), device_map)
+    own = (
+        name
+        for index in sorted(tree.tensor_indices(part))
+        for name in tree.tensors[index].names
+        if is_within(name, part)
+    )
+    place = find_place(next(own, part), device_map)
     if place is None or str(place) in ("cpu", "disk"):
         return "cpu" if place is None else str(place)
     return place
@@ -230,7 +235,7 @@ def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
 
 
 def _plan_with_buffers(
-    tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool
+    tree: ModuleTree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool
 ) -> _Plan:
     """Place all parts; if some are offloaded, reserve buffer memory on the main device and place again."""
     main = main_device(_usable(limits))
@@ -248,25 +253,32 @@ def _plan_with_buffers(
     return plan
 
 
-def _buffer_bytes(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+def _buffer_bytes(tree: ModuleTree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
     """Return the memory that the main device needs to compute offloaded parts."""
     away = _offloaded(tree, plan, main)
-    sizes = [tree.nbytes(tree.inside(part)) for part in away]
+    sizes = [tree.nbytes(tree.tensor_indices(part)) for part in away]
     blocks = sum(tree.is_block(part) for part in away)
-    stay = {index for part in away for index in tree.inside(part) if tree.held[index].is_buffer and not offload_buffers}
-    return min(AHEAD, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
+    stay = {
+        index
+        for part in away
+        for index in tree.tensor_indices(part)
+        if tree.tensors[index].is_buffer and not offload_buffers
+    }
+    return min(NUM_BUFFERS, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
 
 
-def _offloaded(tree: Tree, plan: _Plan, main: Device) -> list[str]:
+def _offloaded(tree: ModuleTree, plan: _Plan, main: Device) -> list[str]:
     away = ("disk",) if main == "cpu" else ("cpu", "disk")
-    return [small for part, device in plan.places.items() if device in away for small in tree.smallest(part)]
+    return [small for part, device in plan.places.items() if device in away for small in tree.leaf_parts(part)]
 
 
-def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], main: Device, work: Workload) -> None:
+def _refuse_too_large(
+    tree: ModuleTree, plan: _Plan, limits: Mapping[Device, int], main: Device, work: Workload
+) -> None:
     problems: list[str] = []
     limit = limits.get(main, 0)
     for part in _offloaded(tree, plan, main):
-        needed = tree.nbytes(tree.inside(part)) + work.activations
+        needed = tree.nbytes(tree.tensor_indices(part)) + work.activations
         if needed > limit:
             module = tree.modules.get(part)
             kind = "a tensor" if module is None else type(module).__name__
@@ -276,7 +288,7 @@ def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], mai
                 f"it, may hold {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
                 f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
             )
-    if sum(tree.held[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
+    if sum(tree.tensors[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
         "disk", float("inf")
     ):
         problems.append(
@@ -286,7 +298,7 @@ def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], mai
         raise ConfigError(problems)
 
 
-def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
+def _greedy(tree: ModuleTree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
     """Fill the devices in order; parts that fit on none of them are placed on ``disk``."""
     devices = [device for device in room if device != "disk"]
     plan = _Plan(room=dict(room))
@@ -298,7 +310,7 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
             if part in plan.places:
                 continue
             if _has_placed_parts(part, plan) or not _place_if_fits(tree, part, device, plan, work):
-                if parts := tree.parts(part):
+                if parts := tree.children(part):
                     queue.extendleft(reversed(parts))
                 elif fallback and device not in plan.places.values():
                     passed.append(part)
@@ -306,7 +318,7 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
                     queue.appendleft(part)
                     break
         queue.extendleft(reversed(passed))
-    plan.room["disk"] = sum(held.nbytes for held in tree.held) + work.kv_cache * len(tree.modules)
+    plan.room["disk"] = sum(held.nbytes for held in tree.tensors) + work.kv_cache * len(tree.modules)
     while queue:
         part = queue.popleft()
         if part in plan.places:
@@ -314,12 +326,12 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
         if not _has_placed_parts(part, plan):
             _place_if_fits(tree, part, "disk", plan, work)
         else:
-            queue.extendleft(reversed(tree.parts(part)))
+            queue.extendleft(reversed(tree.children(part)))
     return plan
 
 
 def _search_placement(
-    tree: Tree,
+    tree: ModuleTree,
     places: Mapping[str, Device],
     limits: Mapping[Device, int],
     work: Workload,
@@ -328,7 +340,7 @@ def _search_placement(
     offload_buffers: bool,
 ) -> tuple[DeviceMap, ForwardTime]:
     """Exchange places of parts that the main device computes; return all places, and the time of a forward."""
-    small = {part: place for name, place in places.items() for part in tree.smallest(name)}
+    small = {part: place for name, place in places.items() for part in tree.leaf_parts(name)}
     main = main_device(_usable(limits))
     kept = work.activations + work.kv_cache * sum(
         tree.is_block(part) for part, place in small.items() if place in (main, "cpu", "disk")
@@ -336,19 +348,19 @@ def _search_placement(
     room: dict[Device, float] = {main: limits.get(main, 0) - kept}
     room.update({place: limits[place] for place in ("cpu",) if place in limits and place != main})
     room["disk"] = limits.get("disk", float("inf"))
-    arranged = arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
+    arranged = build_arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
     found = [small[part.names[0]] for part in arranged.parts]
     if len(set(found)) > 1:
-        for start in arranged.starts():
+        for start in arranged.initial_placements():
             found = start if is_better(arranged.time(start), arranged.time(found)) else found
         evenly = _space_evenly(tree, arranged, found)
-        found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
+        found = arranged.improve(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
     for part, place in zip(arranged.parts, found, strict=True):
         small.update(dict.fromkeys(part.names, place))
     return small, arranged.time(found)
 
 
-def _space_evenly(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+def _space_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
     """Exchange places of blocks of one size, so that offloaded ones are evenly spaced: a start for the search.
 
     The bytes at each place do not change.
@@ -379,11 +391,11 @@ def _has_placed_parts(part: str, plan: _Plan) -> bool:
     return any(is_within(name, part) for name in plan.places)
 
 
-def _place_if_fits(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+def _place_if_fits(tree: ModuleTree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
     """Place a part, and all parts that share tensors with it, if the device has enough memory."""
-    family = tree.family(part)
-    new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
-    blocks = sum(tree.is_block(small) for name in family for small in tree.smallest(name))
+    family = tree.parts_sharing_tensors(part)
+    new = {index for name in family for index in tree.tensor_indices(name)} - plan.on.keys()
+    blocks = sum(tree.is_block(small) for name in family for small in tree.leaf_parts(name))
     needed = tree.nbytes(new) + (work.kv_cache * blocks if device != "disk" else 0)
     if needed > plan.room[device] or (plan.room[device] <= 0 and new):
         return False
@@ -393,14 +405,14 @@ def _place_if_fits(tree: Tree, part: str, device: Device, plan: _Plan, work: Wor
     return True
 
 
-def _merge_entries(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+def _merge_entries(tree: ModuleTree, places: Mapping[str, Device]) -> DeviceMap:
     """Return the map with one entry for a module instead of its parts if these share a place."""
 
     def merge(name: str) -> DeviceMap:
         if name in places:
             return {name: places[name]}
         found: DeviceMap = {}
-        for part in tree.parts(name):
+        for part in tree.children(name):
             found.update(merge(part))
         if found and len({str(device) for device in found.values()}) == 1:
             return {name: next(iter(found.values()))}
@@ -437,7 +449,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
             f'device_map is {device_map!r}; write names and devices, as {{"": "cpu"}} for the whole model'
         )
     held = list_tensors(model)
-    known = {name for tensor in held for own in tensor.names for name in prefixes(own)}
+    known = {name for tensor in held for own in tensor.names for name in list_ancestors(own)}
     known |= {name for name, _ in model.named_modules(remove_duplicate=False)}
     problems: list[str] = []
     for name, device in device_map.items():
@@ -445,9 +457,9 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
         if name not in known:
             near = _nearest(str(name), known)
             problems.append(f"device_map names {name!r}, which the model does not have{near}")
-        elif above := [other for other in prefixes(name)[:-1] if other in device_map]:
+        elif above := [other for other in list_ancestors(name)[:-1] if other in device_map]:
             problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
-    places = {own: place_of(own, device_map) for tensor in held for own in tensor.names}
+    places = {own: find_place(own, device_map) for tensor in held for own in tensor.names}
     if uncovered := [name for name, place in places.items() if place is None]:
         problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that contains them")
     for tensor in held:

@@ -6,35 +6,35 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from accel_nb.bigmodel.planning.sizes import Held, prefixes
+from accel_nb.bigmodel.planning.sizes import ModelTensor, list_ancestors
 
 
-class Tree:
+class ModuleTree:
     """A model's modules and tensors by name, and the tensors that they share."""
 
-    def __init__(self, model: nn.Module, held: Sequence[Held], no_split: Iterable[str]) -> None:
-        self.held = held
+    def __init__(self, model: nn.Module, held: Sequence[ModelTensor], no_split: Iterable[str]) -> None:
+        self.tensors = held
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self._no_split = frozenset(no_split)
         self._inside: dict[str, set[int]] = {name: set() for name in self.modules}
         for index, tensor in enumerate(held):
             for name in tensor.names:
-                for prefix in prefixes(name):
+                for prefix in list_ancestors(name):
                     self._inside.setdefault(prefix, set()).add(index)
 
-    def inside(self, name: str) -> set[int]:
+    def tensor_indices(self, name: str) -> set[int]:
         """Return the indices of the tensors in a part, shared ones included."""
         return self._inside[name]
 
     def nbytes(self, indices: Iterable[int]) -> int:
         """Return the total size of tensors."""
-        return sum(self.held[index].nbytes for index in indices)
+        return sum(self.tensors[index].nbytes for index in indices)
 
     def is_block(self, name: str) -> bool:
         """Whether a part is a module of a class that is not to be split."""
         return name in self.modules and type(self.modules[name]).__name__ in self._no_split
 
-    def parts(self, name: str) -> list[str]:
+    def children(self, name: str) -> list[str]:
         """Return the direct children and tensors of a module; none if it is not to be split."""
         if name not in self.modules or self.is_block(name):
             return []
@@ -47,27 +47,27 @@ class Tree:
         below = (f"{name}.{part}" if name else part for part in [*direct, *children])
         return [part for part in below if self._inside.get(part)]
 
-    def smallest(self, name: str) -> list[str]:
+    def leaf_parts(self, name: str) -> list[str]:
         """Return the parts of a part that cannot be split further, in the model's order."""
-        parts = self.parts(name)
-        return [small for part in parts for small in self.smallest(part)] if parts else [name]
+        parts = self.children(name)
+        return [small for part in parts for small in self.leaf_parts(part)] if parts else [name]
 
-    def holder(self, tensor: str) -> str:
+    def containing_part(self, tensor: str) -> str:
         """Return the part that a tensor moves with: the outermost block, or module without children, or itself."""
-        for name in prefixes(tensor):
-            if name in self.modules and not self.parts(name):
+        for name in list_ancestors(tensor):
+            if name in self.modules and not self.children(name):
                 return name
         return tensor
 
-    def family(self, name: str) -> set[str]:
+    def parts_sharing_tensors(self, name: str) -> set[str]:
         """Return the part and all others that share tensors with it, directly or transitively: they need one device."""
         family, waiting = {name}, [name]
         while waiting:
             for index in self._inside[waiting.pop()]:
-                for alias in self.held[index].names:
+                for alias in self.tensors[index].names:
                     if any(is_within(alias, member) for member in family):
                         continue
-                    holder = self.holder(alias)
+                    holder = self.containing_part(alias)
                     family.add(holder)
                     waiting.append(holder)
         return family

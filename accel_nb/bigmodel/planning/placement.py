@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.planning.sizes import Device, format_bytes, get_max_memory, list_tensors, prefixes
+from accel_nb.bigmodel.planning.sizes import Device, format_bytes, get_max_memory, list_ancestors, list_tensors
 
 DeviceMap = dict[str, Device]
 """Names of modules or tensors (``""`` is the whole model) and their places."""
@@ -84,9 +84,9 @@ class Placement:
         display(self)
 
 
-def place_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
+def find_place(name: str, device_map: Mapping[str, Device]) -> Device | None:
     """Return the place of a tensor or module: the map's entry for it or its nearest ancestor, else None."""
-    return next((device_map[prefix] for prefix in reversed(prefixes(name)) if prefix in device_map), None)
+    return next((device_map[prefix] for prefix in reversed(list_ancestors(name)) if prefix in device_map), None)
 
 
 def describe_device_map(
@@ -104,7 +104,7 @@ def describe_device_map(
     for name, device in device_map.items():
         parts.setdefault(str(device), []).append(name or "the whole model")
     for tensor in list_tensors(model, dtype, special_dtypes):
-        place = str(place_of(tensor.name, device_map))
+        place = str(find_place(tensor.name, device_map))
         used[place] = used.get(place, 0) + tensor.nbytes
     limits = {str(device): limit for device, limit in get_max_memory(max_memory).items()}
     return Placement(

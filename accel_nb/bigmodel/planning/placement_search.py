@@ -8,12 +8,12 @@ from itertools import combinations, cycle, islice, product
 
 from torch import nn
 
-from accel_nb.bigmodel.host_memory import aligned
+from accel_nb.bigmodel.host_memory import align_up
 from accel_nb.bigmodel.planning.cost_model import ForwardTime, Pace, forward_time
-from accel_nb.bigmodel.planning.module_tree import Tree
+from accel_nb.bigmodel.planning.module_tree import ModuleTree
 from accel_nb.bigmodel.planning.sizes import Device
 
-AHEAD = 2
+NUM_BUFFERS = 2
 """Buffers for offloaded weights, in units of the largest part: one computes while the next is read."""
 _MOST_FORECASTS, _MOST_CHANGES = 1000, 30_000
 """Limits on the time of planning: about half a second for a hundred parts."""
@@ -24,7 +24,7 @@ _READING_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
-class Step:
+class ForwardStep:
     """One use of a part in a forward: the bytes to read if it is offloaded, and its compute time."""
 
     nbytes: int
@@ -32,14 +32,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlacementUnit:
     """A unit of placement: a block, a module, or several of them that share tensors."""
 
     names: tuple[str, ...]
     steps: tuple[int, ...]
     """Its positions in the order of a forward."""
     nbytes: int
-    staying: int = 0
+    resident_bytes: int = 0
     """Bytes of it (buffers) that stay on the computing device when the rest is offloaded."""
 
 
@@ -50,7 +50,9 @@ class Arrangement:
     ``places`` with one entry for each part.
     """
 
-    def __init__(self, parts: Sequence[Part], steps: Sequence[Step], room: Mapping[Device, float], pace: Pace) -> None:
+    def __init__(
+        self, parts: Sequence[PlacementUnit], steps: Sequence[ForwardStep], room: Mapping[Device, float], pace: Pace
+    ) -> None:
         self.parts = parts
         self._steps = steps
         self._room = room
@@ -65,7 +67,7 @@ class Arrangement:
         for part, place in zip(self.parts, places, strict=True):
             used[place] += part.nbytes
             if place != self._main:
-                used[self._main] += part.staying
+                used[self._main] += part.resident_bytes
         used[self._main] += self._buffers(places)
         return all(nbytes <= self._room[place] for place, nbytes in used.items())
 
@@ -81,10 +83,10 @@ class Arrangement:
             reading,
             [step.nbytes for step in self._steps],
             self._buffers(places),
-            beside=self._pace.reads_beside,
+            overlaps=self._pace.reads_beside,
         )
 
-    def starts(self) -> Iterator[list[Device]]:
+    def initial_placements(self) -> Iterator[list[Device]]:
         """Yield initial places that fit: for each size, larger parts stay, then others while there is memory."""
         *faster, slowest = self._room
         for size in sorted(set(self._largest)):
@@ -99,7 +101,7 @@ class Arrangement:
                     places[at] = before
             yield places
 
-    def improved(self, places: Sequence[Device]) -> list[Device]:
+    def improve(self, places: Sequence[Device]) -> list[Device]:
         """Return places found by local search: changes of up to three parts that fit and shorten the forward."""
         best, now = list(places), self.time(places)
         computing = sum(step.seconds for step in self._steps)
@@ -144,7 +146,7 @@ class Arrangement:
         if largest is None:
             return 0
         is_alone = len(self.parts[largest].steps) == 1 and next(away, None) is None
-        return (1 if is_alone else AHEAD) * self._largest[largest]
+        return (1 if is_alone else NUM_BUFFERS) * self._largest[largest]
 
 
 def is_better(one: ForwardTime, other: ForwardTime) -> bool:
@@ -153,8 +155,8 @@ def is_better(one: ForwardTime, other: ForwardTime) -> bool:
     return one.seconds + _READING_WEIGHT * one.reading < cost * (1 - _LESS)
 
 
-def arrangement(
-    tree: Tree,
+def build_arrangement(
+    tree: ModuleTree,
     places: Mapping[str, Device],
     room: Mapping[Device, float],
     pace: Pace,
@@ -166,24 +168,26 @@ def arrangement(
 
     ``flops`` are those of modules, by name; the time of a part without an entry is one pass over its weights.
     """
-    order = tree.smallest("")
-    steps: list[Step] = []
+    order = tree.leaf_parts("")
+    steps: list[ForwardStep] = []
     for name in order:
-        held = [tree.held[index] for index in tree.inside(name)]
-        nbytes = sum(aligned(one.nbytes) for one in held if offload_buffers or not one.is_buffer)
+        held = [tree.tensors[index] for index in tree.tensor_indices(name)]
+        nbytes = sum(align_up(one.nbytes) for one in held if offload_buffers or not one.is_buffer)
         # An embedding reads few rows of its table.
         touched = 0 if isinstance(tree.modules.get(name), nn.Embedding) else nbytes
-        steps.append(Step(nbytes, pace.seconds(flops.get(name, 0), touched)))
-    parts: list[Part] = []
+        steps.append(ForwardStep(nbytes, pace.seconds(flops.get(name, 0), touched)))
+    parts: list[PlacementUnit] = []
     known: set[str] = set()
     for name in order:
         if name in known or places[name] not in room:
             continue
-        family = {name, *(other for other in tree.family(name) if other in places)}
+        family = {name, *(other for other in tree.parts_sharing_tensors(name) if other in places)}
         known |= family
-        inside = [tree.held[index] for index in set().union(*(tree.inside(other) for other in family))]
+        inside = [tree.tensors[index] for index in set().union(*(tree.tensor_indices(other) for other in family))]
         staying = sum(held.nbytes for held in inside if held.is_buffer and not offload_buffers)
-        nbytes = sum(aligned(held.nbytes) for held in inside)
+        nbytes = sum(align_up(held.nbytes) for held in inside)
         own = tuple(at for at, other in enumerate(order) if other in family)
-        parts.append(Part(tuple(sorted(family, key=lambda other: (other != name, other))), own, nbytes, staying))
+        parts.append(
+            PlacementUnit(tuple(sorted(family, key=lambda other: (other != name, other))), own, nbytes, staying)
+        )
     return Arrangement(parts, steps, room, pace)

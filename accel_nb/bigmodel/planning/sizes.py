@@ -25,7 +25,7 @@ _ACCELERATOR_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ModelTensor:
     """One tensor of a model with all its names; ``nbytes`` is its size after loading."""
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ def list_tensors(
     model: nn.Module,
     dtype: torch.dtype | str | None = None,
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
-) -> list[Held]:
+) -> list[ModelTensor]:
     """Return parameters and buffers in the model's order; tied ones are one entry. ``dtype`` is for floating point."""
     wanted = None if dtype is None else parse_dtype(dtype)
     special = {name: parse_dtype(own) for name, own in (special_dtypes or {}).items()}
@@ -84,12 +84,12 @@ def list_tensors(
     ):
         for name, tensor in named:
             groups.setdefault(id(tensor), (tensor, [], is_buffer))[1].append(name)
-    held: list[Held] = []
+    held: list[ModelTensor] = []
     for tensor, names, is_buffer in groups.values():
         own = next((special[name] for name in names if name in special), None)
         if own is None and wanted is not None and tensor.is_floating_point():
             own = wanted
-        held.append(Held(tuple(names), tensor.numel() * (own or tensor.dtype).itemsize, is_buffer))
+        held.append(ModelTensor(tuple(names), tensor.numel() * (own or tensor.dtype).itemsize, is_buffer))
     return held
 
 
@@ -104,12 +104,12 @@ def compute_module_sizes(
     for held in list_tensors(model, dtype, special_dtypes):
         if buffers_only and not held.is_buffer:
             continue
-        for name in prefixes(held.name):
+        for name in list_ancestors(held.name):
             sizes[name] = sizes.get(name, 0) + held.nbytes
     return sizes
 
 
-def prefixes(name: str) -> list[str]:
+def list_ancestors(name: str) -> list[str]:
     """Return a name and the names of its ancestors, the model first: "", "a", "a.b"."""
     parts = name.split(".") if name else []
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts) + 1))]
@@ -139,7 +139,7 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
     if max_memory is not None:
         return _given(max_memory)
     found: dict[Device, int] = {}
-    host = host_room()
+    host = available_host_memory()
     kind = default_type()
     for index in range(0 if kind.is_host else kind.count()):
         device = torch.device(kind.name, index)
@@ -149,9 +149,9 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
     return {**found, "cpu": host}
 
 
-def host_room() -> int:
+def available_host_memory() -> int:
     """Return the bytes that this process may still allocate, by the machine, its control groups and its rlimits."""
-    rooms = [cache_room()]
+    rooms = [available_memory()]
     process = psutil.Process().memory_info()
     for kind, used in ((resource.RLIMIT_AS, process.vms), (resource.RLIMIT_DATA, getattr(process, "data", 0))):
         limit, _ = resource.getrlimit(kind)
@@ -160,7 +160,7 @@ def host_room() -> int:
     return max(0, min(rooms))
 
 
-def cache_room() -> int:
+def available_memory() -> int:
     """Return the bytes available to this process, page cache included, by the machine and its control groups."""
     rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
     return max(0, min(rooms))

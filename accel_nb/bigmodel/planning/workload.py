@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.sizes import parse_dtype
-from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, Checkpoint
+from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, SafetensorsCheckpoint
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
@@ -29,7 +29,7 @@ _PROBE_WIDTH = 1024
 
 
 @dataclass(frozen=True)
-class Demand:
+class ForwardDemand:
     """Memory and operations of one forward without gradients; sizes in bytes."""
 
     activations: int
@@ -48,7 +48,7 @@ def measure_demand(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dtype: torch.dtype | str | None = None,
-) -> Demand:
+) -> ForwardDemand:
     """Run a model on fake tensors and return what a forward takes; ``args`` have the batch size and length to plan for.
 
     The model may be on the meta device. ``dtype`` is that of the weights (None: their own). Keys and values are
@@ -86,20 +86,20 @@ def measure_demand(
         for name, counts in counter.get_flop_counts().items()
         if name == root or name.startswith(f"{root}.")
     }
-    return Demand(live.peak, attention.most, counter.get_total_flops(), flops_of)
+    return ForwardDemand(live.peak, attention.most, counter.get_total_flops(), flops_of)
 
 
-def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Pace:
+def measure_pace(checkpoint: SafetensorsCheckpoint, device: torch.device, dtype: torch.dtype) -> Pace:
     """Measure reads of a checkpoint's largest tensor, copies to a device, and matrix products there."""
     source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
     nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
     buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device_type(device).pins_memory)
     count = buffer.nbytes // source.dtype.itemsize
-    is_cached = source.is_at_hand()
+    is_cached = source.is_in_memory()
 
     def read() -> None:
         for begin in range(0, nbytes // source.dtype.itemsize, count):
-            source.part(begin, count).read_into(buffer[: count * source.dtype.itemsize].view(source.dtype))
+            source.slice(begin, count).read_into(buffer[: count * source.dtype.itemsize].view(source.dtype))
 
     reading = nbytes / _seconds(read)
     sending = reading

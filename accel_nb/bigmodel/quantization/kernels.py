@@ -26,7 +26,7 @@ _PACKAGES: Mapping[str, str] = {
 
 _INT4: Any = getattr(torch, "int4")  # noqa: B009  (torch does not declare it)
 
-Parts = Mapping[str, Tensor]
+QuantizedParts = Mapping[str, Tensor]
 """The tensors of a quantised weight, by name."""
 
 
@@ -71,7 +71,7 @@ class Kernel(Protocol):
         """Return the parts of a quantised weight, on its device (the meta device too)."""
         ...
 
-    def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
         """Return the output of the layer."""
         ...
 
@@ -113,7 +113,7 @@ class _Torchao:
         made = self._quantized(weight)
         return {name: getattr(made, name).detach() for name in self._names}
 
-    def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
         inner = {name: parts[name].detach() for name in self._names}
         return functional.linear(x, self._type.__tensor_unflatten__(inner, self._context, None, None), bias)
 
@@ -146,7 +146,7 @@ class _PackedInt4:
         shifted = (parts["qdata"] + 8).to(torch.uint8)
         return {**parts, "qdata": shifted[:, ::2] | (shifted[:, 1::2] << 4)}
 
-    def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
         packed = parts["qdata"].detach()
         shifted = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
         return self._bytes.linear(x, {**parts, "qdata": shifted.to(torch.int8) - 8}, bias)
@@ -164,7 +164,7 @@ class _BitsAndBytes8:
         rows, scales, _ = bnb.int8_vectorwise_quant(weight.detach().to(torch.float16))
         return {"rows": rows, "scales": scales}
 
-    def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
         from bitsandbytes.autograd._functions import MatmulLtState, matmul
 
         rows: Any = parts["rows"].detach()
@@ -197,7 +197,7 @@ class _BitsAndBytes4:
             parts |= {"offset": state.offset, "scale_scales": state.state2.absmax, "scale_code": state.state2.code}
         return {name: part.to(weight.device) for name, part in parts.items()}
 
-    def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, parts: QuantizedParts, bias: Tensor | None) -> Tensor:
         from bitsandbytes import functional as bnb
 
         known = {name: part.detach() for name, part in parts.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.host_memory import empty_tensors, give_back
+from accel_nb.bigmodel.host_memory import empty_tensors, trim_heap
 from accel_nb.bigmodel.planning.sizes import format_bytes, list_tensors, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Kernel, Quantization, build_kernel
 from accel_nb.errors import ConfigError
@@ -31,19 +31,19 @@ class QuantizedLinear(nn.Module):
         self.part_names: tuple[str, ...] = ()
         self.error: float | None = None
         """Relative error of outputs for random inputs, compared with the unquantised weight."""
-        self.take(layer.weight)
+        self.quantize_weight(layer.weight)
         self.bias = layer.bias
 
-    def take(self, weight: Tensor) -> None:
+    def quantize_weight(self, weight: Tensor) -> None:
         """Quantise a weight (out, in) on its device and register the parts."""
         weight = weight.detach().to(self.dtype)
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
-        self.note_error(weight, parts)
+        self.measure_error(weight, parts)
         for name, part in zip(parts, _copy_to_compact_memory(list(parts.values())), strict=True):
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
         if not weight.is_meta:
-            give_back()  # return temporaries to the system, or the peak grows with each layer
+            trim_heap()  # return temporaries to the system, or the peak grows with each layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for (..., in)."""
@@ -53,7 +53,7 @@ class QuantizedLinear(nn.Module):
         """Return the description in a printed model."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {', '.join(self.part_names)}"
 
-    def note_error(self, weight: Tensor, parts: Mapping[str, Tensor]) -> None:
+    def measure_error(self, weight: Tensor, parts: Mapping[str, Tensor]) -> None:
         """Measure the error of a quantised weight; does nothing on the meta device."""
         if weight.is_meta:
             return
@@ -100,7 +100,7 @@ def quantize_model(
     of the computation (None: the layers' own). Raises `ConfigError` with all problems.
     """
     how = as_quantization(quantization)
-    replace_layers(model, how, _choose_layers(model, how), None if dtype is None else parse_dtype(dtype))
+    replace_linear_layers(model, how, _choose_layers(model, how), None if dtype is None else parse_dtype(dtype))
     return model
 
 
@@ -171,7 +171,7 @@ def _matches(name: str, skip: str) -> bool:
     return name == skip or name.startswith(f"{skip}.") or skip in name.split(".")
 
 
-def replace_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
+def replace_linear_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
     """Replace linear layers by quantised ones; raises `ConfigError` with those that cannot be quantised."""
     problems: list[str] = []
     for name in names:

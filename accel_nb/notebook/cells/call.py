@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
-from accel_nb.pool.pool import POLL_S, START_PATIENCE_S
+from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S
 from accel_nb.pool.sync.pickling import SharedId, dump, load
 
 RESULT = "result"
@@ -17,27 +17,27 @@ RESULT = "result"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A function with its arguments, and the environment that it runs in on each worker."""
 
     function: functools.partial[Any]
     name: str
-    bound_to: str = "_accel_nb_call"
+    bound_name: str = "_accel_nb_call"
     """The name that the function is bound to in the notebook and on the workers while it runs."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    prefix: Callable[[int], str] | None = None
+    line_prefix: Callable[[int], str] | None = None
     """Returns the prefix of each line that a rank prints; if set, the lines of every rank are shown."""
     notes: Sequence[str] = ()
     """Lines to show below the output."""
     poll_s: float = POLL_S
-    patience_s: float = START_PATIENCE_S
+    patience_s: float = START_TIMEOUT_S
     """How long workers may take to start, in seconds."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the worker's part of the call, JSON-ready."""
-        return {"bound_to": self.bound_to, "variables": dict(self.variables)}
+        return {"bound_to": self.bound_name, "variables": dict(self.variables)}
 
-    def culprit(self, namespace: dict[str, Any]) -> str:
+    def describe_unsendable_part(self, namespace: dict[str, Any]) -> str:
         """Return a message about the first part of the call that cannot be pickled alone, or an empty text."""
         parts = {"the function": self.function.func}
         parts |= {f"argument {index}": value for index, value in enumerate(self.function.args)}

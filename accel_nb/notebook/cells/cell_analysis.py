@@ -44,7 +44,7 @@ class CellNames:
 
     needed: tuple[str, ...]
     """Names that it uses and that the notebook has; those that the cell surely binds first are not among them."""
-    spare: frozenset[str]
+    optional: frozenset[str]
     """Needed names that it can start without: it reads them on a branch only, or may have bound them before."""
     used: tuple[str, ...]
     """All names that it uses; those that the notebook lacks may exist on the workers."""
@@ -52,16 +52,16 @@ class CellNames:
     """Names that its statements bind, or the functions that it defines or may call."""
     is_explicit: bool
     """Whether it uses an accelerator or PyTorch's distributed classes itself."""
-    observes: bool
+    only_reads_accelerator: bool
     """Whether it only reads from the accelerator: it is plain unless objects were prepared explicitly before it."""
-    wants_accelerator: bool
+    uses_accelerator: bool
     """Whether it uses the name ``accelerator``."""
-    tells_ranks_apart: bool
+    may_depend_on_rank: bool
     """Whether it may depend on the rank, such as by a file name with the rank in it."""
     is_empty: bool
 
 
-def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
+def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     """Return the names of a parsed cell, including those that the functions and classes of ``namespace`` use for it."""
     collector = _NameCollector()
     for statement in tree.body:
@@ -73,18 +73,20 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
-        spare=frozenset(needed.names) - frozenset(surely_needed.names),
+        optional=frozenset(needed.names) - frozenset(surely_needed.names),
         used=tuple(dict.fromkeys([*collector.loaded, *needed.names])),
         bound=tuple(dict.fromkeys([*collector.stored, *needed.stored])),
         is_explicit=bool((ACCELERATOR_NAMES | _DISTRIBUTED_NAMES) & mentioned),
-        observes=not (_DISTRIBUTED_NAMES | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
-        wants_accelerator="accelerator" in mentioned,
-        tells_ranks_apart=bool(_RANK_NAMES & mentioned),
+        only_reads_accelerator=not (_DISTRIBUTED_NAMES | {"Accelerator"}) & mentioned
+        and needed.observes
+        and only_reads_accelerator(tree),
+        uses_accelerator="accelerator" in mentioned,
+        may_depend_on_rank=bool(_RANK_NAMES & mentioned),
         is_empty=not tree.body,
     )
 
 
-def only_observes(tree: ast.AST) -> bool:
+def only_reads_accelerator(tree: ast.AST) -> bool:
     """Return whether code uses only attributes of ``accelerator`` that prepare nothing, such as `log` and `reduce`."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     observed = {id(node.value) for node in attributes if node.attr in _READING_ATTRIBUTES}
@@ -364,7 +366,7 @@ def _accelerator_uses(code: types.CodeType) -> set[str]:
     }
 
 
-def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
+def notebook_code_objects(values: Iterable[Any]) -> Iterable[types.CodeType]:
     """Yield the code objects of the notebook's functions, methods and classes that values refer to."""
     return _codes_of_all(values, set())
 

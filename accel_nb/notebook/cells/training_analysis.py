@@ -26,7 +26,7 @@ class Role(IntEnum):
 
 
 @dataclass(slots=True)
-class Needs:
+class NamesToPrepare:
     """The names that must be prepared for a function to train, by where they are bound."""
 
     own: dict[str, Role] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Needs:
     """Global names, to be prepared by its callers."""
 
 
-class Training:
+class TrainingAnalysis:
     """The analysis of all cells of a notebook together."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
@@ -49,7 +49,7 @@ class Training:
             self.bound |= _stored(_own_nodes(tree))
             self._record_models(_own_nodes(tree))
         self.functions = self._training_functions()
-        self._needs = {name: Needs() for name in self.functions}
+        self._needs = {name: NamesToPrepare() for name in self.functions}
         for _ in self.functions:  # a chain of calls is at most as long
             for name in self.functions:
                 self._needs[name] = self._needs_of(self._functions[name])
@@ -58,16 +58,16 @@ class Training:
         """Return whether code has a backward pass other than the accelerator's, or calls a function that has."""
         return any(is_backward(part) or _called(part) in self.functions for part in ast.walk(node))
 
-    def of_cell(self, tree: ast.Module) -> dict[str, Role]:
+    def roles_in_cell(self, tree: ast.Module) -> dict[str, Role]:
         """Return the notebook's names that a cell trains, with their roles."""
         found = self._roles(list(_own_nodes(tree)), frozenset())
         return {name: role for name, role in found.items() if name in self.bound}
 
-    def of_function(self, name: str) -> Needs:
+    def names_to_prepare(self, name: str) -> NamesToPrepare:
         """Return the names that must be prepared for a training function."""
         return self._needs[name]
 
-    def reads_whole(self, tree: ast.Module) -> set[str]:
+    def names_only_iterated(self, tree: ast.Module) -> set[str]:
         """Return the names that a cell iterates over without training, itself or in functions that it calls."""
         found: set[str] = set()
         for node in _own_nodes(tree):
@@ -91,11 +91,11 @@ class Training:
                 return found
             found |= more
 
-    def _needs_of(self, function: Function) -> Needs:
+    def _needs_of(self, function: Function) -> NamesToPrepare:
         nodes = list(_own_nodes(function))
         self._record_models(nodes)
         params, stored = frozenset(_params(function)), _stored(nodes)
-        needs = Needs()
+        needs = NamesToPrepare()
         for name, role in self._roles(nodes, params).items():
             place = needs.own if name in stored else needs.params if name in params else needs.outer
             place[name] = role
@@ -116,7 +116,7 @@ class Training:
                 found.setdefault(name, Role.LOADER)
             called = _called(node)
             if called in self.functions and isinstance(node, ast.Call):
-                needs, arguments = self._needs.get(called, Needs()), _arguments(node, self._functions[called])
+                needs, arguments = self._needs.get(called, NamesToPrepare()), _arguments(node, self._functions[called])
                 for name, role in needs.params.items():
                     if name in arguments:
                         found.setdefault(arguments[name], role)

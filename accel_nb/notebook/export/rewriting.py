@@ -9,18 +9,18 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from accel_nb.notebook.cells.training_analysis import Function, Role, Training, is_backward
+from accel_nb.notebook.cells.training_analysis import Function, Role, TrainingAnalysis, is_backward
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
 @dataclass(slots=True)
-class Rewriting:
+class CellRewriter:
     """The edits of one cell's source."""
 
     text: str
     tree: ast.Module
-    training: Training
+    training: TrainingAnalysis
     _edits: list[tuple[int, int, str]] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _data: bytes = b""
@@ -40,7 +40,7 @@ class Rewriting:
         """Rewrite the functions that train: they prepare the objects that they create, and use the accelerator."""
         for node in self.tree.body:
             if isinstance(node, Function) and node.name in self.training.functions:
-                if own := self.training.of_function(node.name).own:
+                if own := self.training.names_to_prepare(node.name).own:
                     self._insert_prepare(node.body, own)
                 self._rewrite_training(node)
 
@@ -70,7 +70,7 @@ class Rewriting:
                 comma = ", " if node.args or node.keywords else ""
                 self._edits.append((end, end, f"{comma}config={config}"))
 
-    def result(self) -> str:
+    def rewritten_source(self) -> str:
         """Return the source with all edits applied; of nested edits only the outermost."""
         data, last = self._data, len(self._data) + 1
         kept: list[tuple[int, int, str]] = []

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.config import OPTIONS, Layer, Resolved, parse_flags, resolve
-from accel_nb.config.files import dumps
+from accel_nb.config.files import to_yaml
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.cells.cell_analysis import ACCELERATOR_NAMES, only_observes
-from accel_nb.notebook.cells.training_analysis import Role, Training
+from accel_nb.notebook.cells.cell_analysis import ACCELERATOR_NAMES, only_reads_accelerator
+from accel_nb.notebook.cells.training_analysis import Role, TrainingAnalysis
 from accel_nb.notebook.export.imports import hoist_imports
-from accel_nb.notebook.export.rewriting import Rewriting
+from accel_nb.notebook.export.rewriting import CellRewriter
 
 MAGIC = "%%accelerate"
 _NOT_IN_FILE = ("cpus", "gpus", "config")
@@ -31,7 +31,7 @@ _SEEDS = re.compile(r"\b(manual_seed|set_seed|seed_everything)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class NotebookCell:
     """A cell of the notebook; ``number`` counts from 1."""
 
     number: int
@@ -41,7 +41,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedScript:
     """The script, its options as YAML, and a line for each part of the notebook that was left out."""
 
     script: str
@@ -73,13 +73,15 @@ class _CodeCell:
         return self.resolved is not None and self.resolved.config.prepare and not is_explicit
 
 
-def executed(inputs: Sequence[str]) -> list[Source]:
+def executed_cells(inputs: Sequence[str]) -> list[NotebookCell]:
     """Return the distinct cells that a notebook has run, in the order of their last runs."""
     last = {text: number for number, text in enumerate(inputs) if text.strip()}
-    return [Source(number, "code", text) for text, number in sorted(last.items(), key=lambda item: item[1])]
+    return [NotebookCell(number, "code", text) for text, number in sorted(last.items(), key=lambda item: item[1])]
 
 
-def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, script: str) -> Exported:
+def export_notebook(
+    sources: Sequence[NotebookCell], layers: Sequence[Layer], *, title: str, script: str
+) -> ExportedScript:
     """Return the script of a notebook's cells; ``layers`` are options in addition to those of the cells' magics.
 
     Raise ConfigError, with all problems, for cells that cannot be combined into one script.
@@ -100,7 +102,7 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
         if isinstance(part, _CodeCell) or isinstance(after, _CodeCell)
     ]
     cells = [part for part in parts if isinstance(part, _CodeCell)]
-    only_reads = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
+    only_reads = all("Accelerator" not in cell.text and only_reads_accelerator(cell.tree) for cell in cells)
     for cell in cells:
         cell.observes = only_reads
     if not problems and not any(cell.trains for cell in cells):
@@ -109,10 +111,10 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
     if problems:
         raise ConfigError(problems)
     file = Path(script).with_suffix(".yaml").name
-    return Exported(_script(parts, cells, title, Path(script).name, file), dumps(options), tuple(left_out))
+    return ExportedScript(_script(parts, cells, title, Path(script).name, file), to_yaml(options), tuple(left_out))
 
 
-def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
+def write_script(exported: ExportedScript, path: str, *, replaces: bool) -> str:
     """Write script and options, and return a summary. Raise ConfigError if a file exists or cannot be written."""
     script = Path(path).expanduser()
     if script.suffix != ".py":
@@ -132,7 +134,7 @@ def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _CodeCell | None:
+def _read(source: NotebookCell, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _CodeCell | None:
     where = f"cell {source.number}"
     text = source.text.strip("\n")
     first, _, rest = text.partition("\n")
@@ -183,7 +185,7 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
 
 def _options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
     """Return the options of the run for the file. Add a problem for each that differs between training cells."""
-    training = Training([cell.tree for cell in cells])
+    training = TrainingAnalysis([cell.tree for cell in cells])
     training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
     ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
     given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
@@ -217,7 +219,7 @@ def _script(parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title:
     if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
         needed.append("from accel_nb import set_seed")
         bodies.append("set_seed(0)  # every process must draw the same random numbers")
-    training, prepared = Training([cell.tree for cell in cells]), _PreparedNames(set())
+    training, prepared = TrainingAnalysis([cell.tree for cell in cells]), _PreparedNames(set())
     num_run = 0
     for part in parts:
         if isinstance(part, str):
@@ -246,21 +248,21 @@ class _PreparedNames:
     names: set[str]
 
 
-def _rewrite_cell(cell: _CodeCell, training: Training, prepared: _PreparedNames, config: str) -> str:
+def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str) -> str:
     """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
-    rewriting = Rewriting(cell.text, cell.tree, training)
+    rewriting = CellRewriter(cell.text, cell.tree, training)
     where = f"cell {cell.number}"
     if cell.resolved is not None and not cell.is_plain:
         rewriting.add_config(config)
-        return rewriting.result()
+        return rewriting.rewritten_source()
     rewriting.rewrite_functions()
     rewriting.rewrite_calls()
     statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
     if training.trains(statements):
         if not cell.trains:
             raise ConfigError(f"{where} trains in the notebook itself; add {MAGIC} as its first line, or remove it")
-        roles = training.of_cell(cell.tree)
-        in_functions = {role for name in training.functions for role in training.of_function(name).own.values()}
+        roles = training.roles_in_cell(cell.tree)
+        in_functions = {role for name in training.functions for role in training.names_to_prepare(name).own.values()}
         if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
             raise ConfigError(
                 f"{where}: cannot detect what it trains; bind model, optimizer and loader to names, step the optimizer "
@@ -270,14 +272,14 @@ def _rewrite_cell(cell: _CodeCell, training: Training, prepared: _PreparedNames,
         new = {name: role for name, role in roles.items() if name not in prepared.names}
         rewriting.add_prepare(new)
         prepared.names |= new.keys()
-    elif shared := sorted(training.reads_whole(cell.tree) & prepared.names):
+    elif shared := sorted(training.names_only_iterated(cell.tree) & prepared.names):
         raise ConfigError(
             f"{where} iterates over {', '.join(shared)}, which another cell trains with: a script divides it among the "
             "processes. Create a second DataLoader for the evaluation"
         )
     if cell.trains is False:
         prepared.names -= {name for name in prepared.names if _binds(cell.tree, name)}
-    return rewriting.result()
+    return rewriting.rewritten_source()
 
 
 def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:

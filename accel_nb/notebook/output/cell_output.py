@@ -13,21 +13,21 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from accel_nb.notebook.output.rank_logs import Decoder, RankLog
-from accel_nb.notebook.output.receipt import as_bundle, receipt_line, starting_line
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import HANG
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
+from accel_nb.telemetry.events import Event, Interrupted, MemorySample, RankFailed, WorkerPrepared, from_message
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03
-QUIET_S = 0.04
+RECEIPT_DELAY_S = 0.04
 """How long a cell may run before its receipt is shown, in seconds."""
-SHOWN_BYTES = 1024 * 1024
+MAX_SHOWN_BYTES = 1024 * 1024
 """After this many bytes of a cell, text is only logged; its last lines are shown when the cell ends."""
-KEPT_DISPLAYS = 32
+MAX_STORED_DISPLAYS = 32
 """How many rich outputs are stored for `%accelerate attach`."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
@@ -51,14 +51,14 @@ class CellOutput:
         self._prefix = prefix or "[rank {}] ".format
         self._panel = panel
         self._shown_ranks = set(shown_ranks)
-        self._reports: dict[int, Prepared] = {}
+        self._reports: dict[int, WorkerPrepared] = {}
         self._decoders: dict[tuple[int, str], Decoder] = {}
         self._waiting: list[tuple[str, str]] = []
         self._flushed_at = 0.0
         self._num_shown = 0
         self._bytes_shown: dict[int, int] = {}
         self._unfinished: dict[tuple[int, str], str] = {}
-        self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_DISPLAYS)
+        self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MAX_STORED_DISPLAYS)
         self._last_lines: list[str] = []
         self.logs = {rank: RankLog() for rank in range(len(specs))}
         self.memory: dict[int, MemorySample] = {}
@@ -75,10 +75,10 @@ class CellOutput:
         """The panel's state."""
         return self._panel.state
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Log what a rank wrote, and show it if the rank is a shown one."""
         self.logs[rank].write(data)
-        if rank not in self._shown_ranks or self._num_shown > SHOWN_BYTES:
+        if rank not in self._shown_ranks or self._num_shown > MAX_SHOWN_BYTES:
             return
         self._ensure_receipt()
         self._num_shown += len(data)
@@ -87,7 +87,7 @@ class CellOutput:
         if time.monotonic() - self._flushed_at > FLUSH_S:
             self._flush()
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Show a rank's rich output, or process an event."""
         if topic == HANG:
             self._ensure_receipt()
@@ -101,13 +101,13 @@ class CellOutput:
             self._displays.append((topic, body))
             self._show(topic, body)
 
-    def measured(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """Update the panel with measurements."""
         self._ensure_receipt()
         self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
         self._panel.feed(events)
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         """Update the panel with how a rank ended."""
         now = time.time()
         if answer.outcome in ("raised", "died"):
@@ -118,7 +118,7 @@ class CellOutput:
 
     def tick(self) -> None:
         """Flush waiting text and refresh the panel."""
-        if time.monotonic() - self._started > QUIET_S:
+        if time.monotonic() - self._started > RECEIPT_DELAY_S:
             self._ensure_receipt()
         self._flush()
         self._panel.refresh()
@@ -140,7 +140,7 @@ class CellOutput:
         for line in self._last_lines:
             self._show_line(line)
 
-    def redraw(self) -> None:
+    def show_again(self) -> None:
         """Show the output so far again, in the running cell."""
         self._flush()
         text, self._receipt_text = self._receipt_text or self._starting_text, None
@@ -163,7 +163,7 @@ class CellOutput:
 
     def _process_event(self, event: Event) -> None:
         self._panel.feed([event])
-        if isinstance(event, Prepared):
+        if isinstance(event, WorkerPrepared):
             self._reports[event.rank] = event
             if len(self._reports) == len(self._specs):
                 self._update_receipt()
@@ -182,10 +182,10 @@ class CellOutput:
             return
         show = self._receipt.display if self._receipt_text is None else self._receipt.update
         self._receipt_text = text
-        show(as_bundle(redact(text)), raw=True)
+        show(display_bundle(redact(text)), raw=True)
 
     def _show_line(self, line: str) -> None:
-        display(as_bundle(redact(line)), raw=True)
+        display(display_bundle(redact(line)), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()

@@ -52,7 +52,7 @@ class RankLog:
         """Return the stored text, with a line in place of dropped bytes."""
         return self._stored()[0].decode(errors="backslashreplace")
 
-    def since(self, seen: int) -> tuple[str, int, int]:
+    def text_since(self, seen: int) -> tuple[str, int, int]:
         """Return the text after byte ``seen``, or all text if that byte was dropped, and its start and end offsets.
 
         An incomplete character at the end is left for the next call.

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.telemetry.events import Prepared
+from accel_nb.telemetry.events import WorkerPrepared
 
 _STYLE = (
     "font-family: var(--jp-code-font-family, monospace); font-size: 12px; opacity: 0.75; "
@@ -19,7 +19,7 @@ def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:
     return f"{_workers(specs)} · {'starting' if is_new else 'running'}"
 
 
-def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[Prepared]) -> str:
+def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[WorkerPrepared]) -> str:
     """Return the receipt of a cell; ``reports`` has the last report of each rank that sent one, in any order."""
     if not reports:
         return f"{_workers(specs)} · nothing to prepare"
@@ -33,7 +33,7 @@ def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[Prepared]) -> st
     return " · ".join(parts)
 
 
-def as_bundle(line: str) -> dict[str, str]:
+def display_bundle(line: str) -> dict[str, str]:
     """Return a line as a display bundle."""
     return {"text/plain": line, "text/html": f'<div style="{_STYLE}">{html.escape(line)}</div>'}
 

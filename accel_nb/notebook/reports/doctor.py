@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
 
-from accel_nb.runtime.process.hardware import Machine, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
-from accel_nb.runtime.process.platforms import Signals, detect_platform, find_signals, find_tpu
+from accel_nb.runtime.process.hardware import Machine, inspect_machine, torch_cuda_version, why_no_xla, why_unusable
+from accel_nb.runtime.process.platforms import PlatformSignals, collect_signals, detect_platform, find_tpu
 from accel_nb.runtime.torch_private import why_unchecked
 
 GIB = 1024**3
@@ -31,13 +31,15 @@ class Finding:
         return f"[{_MARKS[self.level]}] {self.text}"
 
 
-def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> list[Finding]:
+def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = None) -> list[Finding]:
     """Return findings about platform, packages, devices, memory and disk, in the order of the report."""
-    machine, signals = machine or inspect_machine(), signals or find_signals()
+    machine, signals = machine or inspect_machine(), signals or collect_signals()
     platform = detect_platform(signals)
     tpu = find_tpu(signals)
     return [
-        Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.rung}"),
+        Finding(
+            "ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.display_mode}"
+        ),
         *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
         Finding("ok", f"{machine.num_cores} cores"),
@@ -79,7 +81,7 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
     for gpu in machine.gpus:
         name = f"GPU {gpu.index}: {gpu.name}, {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
         yield Finding("ok", name)
-        if (why := why_unusable(gpu, cuda_of_torch())) is not None:
+        if (why := why_unusable(gpu, torch_cuda_version())) is not None:
             yield Finding("warning", why)
         if not gpu.has_real_bf16:
             yield Finding("warning", f"GPU {gpu.index} only emulates bf16: use --precision fp16 or auto")

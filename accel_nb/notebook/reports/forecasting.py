@@ -11,7 +11,7 @@ from accel_nb.config import Config
 from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import Forecast
-from accel_nb.forecast.request import Request, find_setting
+from accel_nb.forecast.request import ForecastRequest, find_setting
 from accel_nb.runtime.process.hardware import inspect_machine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def forecast_notebook(
-    request: Request, names: Mapping[str, Any], config: Config, devices: Sequence[str]
+    request: ForecastRequest, names: Mapping[str, Any], config: Config, devices: Sequence[str]
 ) -> Forecast | None:
     """Return the forecast for a model of the notebook; None if none is named and there is not exactly one.
 
@@ -33,17 +33,17 @@ def forecast_notebook(
     if model is None:
         return None
     from accel_nb.forecast.model_building import forecast_model
-    from accel_nb.forecast.strategy_support import ask_strategies
+    from accel_nb.forecast.strategy_support import check_refusals
 
     batch, batch_size = _batch(request, names)
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
     optimizer = _optimizer(request, names, model)
     found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_loss(request, names))
     known = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
-    return ask_strategies(found, [model], known, config)
+    return check_refusals(found, [model], known, config)
 
 
-def _model(request: Request, names: Mapping[str, Any]) -> nn.Module | None:
+def _model(request: ForecastRequest, names: Mapping[str, Any]) -> nn.Module | None:
     from torch import nn
 
     if request.target is not None:
@@ -57,7 +57,7 @@ def _model(request: Request, names: Mapping[str, Any]) -> nn.Module | None:
     return outer[0] if len(outer) == 1 else None
 
 
-def _loss(request: Request, names: Mapping[str, Any]) -> Any:
+def _loss(request: ForecastRequest, names: Mapping[str, Any]) -> Any:
     if request.loss is None:
         return None
     found = _named(names, request.loss, "--loss")
@@ -66,7 +66,9 @@ def _loss(request: Request, names: Mapping[str, Any]) -> Any:
     return found
 
 
-def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> Optimizer | list[Optimizer] | str:
+def _optimizer(
+    request: ForecastRequest, names: Mapping[str, Any], model: nn.Module
+) -> Optimizer | list[Optimizer] | str:
     from torch.optim import Optimizer
 
     if request.optimizer is not None:
@@ -81,7 +83,7 @@ def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> 
     return list(found.values()) or "adamw"
 
 
-def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
+def _batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int]:
     """Return a batch and its number of samples; None as the batch if there is neither ``--data`` nor one loader."""
     from torch.utils.data import DataLoader
 

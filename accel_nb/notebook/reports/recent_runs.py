@@ -9,7 +9,7 @@ from typing import Any
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.flags import flags_to_line, value_text
 from accel_nb.errors import ConfigError
-from accel_nb.runs import Registry, Run
+from accel_nb.runs import Run, RunRegistry
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.runtime.process.secrets import HIDDEN
 from accel_nb.ui.series_table import Table
@@ -23,20 +23,20 @@ MAX_TEXT = 256
 MAX_ERROR = 2000
 
 
-def runs_stamp() -> str:
+def recent_runs_version() -> str:
     """Return a text that changes when the result of `list_recent_runs` may have changed; empty without runs."""
-    return Registry().stamp(MAX_RUNS)
+    return RunRegistry().fingerprint(MAX_RUNS)
 
 
-def tell_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+def list_recent_runs(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the newest runs, newest first, each with its last loss and the points of a small chart."""
-    registry = Registry()
+    registry = RunRegistry()
     return {"runs": [_summary(registry, run) for run in registry.runs(MAX_RUNS, sampled=True)]}
 
 
-def tell_run(given: Mapping[str, Any]) -> dict[str, Any]:
+def describe_run(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of the run with the given ``id``. Raise ValueError if there is none."""
-    registry, wanted = Registry(), given.get("id")
+    registry, wanted = RunRegistry(), given.get("id")
     if wanted not in registry.ids():
         raise ValueError("this run is not recorded any more")
     try:
@@ -59,11 +59,11 @@ def tell_run(given: Mapping[str, Any]) -> dict[str, Any]:
             {"option": _text(name), "value": _text(value_text(value)), "source": _text(origin)}
             for name, (value, origin) in _items(run.config)
         ],
-        "line": line_of(run),
+        "line": flags_of_run(run),
     }
 
 
-def line_of(run: Run) -> str | None:
+def flags_of_run(run: Run) -> str | None:
     """Return the flags that reproduce a run's options, or None if they cannot be expressed as flags.
 
     Values with secrets are left out, and so is the options file, whose values are included.
@@ -81,7 +81,7 @@ def line_of(run: Run) -> str | None:
     return line
 
 
-def _summary(registry: Registry, run: Run) -> dict[str, Any]:
+def _summary(registry: RunRegistry, run: Run) -> dict[str, Any]:
     name, table = _curve(registry, run)
     points = table.picked(MAX_POINTS)
     return {
@@ -99,7 +99,7 @@ def _summary(registry: Registry, run: Run) -> dict[str, Any]:
     }
 
 
-def _curve(registry: Registry, run: Run) -> tuple[str, Table]:
+def _curve(registry: RunRegistry, run: Run) -> tuple[str, Table]:
     """Return the name and the finite values of the metric to draw: the loss, or the one that was logged first."""
     names = [name for name in run.metrics if name]
     name = next((name for name in sorted(names, key=len) if "loss" in name.lower()), names[0] if names else "")

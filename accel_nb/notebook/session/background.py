@@ -13,8 +13,8 @@ from typing import Any
 
 from accel_nb.errors import PoolError
 from accel_nb.notebook.output.cell_output import CellOutput
-from accel_nb.notebook.session.run_state import Running, RunStatus, status_of
-from accel_nb.pool.control.stop_escalation import Answer, Reason
+from accel_nb.notebook.session.run_state import CellRun, RunStatus, status_of
+from accel_nb.pool.control.stop_escalation import RankResult, Reason
 from accel_nb.telemetry.actions import StopAfterStep
 from accel_nb.telemetry.events import Event
 
@@ -31,27 +31,27 @@ class BackgroundRun:
 
     def __init__(
         self,
-        running: Running,
+        running: CellRun,
         namespace: Mapping[str, Any],
-        held: Mapping[str, Any],
-        execute: Callable[[PlacedOutput], tuple[list[Answer], Reason | None]],
-        judge: Callable[[list[Answer], Reason | None], BaseException | None],
-        arrive: Callable[[], object],
-        ended: Callable[[BaseException | None], object],
+        values_at_start: Mapping[str, Any],
+        execute: Callable[[BackgroundOutput], tuple[list[RankResult], Reason | None]],
+        determine_error: Callable[[list[RankResult], Reason | None], BaseException | None],
+        apply_results: Callable[[], object],
+        on_end: Callable[[BaseException | None], object],
     ) -> None:
         self.running = running
-        self.held = held
+        self.values_at_start = values_at_start
         """The values of the names that notebook and workers share, as of the start of the run."""
-        self.answers: list[Answer] = []
+        self.answers: list[RankResult] = []
         self.error: BaseException | None = None
         # Whether the results have been applied to the notebook.
-        self.has_arrived = False
+        self.are_results_applied = False
         self._execute = execute
-        self._judge = judge
-        self._arrive = arrive
-        self._ended = ended
+        self._judge = determine_error
+        self._arrive = apply_results
+        self._ended = on_end
         self._namespace = namespace
-        self._output = PlacedOutput(running.output)
+        self._output = BackgroundOutput(running.output)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="accel_nb background run", daemon=True)
         self._thread.start()
@@ -95,7 +95,7 @@ class BackgroundRun:
 
     def stop(self) -> None:
         """End it after the current step as a finished cell. Returns at once."""
-        self.running.controls.ask(StopAfterStep())
+        self.running.controls.request(StopAfterStep())
 
     def interrupt(self) -> None:
         """Interrupt it at any point of its code. Returns at once."""
@@ -103,9 +103,9 @@ class BackgroundRun:
 
     def attach(self) -> None:
         """Show its output so far in the running cell, and further output there as well."""
-        self._output.move_here()
+        self._output.move_to_running_cell()
 
-    def end(self) -> None:
+    def interrupt_until_ended(self) -> None:
         """Interrupt it repeatedly until it has ended; ranks that do not stop are killed."""
         while self.is_running:
             self.interrupt()
@@ -121,12 +121,12 @@ class BackgroundRun:
         status = status_of(self.error)
         if status == "failed":
             first = (str(self.error).splitlines() or [""])[0]
-            self.running.lines.append(f"{type(self.error).__name__}: {first} · `%accelerate wait` raises it")
+            self.running.closing_lines.append(f"{type(self.error).__name__}: {first} · `%accelerate wait` raises it")
         self._output.finish(self.running, status)
         self._ended(self.error)
 
 
-class PlacedOutput:
+class BackgroundOutput:
     """A pool listener that writes a cell's output from another thread, into the cell that the output belongs to."""
 
     def __init__(self, output: CellOutput) -> None:
@@ -134,31 +134,31 @@ class PlacedOutput:
         self._context = contextvars.copy_context()  # ipykernel keeps the cell that owns the output in it
         self._lock = threading.RLock()
 
-    def move_here(self) -> None:
+    def move_to_running_cell(self) -> None:
         """Show the output so far in the running cell, and write further output there."""
         with self._lock:
-            self._output.redraw()
+            self._output.show_again()
             self._context = contextvars.copy_context()
 
-    def finish(self, running: Running, status: RunStatus) -> None:
+    def finish(self, running: CellRun, status: RunStatus) -> None:
         """Complete the output."""
         self._run_in_cell(running.finish, status)
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Forward text that a rank wrote."""
-        self._run_in_cell(self._output.printed, rank, stream, data)
+        self._run_in_cell(self._output.on_output, rank, stream, data)
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Forward a note."""
-        self._run_in_cell(self._output.noted, rank, topic, body)
+        self._run_in_cell(self._output.on_note, rank, topic, body)
 
-    def measured(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         """Forward measurements."""
-        self._run_in_cell(self._output.measured, events)
+        self._run_in_cell(self._output.on_events, events)
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         """Forward the answer of a rank."""
-        self._run_in_cell(self._output.answered, answer)
+        self._run_in_cell(self._output.on_result, answer)
 
     def tick(self) -> None:
         """Redraw if it is time to."""

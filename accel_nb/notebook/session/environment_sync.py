@@ -16,7 +16,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.notebook.session.process_settings import read_settings
-from accel_nb.runtime.process.environment import notebook_variables, variable
+from accel_nb.runtime.process.environment import get_variable, notebook_variables
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FUTURE_FLAGS = functools.reduce(
@@ -26,14 +26,14 @@ FUTURE_FLAGS = functools.reduce(
 
 
 @dataclass(slots=True)
-class Surroundings:
+class EnvironmentSync:
     """Differences between this process and its workers since they were started or last updated."""
 
     _touched: set[str] = field(default_factory=set)
     _sources: set[str] = field(default_factory=set)
     _settings: dict[str, Any] = field(default_factory=dict)
 
-    def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
+    def changed_variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
         """Return the environment variables that differ, or once differed, from a fresh worker's; None for an unset one.
 
         ``CUDA_VISIBLE_DEVICES`` is left out, since it only takes effect when a process starts.
@@ -44,7 +44,7 @@ class Surroundings:
                 self._touched.add(name)
         return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
 
-    def sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
+    def new_sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
         """Return by file name the source text of ``codes``, for tracebacks, and the notebook's name of that cell.
 
         Existing files are left out, since workers read these themselves, and so is what an earlier call returned.
@@ -56,12 +56,12 @@ class Surroundings:
                 found[name] = "".join(lines), _shown_name(name)
         return found
 
-    def settings(self) -> dict[str, Any]:
+    def changed_settings(self) -> dict[str, Any]:
         """Return the settings of the process that have changed since the last call."""
         before, self._settings = self._settings, read_settings(self._settings)
         return {name: value for name, value in self._settings.items() if name not in before or before[name] != value}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Return every text and setting again from the next call on, since some worker may not have them."""
         self._sources.clear()
         self._settings = {}
@@ -96,4 +96,4 @@ def compiler_flags(tree: ast.Module) -> int:
 
 def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
     """Return whether the notebook has changed the visible GPUs since the workers started."""
-    return variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)
+    return get_variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)

@@ -11,7 +11,7 @@ from typing import Any
 from accel_nb.errors import PoolError, WorkerDied
 from accel_nb.forecast.sizes import size_text
 from accel_nb.notebook.output.rank_logs import RankLog
-from accel_nb.pool.control.stop_escalation import Answer, Reason, describe_exit
+from accel_nb.pool.control.stop_escalation import RankResult, Reason, describe_exit
 from accel_nb.pool.sync import pickling
 from accel_nb.telemetry.events import MemorySample
 
@@ -22,8 +22,8 @@ _DEADLOCK = (
 )
 
 
-def failure_of(
-    answers: Sequence[Answer],
+def error_from_answers(
+    answers: Sequence[RankResult],
     reason: Reason | None,
     logs: Mapping[int, RankLog],
     timeout_s: float | None,
@@ -68,7 +68,7 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
     return error
 
 
-def _describe_interrupt(answers: Sequence[Answer]) -> str:
+def _describe_interrupt(answers: Sequence[RankResult]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
     if killed:
         return f"rank {_join(killed)} did not stop and was ended; the next cell starts with the notebook's values"
@@ -76,8 +76,8 @@ def _describe_interrupt(answers: Sequence[Answer]) -> str:
 
 
 def _died_error(
-    cause: Answer,
-    answers: Sequence[Answer],
+    cause: RankResult,
+    answers: Sequence[RankResult],
     logs: Mapping[int, RankLog],
     memory: Mapping[int, MemorySample],
     *,
@@ -114,7 +114,7 @@ def _last_memory(sample: MemorySample) -> str:
     )
 
 
-def _raised_error(cause: Answer, answers: Sequence[Answer], remarks: Sequence[str]) -> BaseException:
+def _raised_error(cause: RankResult, answers: Sequence[RankResult], remarks: Sequence[str]) -> BaseException:
     raised = cause.body["error"]
     error = _rebuild(raised)
     same, other = [], []

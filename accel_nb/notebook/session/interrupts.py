@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Presses:
+class InterruptCount:
     """The number of interrupts so far, and whether SIGTERM arrived."""
 
     def __init__(self) -> None:
         self.count = 0
         # SIGTERM arrived: this process has to end.
-        self.is_to_end = False
+        self.has_sigterm = False
 
     def __call__(self) -> int:
         """Return the count."""
@@ -22,14 +22,14 @@ class Presses:
 
 
 @contextmanager
-def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
+def count_interrupts(*, terminations: bool = False) -> Iterator[InterruptCount]:
     """Count interrupts inside the block instead of raising KeyboardInterrupt, so that none cuts a message in two.
 
     With ``terminations``, SIGTERM is recorded too and counts as the first interrupt; the caller has to raise it again
     after the block, where the previous handlers are restored. Outside the main thread, where Python allows no signal
     handlers, nothing is counted.
     """
-    interrupts = Presses()
+    interrupts = InterruptCount()
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
@@ -38,7 +38,7 @@ def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
         interrupts.count += 1
 
     def end(signum: int, frame: object) -> None:
-        interrupts.is_to_end = True
+        interrupts.has_sigterm = True
         interrupts.count = max(interrupts.count, 1)
 
     handlers = {signal.SIGINT: count, **({signal.SIGTERM: end} if terminations else {})}
@@ -50,15 +50,15 @@ def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
             signal.signal(number, handler)
 
 
-class HeldTermination:
+class DeferredTermination:
     """Defers SIGTERM while a run in the background stops; it takes effect when that run has ended.
 
     Construct it in the main thread; in others, where Python allows no signal handlers, nothing is deferred.
     ``on_sigterm`` is called in the handler, at the first SIGTERM only.
     """
 
-    def __init__(self, ask: Callable[[], object]) -> None:
-        self._ask = ask
+    def __init__(self, on_sigterm: Callable[[], object]) -> None:
+        self._ask = on_sigterm
         self._has_arrived = False
         self._is_over = False
         self._is_installed = threading.current_thread() is threading.main_thread()

@@ -24,16 +24,16 @@ from IPython.core.getipython import get_ipython
 import accel_nb
 from accel_nb.errors import ShippingError
 
-Reload = Literal["again", "update", "edited"]
+ReloadMode = Literal["again", "update", "edited"]
 """How a module is reloaded.
 
 ``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
 classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and so are its importers.
 """
 
-Stamp = tuple[int, int]
+FileStamp = tuple[int, int]
 """Modification time and size of a file."""
-_UNKNOWN: Stamp = (0, 0)
+_UNKNOWN: FileStamp = (0, 0)
 
 _LIBRARIES = (
     *(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")),
@@ -51,7 +51,7 @@ def _file_of(module: Any) -> str | None:
     return None if any(part in origin for part in _PACKAGES) else origin
 
 
-def _stamp_of(file: str) -> Stamp | None:
+def _stamp_of(file: str) -> FileStamp | None:
     try:
         status = os.stat(file)
     except OSError:
@@ -64,19 +64,19 @@ class _Imported:
     """A module that workers have imported: its file, the file's stamp then, and the spec of the notebook's module."""
 
     file: str
-    stamp: Stamp
+    stamp: FileStamp
     spec: Any
 
 
 @dataclass(slots=True)
-class ImportedModules:
+class ImportedModuleRecord:
     """The kernel's record of the modules that its workers have imported."""
 
     _modules: dict[str, _Imported] = field(default_factory=dict)
 
-    def note(self, reports: Iterable[Mapping[str, Any]]) -> None:
+    def record(self, reports: Iterable[Mapping[str, Any]]) -> None:
         """Record the reports of ranks after a cell: by name, the module's file and its stamp at the import."""
-        stamps: dict[str, set[Stamp]] = {}
+        stamps: dict[str, set[FileStamp]] = {}
         for report in reports:
             for name, (file, *stamp) in report.items():
                 found = stamps.setdefault(name, set())
@@ -84,13 +84,13 @@ class ImportedModules:
                 # Ranks that imported different versions reload the module with the next cell.
                 self._modules[name] = _Imported(file, min(found) if len(found) == 1 else _UNKNOWN, _spec_of(name))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Record that the workers are new and have imported nothing."""
         self._modules.clear()
 
-    def changed(self) -> dict[str, Reload]:
+    def modules_to_reload(self) -> dict[str, ReloadMode]:
         """Return the modules that the workers must reload, and how."""
-        found: dict[str, Reload] = {}
+        found: dict[str, ReloadMode] = {}
         updates = _has_autoreload()
         for name, held in self._modules.items():
             spec = _spec_of(name)
@@ -102,7 +102,7 @@ class ImportedModules:
                 held.spec = spec
         return found
 
-    def describe(self, changed: Mapping[str, Reload]) -> list[str]:
+    def describe_reloads(self, changed: Mapping[str, ReloadMode]) -> list[str]:
         """Return a line about the modules that the workers reload, if there are any."""
         if not changed:
             return []
@@ -124,7 +124,7 @@ def _has_autoreload() -> bool:
     return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
 
 
-class LoadedModules:
+class WorkerModules:
     """A worker's record of the modules of the user's own that it has imported."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class LoadedModules:
         """Record the time at which a cell begins."""
         self._began_ns = time.time_ns()
 
-    def report(self) -> dict[str, tuple[str, int, int]]:
+    def new_imports(self) -> dict[str, tuple[str, int, int]]:
         """Return by name the modules that were imported or reloaded since the last call."""
         self._look()
         found, self._unreported = self._unreported, {}
@@ -154,12 +154,12 @@ class LoadedModules:
                 # A file written while the cell ran may have changed after its import: its stamp is not known.
                 self._unreported[name] = (file, *(stamp if stamp[0] < self._began_ns else _UNKNOWN))
 
-    def load_anew(self, changed: Mapping[str, Reload]) -> None:
+    def reload(self, changed: Mapping[str, ReloadMode]) -> None:
         """Reload modules, each after those that it imports. Raise ShippingError for one that cannot be loaded."""
         self._look()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
         imports = {name: set(_imports(name, file, known)) for name, file in known.items()}
-        modes: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
+        modes: dict[str, ReloadMode] = {name: how for name, how in changed.items() if name in known}
         for name in _importers([name for name, how in modes.items() if how == "edited"], imports):
             modes.setdefault(name, "edited")
         for name in _in_order(modes, imports):
@@ -174,7 +174,7 @@ class LoadedModules:
             if stamp is not None:
                 self._unreported[name] = (known[name], *stamp)
 
-    def _load(self, module: types.ModuleType, how: Reload) -> None:
+    def _load(self, module: types.ModuleType, how: ReloadMode) -> None:
         importlib.invalidate_caches()
         if how == "again":
             importlib.reload(module)

@@ -10,32 +10,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.config import Resolved
-from accel_nb.notebook.cells.call import Call
-from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_codes
+from accel_nb.notebook.cells.call import FunctionCall
+from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
 from accel_nb.notebook.cells.user_names import UserNames
-from accel_nb.notebook.session.environment_sync import Surroundings, compiler_flags
-from accel_nb.notebook.session.module_sync import ImportedModules
-from accel_nb.notebook.session.run_state import Cell, Shipment
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
+from accel_nb.notebook.session.module_sync import ImportedModuleRecord
+from accel_nb.notebook.session.run_state import Cell, PackedCell
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
-from accel_nb.pool.sync.namespace_sync import Ledger, referred_names
-from accel_nb.pool.sync.object_paths import root_of
-from accel_nb.pool.sync.result_transfer import CHANGES, Receiver
+from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry, referred_names
+from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 
 
 @dataclass(slots=True)
-class Exchange:
+class NamespaceSession:
     """The record of which names have the same value in a notebook and on its workers. Starts and calls no process."""
 
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
-    kept: dict[str, str] = field(default_factory=dict)
+    only_on_workers: dict[str, str] = field(default_factory=dict)
     """Names whose newest values are only on the workers, with the reason."""
-    _ledger: Ledger = field(default_factory=Ledger)
-    _receiver: Receiver = field(default_factory=Receiver)
-    _surroundings: Surroundings = field(default_factory=Surroundings)
-    _modules: ImportedModules = field(default_factory=ImportedModules)
+    _ledger: SharedObjectRegistry = field(default_factory=SharedObjectRegistry)
+    _receiver: ResultReceiver = field(default_factory=ResultReceiver)
+    _surroundings: EnvironmentSync = field(default_factory=EnvironmentSync)
+    _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
 
@@ -47,42 +47,42 @@ class Exchange:
     @property
     def shared_names(self) -> list[str]:
         """The paths of all objects that both sides have; returned values refer to objects by these paths."""
-        return self._ledger.names(self.namespace)
+        return self._ledger.shared_names(self.namespace)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Record that some worker has lost the notebook's values: all of them are sent again."""
         self._has_lost_ranks = True
         self._receiver.close()
         self._ledger.forget()
-        self._surroundings.forget()
-        self.kept = {}
+        self._surroundings.reset()
+        self.only_on_workers = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
         """Raise ShippingError, with the reason, if a value cannot be sent."""
-        Ledger().prepare(names, self.namespace, MemoryPayloads())
+        SharedObjectRegistry().serialize_changes(names, self.namespace, MemoryPayloads())
 
-    def send_anew(self, names: Collection[str]) -> None:
+    def mark_for_sending(self, names: Collection[str]) -> None:
         """Mark names to be sent again with the next cell that uses them."""
         # An optimizer refers to its model: objects that may refer to the names are sent in the same stream.
-        self._ledger.forget(self._ledger.names())
+        self._ledger.forget(self._ledger.shared_names())
         self._ledger.forget(names)
 
     @contextmanager
-    def binding(self, call: Call | None) -> Iterator[None]:
+    def bind_call(self, call: FunctionCall | None) -> Iterator[None]:
         """Bind a call's function in the namespace while the block runs, so that it can be sent by name."""
         if call is None:
             yield
             return
-        self.namespace[call.bound_to] = call.function
+        self.namespace[call.bound_name] = call.function
         try:
             yield
         finally:
-            self.namespace.pop(call.bound_to, None)
-            self._ledger.drop([call.bound_to])
+            self.namespace.pop(call.bound_name, None)
+            self._ledger.record_deleted([call.bound_name])
 
-    def pack(
+    def pack_cell(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
-    ) -> tuple[Shipment, list[str]]:
+    ) -> tuple[PackedCell, list[str]]:
         """Pack the values that a cell needs and the workers lack; return them with a line for each that is left out.
 
         ``started_with`` are the environment variables that the workers started with. Raise ShippingError, with a
@@ -92,13 +92,17 @@ class Exchange:
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         if pool is not self._pool:
             self._pool = pool
-            self._modules.forget()
-        reloaded = self._modules.changed()
+            self._modules.clear()
+        reloaded = self._modules.modules_to_reload()
         if reloaded:
-            self._ledger.forget(self._ledger.names())  # the workers' objects are of the old versions of the modules
-        prepared = self._ledger.prepare(needed, self.namespace, pool.payloads, rng=states, optional=names.spare)
+            self._ledger.forget(
+                self._ledger.shared_names()
+            )  # the workers' objects are of the old versions of the modules
+        prepared = self._ledger.serialize_changes(
+            needed, self.namespace, pool.payloads, rng=states, optional=names.optional
+        )
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
-        settings = self._surroundings.settings()
+        settings = self._surroundings.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)
         body = {
             "source": cell.source,
@@ -107,26 +111,28 @@ class Exchange:
             "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
             "is_plain": not names.is_explicit and cell.call is None,
-            "observes": names.observes and cell.call is None,
+            "observes": names.only_reads_accelerator and cell.call is None,
             "call": None if cell.call is None else cell.call.to_body(),
-            "wants_accelerator": names.wants_accelerator,
-            "tells_ranks_apart": names.tells_ranks_apart,
-            "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
+            "wants_accelerator": names.uses_accelerator,
+            "may_depend_on_rank": names.may_depend_on_rank,
+            "sources": self._surroundings.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
             "is_empty": names.is_empty,
             "config": resolved.to_json(),
             "cwd": os.getcwd(),
             "rng": digest,
             "has_rng": states is not None,
             "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
-            "variables": self._surroundings.variables(started_with),
+            "variables": self._surroundings.changed_variables(started_with),
             "settings": settings,
             "reloaded": reloaded,
-            "lines": self._modules.describe(reloaded),
+            "lines": self._modules.describe_reloads(reloaded),
             "default_dtype": _default_dtype(),
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
-        self._ledger.record(prepared.sent, self.namespace)  # nothing raises from here on: what is recorded is sent
+        self._ledger.record_sent(
+            prepared.sent_paths, self.namespace
+        )  # nothing raises from here on: what is recorded is sent
         body["shared"] = self.shared_names
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
         ranks = range(pool.size) if payloads or reloaded or settings else chosen
@@ -134,24 +140,26 @@ class Exchange:
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
         lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
         unreturned = () if resolved.config.bring_back else names.bound
-        return Shipment(pool, bodies, prepared.sent, prepared.removed, unreturned, payloads, poll_s), lines
+        return PackedCell(
+            pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
+        ), lines
 
-    def note_delivered(self, shipment: Shipment, answers: Collection[Answer]) -> None:
+    def record_answers(self, shipment: PackedCell, answers: Collection[RankResult]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
-        self._modules.note(answer.body["modules"] for answer in answers if "modules" in answer.body)
+        self._modules.record(answer.body["modules"] for answer in answers if "modules" in answer.body)
         if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
-            self.note_lost(shipment)  # the values could not be unpacked
-        for name in shipment.unreturned:
-            self._ledger.record_only_there(name, self.namespace)
+            self.record_undelivered(shipment)  # the values could not be unpacked
+        for name in shipment.unreturned_names:
+            self._ledger.record_worker_only(name, self.namespace)
 
-    def note_lost(self, shipment: Shipment) -> None:
+    def record_undelivered(self, shipment: PackedCell) -> None:
         """Record that a packed cell may not have arrived: its values are sent again."""
-        self._ledger.forget(map(root_of, shipment.sent))
-        self._ledger.supersede(shipment.removed)
-        self._surroundings.forget()
+        self._ledger.forget(map(root_name, shipment.sent_paths))
+        self._ledger.record_outdated(shipment.removed_names)
+        self._surroundings.reset()
 
-    def take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
+    def apply_answers(self, answers: Iterable[RankResult], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
 
         Names whose values changed are added to ``changed_names``.
@@ -164,19 +172,21 @@ class Exchange:
                 continue
             received = self._receiver.receive(returned, answer.payloads, self.namespace)
             names = received.paths
-            self._ledger.record(names, self.namespace)
-            self._ledger.drop(received.removed)
-            arrived = {root_of(name) for name in (*names, *received.removed)}
-            if came is not None:
-                came |= arrived
-            self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
+            self._ledger.record_sent(names, self.namespace)
+            self._ledger.record_deleted(received.removed)
+            arrived = {root_name(name) for name in (*names, *received.removed)}
+            if changed_names is not None:
+                changed_names |= arrived
+            self.only_on_workers = {
+                name: why for name, why in self.only_on_workers.items() if name.partition(".")[0] not in arrived
+            }
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
                 if name not in names and name.isidentifier():
-                    self._ledger.record_only_there(name, self.namespace)
+                    self._ledger.record_worker_only(name, self.namespace)
                 if reason:
                     reasons[name] = reason
-            self.kept |= reasons
+            self.only_on_workers |= reasons
             if reasons:
                 listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
                 fetch = [name for name, reason in reasons.items() if reason.endswith("large")]
@@ -190,7 +200,7 @@ class Exchange:
             return None, None
         from accel_nb.runtime.process import rng
 
-        states = rng.present()
+        states = rng.capture_cpu()
         digest = rng.digest(states)
         return digest, None if digest == self._receiver.rng and not always else states
 

@@ -8,18 +8,18 @@ from typing import Any
 
 from accel_nb.config import Config, Layer, flags_to_line
 from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
-from accel_nb.forecast.request import Request
+from accel_nb.forecast.request import ForecastRequest
 from accel_nb.forecast.sizes import size_text
 from accel_nb.forecast.table import explain
 from accel_nb.notebook.reports.forecasting import forecast_notebook
-from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "tensors")
 
 
-def post_mortem(
-    answers: Sequence[Answer], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
+def describe_out_of_memory(
+    answers: Sequence[RankResult], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> list[str]:
     """Return lines about the first rank that ran out of memory, or none.
 
@@ -64,7 +64,7 @@ def _describe_remedies(
 ) -> Iterator[str]:
     if "torch" not in sys.modules:
         return
-    request = Request(None, Layer("flags", {}, "the cell"), memory=found["room"])
+    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found["room"])
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
     except Exception as error:  # the user's model or data may raise anything; the cell's own error is raised instead
@@ -88,7 +88,7 @@ def _describe_remedies(
 def _changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
     """Yield bytes and a description of each change: a smaller batch, sharding, activation checkpointing."""
     setting = found.setting
-    served = [plan for plan in found.plans if plan.is_served]
+    served = [plan for plan in found.plans if plan.is_supported]
     if config.strategy == "auto":
         current = [plan for plan in served if plan.layout.engine == "torch"]
     else:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 
 from accel_nb.config import Resolved
-from accel_nb.runs import Registry
+from accel_nb.runs import RunRegistry
 from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import PanelState
 
 logger = logging.getLogger(__name__)
 
-GIT_PATIENCE_S = 0.2
+GIT_TIMEOUT_S = 0.2
 MAX_POINTS = 200
 
 
@@ -25,19 +25,19 @@ def record_run(
     if not state.has_data:
         return
     try:
-        recording = Registry().begin(
+        recording = RunRegistry().begin(
             "cell",
             _first_line(source),
             resolved,
             name=state.title,
             started=time.time() - duration_s,
-            git_patience_s=GIT_PATIENCE_S,
+            git_patience_s=GIT_TIMEOUT_S,
         )
         recording.log(_curves(state))
         loss = state.facts()["loss"]
         metrics = {} if loss is None else {"loss": loss}
         metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
-        recording.end(
+        recording.finish(
             "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
             error=None if error is None else f"{type(error).__name__}: {error}"[:2000],
             num_steps=state.num_steps,

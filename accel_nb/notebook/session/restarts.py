@@ -19,10 +19,10 @@ def require_checkpoint(resolved: Resolved) -> None:
     wanted = resolved.config.checkpoint.resume
     if wanted is None or wanted == "auto":
         return
-    from accel_nb.checkpoint.discovery import locate
+    from accel_nb.checkpoint.discovery import find_checkpoints
 
     try:
-        locate(wanted)
+        find_checkpoints(wanted)
     except NoCheckpoint as error:
         if os.path.isdir(wanted):
             return  # it may be another library's checkpoint, which the workers detect
@@ -50,7 +50,7 @@ def run_with_restarts(
             where = "from the start: no checkpoint.dir is set" if folder is None else f"from what is in {folder}"
             first = str(error).partition("\n")[0]
             print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left - 1} left", file=sys.stderr)
-            session.renew()
+            session.discard_workers()
             if folder is not None:
                 restart = f"restart {resolved.config.max_restarts - num_left + 1}"
                 resolved = resolve([*resolved.layers, Layer("flags", {"checkpoint.resume": "auto"}, restart)])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_nb.pool.control.coordination import Wish, Wishes
+from accel_nb.pool.control.coordination import ControlQueue, ControlRequest
 from accel_nb.telemetry.actions import (
     Action,
     Inspect,
@@ -20,16 +20,16 @@ from accel_nb.telemetry.actions import (
     read_action,
     to_message,
 )
-from accel_nb.telemetry.events import Event, Steered
+from accel_nb.telemetry.events import ControlApplied, Event
 
 INTERRUPT = "interrupt"
 """The panel's message for an interrupt of the run, which is no `Action`."""
-NO_FOLDER = "not saved: the cell was started without --checkpoint DIR"
+NO_CHECKPOINT_DIR = "not saved: the cell was started without --checkpoint DIR"
 MAX_PER_SECOND = 10
 """Further messages of a panel within the same second are dropped."""
 
 
-class Controls:
+class RunControls:
     """The controls of one run. Thread-safe.
 
     ``show_message`` shows the outcome of a request to the user; ``record_event`` receives the event of each executed
@@ -38,16 +38,16 @@ class Controls:
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.can_save = can_save
-        self.wishes = Wishes()
-        self.num_refused = 0
-        self.say: Callable[[str], object] = lambda text: None
-        self.tell: Callable[[Event], object] = lambda event: None
+        self.requests = ControlQueue()
+        self.num_rejected = 0
+        self.show_message: Callable[[str], object] = lambda text: None
+        self.record_event: Callable[[Event], object] = lambda event: None
         self._clock = clock
         self._lock = threading.Lock()
         self._second = -1
         self._num_asked = 0
 
-    def take(self, message: object) -> None:
+    def handle_message(self, message: object) -> None:
         """Handle a message of a panel. Count and drop one that is no action, out of range, or over the rate limit."""
         try:
             if self._is_over_rate_limit():
@@ -55,33 +55,33 @@ class Controls:
             if isinstance(message, Mapping) and dict(message) == {"kind": INTERRUPT}:
                 self.interrupt()
             else:
-                self.ask(read_action(message))
+                self.request(read_action(message))
         except ValueError as error:
-            self.num_refused += 1
-            self.say(f"not done: {error}")
+            self.num_rejected += 1
+            self.show_message(f"not done: {error}")
 
-    def ask(self, action: Action) -> Wish:
+    def request(self, action: Action) -> ControlRequest:
         """Request an action that all ranks execute after the same step. Returns at once."""
-        wish = Wish(to_message(action), lambda wish: self._on_settled(action, wish))
+        wish = ControlRequest(to_message(action), lambda wish: self._on_settled(action, wish))
         if isinstance(action, SaveNow) and not self.can_save:
-            wish.settle(NO_FOLDER)
+            wish.resolve(NO_CHECKPOINT_DIR)
         else:
             if not isinstance(action, Inspect):
-                self.say(f"{_describe_pending(action)} ...")
-            self.wishes.ask(wish)
+                self.show_message(f"{_describe_pending(action)} ...")
+            self.requests.add(wish)
         return wish
 
     def interrupt(self) -> None:
         """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
-        self.say("interrupting ...")
-        self.wishes.interrupt()
+        self.show_message("interrupting ...")
+        self.requests.interrupt()
 
-    def _on_settled(self, action: Action, wish: Wish) -> None:
+    def _on_settled(self, action: Action, wish: ControlRequest) -> None:
         if isinstance(action, Inspect):
             return
-        self.say(outcome(action, wish))
+        self.show_message(describe_outcome(action, wish))
         if wish.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
-            self.tell(Steered(wish.rank, wish.step, time.time(), wish.text))
+            self.record_event(ControlApplied(wish.rank, wish.step, time.time(), wish.text))
 
     def _is_over_rate_limit(self) -> bool:
         with self._lock:
@@ -91,7 +91,7 @@ class Controls:
             return self._num_asked > MAX_PER_SECOND
 
 
-def outcome(action: Action, wish: Wish) -> str:
+def describe_outcome(action: Action, wish: ControlRequest) -> str:
     """Return the outcome of a request as text, with the step unless the text already has it."""
     names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
     return wish.text if wish.step is None or names_step else f"{wish.text}, after step {wish.step:,}"

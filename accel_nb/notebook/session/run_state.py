@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.config import Config
-from accel_nb.notebook.cells.call import Call
+from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames
 from accel_nb.notebook.output.cell_output import CellOutput
-from accel_nb.notebook.session.run_controls import Controls
+from accel_nb.notebook.session.run_controls import RunControls
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.payload import Payload
 from accel_nb.pool.pool import POLL_S, Pool
@@ -27,38 +27,38 @@ class Cell:
     source: str
     tree: ast.Module
     execution_count: int
-    call: Call | None = None
+    call: FunctionCall | None = None
 
 
 @dataclass(slots=True)
-class Shipment:
+class PackedCell:
     """A cell with the values that it needs, packed for the workers."""
 
     pool: Pool
     bodies: Mapping[int, dict[str, Any]]
-    sent: list[str]
+    sent_paths: list[str]
     """Paths of the objects whose values are sent."""
-    removed: tuple[str, ...]
+    removed_names: tuple[str, ...]
     """Names that are deleted on the workers."""
-    unreturned: tuple[str, ...]
+    unreturned_names: tuple[str, ...]
     """Names that the cell binds and that are not returned to the notebook."""
     payloads: Mapping[str, Payload]
     poll_s: float = POLL_S
 
 
 @dataclass(slots=True)
-class Running:
+class CellRun:
     """One run of a cell, from the first line of its output to the last."""
 
     title: str
     names: CellNames
     output: CellOutput
-    controls: Controls
+    controls: RunControls
     config: Config
     specs: Sequence[WorkerSpec]
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
-    lines: list[str] = field(default_factory=list)
+    closing_lines: list[str] = field(default_factory=list)
     """Lines to show below the cell's output when it has ended."""
     status: RunStatus = "running"
 
@@ -69,9 +69,9 @@ class Running:
 
     def finish(self, status: RunStatus) -> None:
         """Record the end and complete the output."""
-        self.controls.wishes.close()
+        self.controls.requests.close()
         self.status, self.ended = status, time.monotonic()
-        self.output.finish(status, self.lines)
+        self.output.finish(status, self.closing_lines)
 
 
 def status_of(error: BaseException | None) -> RunStatus:

@@ -12,26 +12,26 @@ from typing import Any
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
-from accel_nb.notebook.cells.cell_analysis import read_cell
+from accel_nb.notebook.cells.cell_analysis import analyze_cell
 from accel_nb.notebook.output.cell_output import make_output
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
-from accel_nb.notebook.session.error_translation import failure_of
-from accel_nb.notebook.session.interrupts import HeldTermination, counted_interrupts
-from accel_nb.notebook.session.namespace_session import Exchange
-from accel_nb.notebook.session.post_mortem import post_mortem
+from accel_nb.notebook.session.error_translation import error_from_answers
+from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
+from accel_nb.notebook.session.namespace_session import NamespaceSession
+from accel_nb.notebook.session.post_mortem import describe_out_of_memory
 from accel_nb.notebook.session.recording import record_run
-from accel_nb.notebook.session.replica_check import drift_lines
-from accel_nb.notebook.session.run_controls import Controls
-from accel_nb.notebook.session.run_state import Cell, Running, Shipment, status_of
-from accel_nb.pool.control.coordination import Wishes
-from accel_nb.pool.control.stop_escalation import Answer, Reason
-from accel_nb.pool.device_assignment import Claims
+from accel_nb.notebook.session.replica_check import describe_divergence
+from accel_nb.notebook.session.run_controls import RunControls
+from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, status_of
+from accel_nb.pool.control.coordination import ControlQueue
+from accel_nb.pool.control.stop_escalation import RankResult, Reason
+from accel_nb.pool.device_assignment import DeviceReservations
 from accel_nb.pool.engine import Engine, WorkerSpec
 from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
-from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
-from accel_nb.pool.sync.object_paths import root_of
+from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
+from accel_nb.pool.sync.object_paths import root_name
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
@@ -41,14 +41,14 @@ EngineFactory = Callable[[Mapping[str, str]], Engine]
 
 
 @dataclass(slots=True)
-class Status:
+class SessionStatus:
     """The facts that `%accelerate status` shows."""
 
     state: str
     specs: tuple[WorkerSpec, ...]
     pids: dict[int, int]
     zygote_pid: int | None
-    kept: dict[str, str]
+    only_on_workers: dict[str, str]
     last_cell_s: float | None
 
 
@@ -66,29 +66,29 @@ class Session:
     """Environment variables of the workers that replace the notebook's."""
     notebook_layers: tuple[Layer, ...] = ()
     """Options from the notebook's metadata, as the browser sent them."""
-    claims: Claims = field(default_factory=Claims)
+    device_claims: DeviceReservations = field(default_factory=DeviceReservations)
     """Devices in use by the launches and cells of this notebook that run concurrently."""
     background: BackgroundRun | None = None
     """The cell that runs in the background, or the last one that did."""
-    last: Running | None = None
+    last_run: CellRun | None = None
     """The run that started last."""
-    exchange: Exchange = field(init=False)
+    namespace_session: NamespaceSession = field(init=False)
     """The names that the notebook and its workers share."""
     exporters: Exporters = field(default_factory=Exporters)
     """Exporters of metrics to monitoring systems."""
-    earlier: EarlierRuns = field(default_factory=EarlierRuns)
+    earlier_runs: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs, for comparison on the panel."""
     _engine: Engine | None = None
     _pool: Pool | None = None
     _last_cell_s: float | None = None
     _has_pending_sigterm: bool = False
     """SIGTERM arrived while the workers ran a cell that saves; it is raised again when that cell has ended."""
-    _termination: HeldTermination | None = None
+    _termination: DeferredTermination | None = None
     _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self.exchange = Exchange(self.namespace, self.hidden_names)
+        self.namespace_session = NamespaceSession(self.namespace, self.hidden_names)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """Resolve the options of a launch. The last result is cached, since launches are mostly repeated unchanged."""
@@ -126,7 +126,7 @@ class Session:
         Return the results of a call in rank order, and an empty list for a cell. Raise what the cell raised. A try that
         fails before the last one changes nothing in the notebook.
         """
-        with self._reserved(), self.exchange.binding(cell.call):
+        with self._reserved(), self.namespace_session.bind_call(cell.call):
             running = self._create_run(cell, resolved, specs, mode)
             return (
                 []
@@ -134,13 +134,15 @@ class Session:
                 else self._run_with_output(running, cell, resolved, specs, is_last_try=is_last_try)
             )
 
-    def start(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> BackgroundRun | None:
+    def start_in_background(
+        self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str
+    ) -> BackgroundRun | None:
         """Send a cell to the workers and return while it runs; return None for an empty cell.
 
         The workers get the notebook's values of this moment. `collect_background` applies the results.
         """
         with self._reserved(), ExitStack() as claim:
-            claim.callback(self.claims.take(specs))
+            claim.callback(self.device_claims.reserve_first(specs))
             running = self._create_run(cell, resolved, specs, mode)
             if running is None:
                 return None
@@ -151,12 +153,12 @@ class Session:
                 raise
             saves = resolved.config.checkpoint.dir is not None
             if saves:
-                self._termination = HeldTermination(running.controls.wishes.interrupt_once)
-            shared = {root_of(name) for name in self.exchange.shared_names}
+                self._termination = DeferredTermination(running.controls.requests.interrupt_once)
+            shared = {root_name(name) for name in self.namespace_session.shared_names}
 
             held = claim.pop_all()
 
-            def execute(output: Listener) -> tuple[list[Answer], Reason | None]:
+            def execute(output: RequestListener) -> tuple[list[RankResult], Reason | None]:
                 with held:
                     return self._execute(shipment, running, output, saves=saves)
 
@@ -166,44 +168,44 @@ class Session:
                 {name: self.namespace[name] for name in shared if name in self.namespace},
                 execute,
                 lambda answers, reason: self._determine_error(running, answers, reason),
-                self.arrive,
+                self.collect_background,
                 lambda error: self._on_background_end(running, cell, resolved, error),
             )
         self.on_change()
         return self.background
 
-    def _on_background_end(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+    def _on_background_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
         record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         self.exporters.flush()
         self.on_change()
         if self._termination is not None:
             self._termination.run_ended()
 
-    def arrive(self) -> None:
+    def collect_background(self) -> None:
         """Apply the results of a background run that has ended, and print which names changed. Called between cells.
 
         The namespace is then as if the cell had ended now: a name that was rebound in the notebook while the run was
         going on holds the run's value if the run returned one.
         """
         background = self.background
-        if background is None or background.is_running or background.has_arrived:
+        if background is None or background.is_running or background.are_results_applied:
             return
         background.join()
-        background.has_arrived = True
+        background.are_results_applied = True
         if self._termination is not None:
             self._termination.release()
             self._termination = None
-        deleted = {name for name in background.held if name not in self.namespace}
+        deleted = {name for name in background.values_at_start if name not in self.namespace}
         rebound = {
             name: self.namespace[name]
-            for name, value in background.held.items()
+            for name, value in background.values_at_start.items()
             if name not in deleted and self.namespace[name] is not value
         }
-        self.namespace.update({name: background.held[name] for name in (*deleted, *rebound)})
+        self.namespace.update({name: background.values_at_start[name] for name in (*deleted, *rebound)})
         names: set[str] = set()
         try:
-            with counted_interrupts():
-                lines = self.exchange.take_in(background.answers, names)
+            with count_interrupts():
+                lines = self.namespace_session.apply_answers(background.answers, names)
         finally:
             self.namespace.update({name: value for name, value in rebound.items() if name not in names})
             for name in deleted - names:
@@ -211,7 +213,7 @@ class Session:
         self._forget_if_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
-        if shown := sorted(names & self.exchange.user_names.keys()):
+        if shown := sorted(names & self.namespace_session.user_names.keys()):
             print(f"back from {title!r}: {', '.join(shown)}")
         if replaced := sorted(names & rebound.keys()):
             print(f"{', '.join(replaced)}: rebound while {title!r} ran, and now replaced by the run's values")
@@ -224,15 +226,15 @@ class Session:
         return self.background if self.background is not None and self.background.is_running else None
 
     @contextmanager
-    def claimed(self, specs: Sequence[WorkerSpec]) -> Iterator[None]:
+    def reserving_devices(self, specs: Sequence[WorkerSpec]) -> Iterator[None]:
         """Reserve the workers and their GPUs while the block runs; raise PoolError when they are in use."""
         with self._reserved(), ExitStack() as claim:
-            claim.callback(self.claims.take(specs))
+            claim.callback(self.device_claims.reserve_first(specs))
             yield
 
     @contextmanager
     def _reserved(self) -> Iterator[None]:
-        self.arrive()
+        self.collect_background()
         if self._running_in_background is not None:
             raise PoolError(_describe_busy(self._running_in_background))
         if not self.reserve():
@@ -242,10 +244,10 @@ class Session:
         finally:
             self.release()
 
-    def _create_run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
+    def _create_run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> CellRun | None:
         """Create the run of a cell and show its output; return None for an empty cell."""
         config = resolved.config
-        names = read_cell(cell.tree, self.exchange.user_names)
+        names = analyze_cell(cell.tree, self.namespace_session.user_names)
         if names.is_empty:
             return None
         is_new = self._pool is None or self._pool.specs != tuple(specs)
@@ -253,32 +255,34 @@ class Session:
         if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
             shown = config.ranks
         title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
-        controls = Controls(can_save=config.checkpoint.dir is not None)
+        controls = RunControls(can_save=config.checkpoint.dir is not None)
         metrics = self.exporters.use(config.metrics)
         panel = Panel(
             title,
             len(specs),
             mode=mode,  # type: ignore[arg-type]
-            on_control=controls.take,
+            on_control=controls.handle_message,
             can_save=controls.can_save,
-            also=self.exporters.feed,
-            earlier=self.earlier,
+            on_events=self.exporters.export,
+            earlier=self.earlier_runs,
         )
-        controls.say, controls.tell = panel.say, lambda event: panel.feed([event])
-        prefix = None if cell.call is None else cell.call.prefix
+        controls.show_message, controls.record_event = panel.show_outcome, lambda event: panel.feed([event])
+        prefix = None if cell.call is None else cell.call.line_prefix
         output = make_output(
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
         self.logs = output.logs
         lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
-        self.last = Running(title, names, output, controls, config, specs, lines=lines)
+        self.last_run = CellRun(title, names, output, controls, config, specs, closing_lines=lines)
         if config.ranks is not None and 0 not in config.ranks and names.bound:
-            self.last.lines.append(f"bound on rank {_join_ranks(config.ranks)} only: {', '.join(names.bound)}")
-        return self.last
+            self.last_run.closing_lines.append(
+                f"bound on rank {_join_ranks(config.ranks)} only: {', '.join(names.bound)}"
+            )
+        return self.last_run
 
     def _run_with_output(
         self,
-        running: Running,
+        running: CellRun,
         cell: Cell,
         resolved: Resolved,
         specs: Sequence[WorkerSpec],
@@ -295,8 +299,8 @@ class Session:
                 answers = _without_returns(answers)
             error = self._determine_error(running, answers, reason)
             try:
-                with counted_interrupts():  # an interrupt here would leave partly copied weights in the notebook
-                    running.lines += self.exchange.take_in(answers)
+                with count_interrupts():  # an interrupt here would leave partly copied weights in the notebook
+                    running.closing_lines += self.namespace_session.apply_answers(answers)
                     returned = [read_result(results[rank], self.namespace) for rank in sorted(results)]
             finally:
                 close_all(results.values())
@@ -314,18 +318,20 @@ class Session:
             raise error
         return returned
 
-    def _determine_error(self, running: Running, answers: list[Answer], reason: Reason | None) -> BaseException | None:
+    def _determine_error(
+        self, running: CellRun, answers: list[RankResult], reason: Reason | None
+    ) -> BaseException | None:
         """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
         for answer in answers:
-            running.lines += answer.body.get("lines", ())
-        running.lines += drift_lines(answers)
-        return failure_of(
+            running.closing_lines += answer.body.get("lines", ())
+        running.closing_lines += describe_divergence(answers)
+        return error_from_answers(
             answers,
             reason,
             running.output.logs,
             running.config.timeout,
             has_pool=self._pool is not None and self._pool.state != "failed",
-            remarks=post_mortem(answers, dict(self.namespace), running.config, running.specs),
+            remarks=describe_out_of_memory(answers, dict(self.namespace), running.config, running.specs),
             memory=running.output.memory,
         )
 
@@ -335,14 +341,14 @@ class Session:
         Raise UnknownNameError for names that rank 0 does not have, PoolError for values that cannot be copied.
         """
         pool = self._require_pool()
-        body = {"names": list(names), "shared": self.exchange.shared_names}
+        body = {"names": list(names), "shared": self.namespace_session.shared_names}
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _SilentListener())
-        error = failure_of(answers, reason, {}, None)
+        error = error_from_answers(answers, reason, {}, None)
         if error is not None:
             self._forget_if_died(answers)
             raise error
-        with counted_interrupts():
-            lines = self.exchange.take_in(answers)
+        with count_interrupts():
+            lines = self.namespace_session.apply_answers(answers)
         if lines:
             raise PoolError("; ".join(lines))
         return list(names)
@@ -355,43 +361,43 @@ class Session:
         missing = [name for name in names if name not in self.namespace]
         if missing:
             raise UnknownNameError(f"the notebook has no name {', '.join(map(repr, missing))}")
-        self.exchange.require_sendable(names)
-        self.exchange.send_anew(names)
+        self.namespace_session.require_sendable(names)
+        self.namespace_session.mark_for_sending(names)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process what happened to the workers since the last cell, without waiting."""
         if self._running_in_background is not None:
             return  # its thread polls
         if self._pool is not None:
-            self._pool.look_around()
+            self._pool.replace_dead()
         elif self._engine is not None:
-            self._engine.look()
+            self._engine.refresh()
 
-    def status(self) -> Status:
+    def status(self) -> SessionStatus:
         """Return the state of the pool at the last poll. Thread-safe."""
         pool, facts = self._pool, None if self._engine is None else self._engine.facts()
         state = pool.state if pool else "not started" if facts is None else "warm" if facts.is_warm else "warming up"
-        return Status(
+        return SessionStatus(
             state=state,
             specs=pool.specs if pool else (),
             pids=dict(facts.pids) if facts and pool else {},
             zygote_pid=facts.zygote_pid if facts else None,
-            kept=dict(self.exchange.kept),
+            only_on_workers=dict(self.namespace_session.only_on_workers),
             last_cell_s=self._last_cell_s,
         )
 
-    def renew(self) -> None:
+    def discard_workers(self) -> None:
         """End the workers; the next cell forks new ones from the same zygote, with the notebook's values."""
         if self._pool is not None and self._engine is not None:
-            self._pool.retire()
+            self._pool.detach()
             self._pool = None
-            self.exchange.forget()
+            self.namespace_session.reset()
 
     def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
         """Start workers on these devices now instead of with the first cell."""
         try:
             with self._reserved():
-                self._pool_for(specs, START_PATIENCE_S)
+                self._pool_for(specs, START_TIMEOUT_S)
         finally:
             self.on_change()
 
@@ -401,21 +407,21 @@ class Session:
         A background run is interrupted first, and its results are applied.
         """
         if self._running_in_background is not None:
-            self._running_in_background.end()
-        self.arrive()
+            self._running_in_background.interrupt_until_ended()
+        self.collect_background()
         if self._pool is not None:
             self._pool.close()
         elif self._engine is not None:
             self._engine.stop()
         self._pool = self._engine = None
         self.exporters.close()
-        self.exchange.forget()
+        self.namespace_session.reset()
         self.on_change()
 
-    def _pack(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
+    def _pack(self, cell: Cell, running: CellRun, resolved: Resolved, specs: Sequence[WorkerSpec]) -> PackedCell:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
-        lines = running.lines
-        pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
+        lines = running.closing_lines
+        pool = self._pool_for(specs, START_TIMEOUT_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
         facts = self._engine.facts()
         if facts.num_threads > 1:
@@ -426,13 +432,13 @@ class Session:
         if sees_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        shipment, left_out = self.exchange.pack(cell, running.names, resolved, pool, facts.variables)
+        shipment, left_out = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
         lines += left_out
         return shipment
 
     def _execute(
-        self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
-    ) -> tuple[list[Answer], Reason | None]:
+        self, shipment: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
+    ) -> tuple[list[RankResult], Reason | None]:
         """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
         try:
             answers, reason = self._request(
@@ -443,13 +449,13 @@ class Session:
                 payloads=shipment.payloads,
                 timeout_s=running.config.timeout,
                 finishes=saves,
-                wishes=running.controls.wishes,
+                wishes=running.controls.requests,
                 poll_s=shipment.poll_s,
             )
-            self.exchange.note_delivered(shipment, answers)
+            self.namespace_session.record_answers(shipment, answers)
             return [answer for answer in answers if not answer.body.get("was_idle")], reason
         except BaseException:
-            self.exchange.note_lost(shipment)
+            self.namespace_session.record_undelivered(shipment)
             raise
         finally:
             close_all(shipment.payloads.values())
@@ -459,16 +465,16 @@ class Session:
         pool: Pool,
         task: str,
         bodies: Mapping[int, dict[str, Any]],
-        listener: Listener,
+        listener: RequestListener,
         *,
         payloads: Payloads = NO_PAYLOADS,
         timeout_s: float | None = None,
         finishes: bool = False,
-        wishes: Wishes | None = None,
+        wishes: ControlQueue | None = None,
         poll_s: float = POLL_S,
-    ) -> tuple[list[Answer], Reason | None]:
-        asked = wishes or Wishes()
-        with counted_interrupts(terminations=finishes) as interrupts:
+    ) -> tuple[list[RankResult], Reason | None]:
+        asked = wishes or ControlQueue()
+        with count_interrupts(terminations=finishes) as interrupts:
             answers, reason = pool.run(
                 task,
                 bodies,
@@ -477,31 +483,31 @@ class Session:
                 num_interrupts=lambda: interrupts.count + asked.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
-                wishes=asked,
+                controls=asked,
                 poll_s=poll_s,
             )
-        self._has_pending_sigterm = interrupts.is_to_end
+        self._has_pending_sigterm = interrupts.has_sigterm
         return answers, reason
 
-    def _forget_if_died(self, answers: Iterable[Answer]) -> None:
+    def _forget_if_died(self, answers: Iterable[RankResult]) -> None:
         """Mark all values to be sent again if a worker died, since its replacement has none."""
         if any(answer.outcome == "died" for answer in answers):
-            self.exchange.forget()
+            self.namespace_session.reset()
 
     def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
         """Return a pool of live workers on these devices; start or replace workers as needed."""
         if self._pool is not None:
             try:
-                has_lost = self._pool.specs == tuple(specs) and self._pool.look_around()
+                has_lost = self._pool.specs == tuple(specs) and self._pool.replace_dead()
             except BaseException:  # an interrupt while ranks were replaced: partly started workers cannot be used
                 self.stop()
                 raise
             if has_lost:
-                self.exchange.forget()
+                self.namespace_session.reset()
             if self._pool.specs != tuple(specs) or self._pool.state != "ready":
-                self._pool.retire()
+                self._pool.detach()
                 self._pool = None
-                self.exchange.forget()
+                self.namespace_session.reset()
         if self._pool is None:
             if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
                 self.stop()
@@ -509,14 +515,14 @@ class Session:
             assert self._engine is not None
             try:
                 self._pool = Pool(self._engine, specs)
-                self._pool.wait_ready(patience_s=patience_s)
+                self._pool.wait_ready(timeout_s=patience_s)
             except BaseException:
                 self.stop()
                 raise
         return self._pool
 
     def _require_pool(self) -> Pool:
-        self.arrive()
+        self.collect_background()
         if (background := self._running_in_background) is not None:
             raise PoolError(
                 f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
@@ -524,8 +530,8 @@ class Session:
             )
         if self._pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
-        if self._pool.look_around():
-            self.exchange.forget()
+        if self._pool.replace_dead():
+            self.namespace_session.reset()
         if self._pool.state != "ready":
             raise PoolError(
                 "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
@@ -544,7 +550,7 @@ def _describe_busy(background: BackgroundRun) -> str:
     )
 
 
-def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, BufferPayload]]:
+def _split_results(answers: list[RankResult]) -> tuple[list[RankResult], dict[int, BufferPayload]]:
     """Split the results of a call off the answers, by rank; the caller closes them."""
     results: dict[int, BufferPayload] = {}
     for index, answer in enumerate(answers):
@@ -555,9 +561,9 @@ def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, Buffe
     return answers, results
 
 
-def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
+def _without_returns(answers: Iterable[RankResult]) -> list[RankResult]:
     """Return the answers without the values that ranks sent, so that the notebook keeps its own."""
-    kept: list[Answer] = []
+    kept: list[RankResult] = []
     for answer in answers:
         close_all(answer.payloads.values())
         body = {name: value for name, value in answer.body.items() if name != "returned"}
@@ -568,16 +574,16 @@ def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
 class _SilentListener:
     """A listener for requests without output."""
 
-    def printed(self, rank: int, stream: str, data: bytes) -> None:
+    def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Ignore it."""
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+    def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Ignore it."""
 
-    def measured(self, events: Sequence[Any]) -> None:
+    def on_events(self, events: Sequence[Any]) -> None:
         """Ignore it."""
 
-    def answered(self, answer: Answer) -> None:
+    def on_result(self, answer: RankResult) -> None:
         """Ignore it."""
 
     def tick(self) -> None:

@@ -19,29 +19,35 @@ import torch
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells, release_unreachable
-from accel_nb.accelerator.plain_cells.cell_warnings import remark_on, telling_of_unprepared
+from accel_nb.accelerator.plain_cells.cell_warnings import explain_divided_batch, warn_if_unprepared
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
-    NO_MAP,
-    Steering,
+    NO_MEMORY_MAP,
+    ControlReceiver,
     TrainingStopped,
-    current_steering,
+    current_control_receiver,
     describe_value,
 )
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
-from accel_nb.notebook.session.module_sync import LoadedModules, Reload
+from accel_nb.notebook.session.module_sync import ReloadMode, WorkerModules
 from accel_nb.notebook.session.process_settings import apply_settings
-from accel_nb.notebook.worker.shell import OWN, make_shell, note_left_out, short_tracebacks, without_frames
+from accel_nb.notebook.worker.shell import (
+    PACKAGE_FOLDER,
+    drop_frames,
+    get_worker_shell,
+    insert_omission_note,
+    shortened_tracebacks,
+)
 from accel_nb.pool.local.worker import Worker
 from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
-from accel_nb.pool.sync.namespace_sync import Delivery, describe_failures
-from accel_nb.pool.sync.object_paths import root_of
-from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, Returner, Snapshot
+from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
+from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, PackedReturn, ResultSender
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
@@ -61,16 +67,16 @@ class CellProgram:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._shell = make_shell(self._show)
+        self._shell = get_worker_shell(self._show)
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._ignored = frozenset(self._namespace)
-        self._returner = Returner(worker.payloads)
-        self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
+        self._returner = ResultSender(worker.payloads)
+        self._steering = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
-        self._modules = LoadedModules()
+        self._modules = WorkerModules()
         # Objects that the explicit cells' accelerator had prepared before it was replaced.
         self._orphans: tuple[Any, ...] = ()
         # Accelerators of an old process group whose models are still sharded.
@@ -97,11 +103,11 @@ class CellProgram:
         """Return type, message and traceback of an error, and the pickled error."""
         return {"error": self._describe(error, self._traceback(error))}
 
-    def reopened(self) -> None:
+    def on_group_reopened(self) -> None:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
         # Gathering a sharded model needs all ranks, some of which may have died: this is known when the next cell
         # arrives, with its `has_lost_ranks`.
-        self._suspended = [accelerator for accelerator in self._living() if accelerator.divided_tensors()]
+        self._suspended = [accelerator for accelerator in self._living() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._accelerators.items()):
             if accelerator in self._suspended:
                 del self._accelerators[kind]
@@ -111,18 +117,18 @@ class CellProgram:
             if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         """Request the cell to save and end after its next step; return False if it does not save or runs no steps."""
-        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # a list: each one must be asked
+        answers = [accelerator.request_stop() for accelerator in self._living()]  # a list: each one must be asked
         return any(answers)
 
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+    def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
         """Propose an action for the end of a step; return the number of steps that this rank has reached."""
-        return self._steering.propose(wish, read_action(action))
+        return self._steering.propose(action_id, read_action(action))
 
-    def decide(self, wish: int, at: int | None) -> None:
+    def decide_action(self, action_id: int, count: int | None) -> None:
         """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
-        self._steering.decide(wish, at)
+        self._steering.decide(action_id, count)
 
     def _run(self, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         os.chdir(body["cwd"])
@@ -136,7 +142,7 @@ class CellProgram:
         for accelerator in suspended if not body["has_lost_ranks"] else ():
             accelerator.close(is_alone=True)
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
-            delivery, errors = Delivery.unpack(changes, self._namespace)
+            delivery, errors = NamespaceDelta.unpack(changes, self._namespace)
             errors |= delivery.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_unbuilt(errors)))
@@ -144,8 +150,8 @@ class CellProgram:
             self._orphans = ()
             self._torn.update(suspended)
         if body["is_idle"]:
-            return TaskResult("done", {"returned": None, "was_idle": True, "modules": self._modules.report()})
-        self._shell.know_sources(body["sources"])
+            return TaskResult("done", {"returned": None, "was_idle": True, "modules": self._modules.new_imports()})
+        self._shell.register_sources(body["sources"])
         resolved = self._read_options(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._snapshot(body) if returns else None
@@ -165,18 +171,18 @@ class CellProgram:
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
             share = None if self._plain is None else self._plain[1].last_share
-            if (remark := remark_on(error, share)) is not None:
+            if (remark := explain_divided_batch(error, share)) is not None:
                 lines = [*lines, remark]
             outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
-            reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
+            reply["torn"] = any(accelerator.has_interrupted_backward for accelerator in self._living())
         elif outcome == "done" and not body["is_partial"]:
             reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
         if self._worker.world.is_main:
             reply["lines"] = [*body["lines"], *self._lines]
-        reply["modules"] = self._modules.report()
+        reply["modules"] = self._modules.new_imports()
         result: dict[str, Payload] = {}
         if body["call"] is not None and error is None:
-            held = before or Snapshot.take(self._namespace, (), shared=body["shared"])
+            held = before or NamespaceSnapshot.take(self._namespace, (), shared=body["shared"])
             try:
                 result[RESULT] = pack_result(
                     self._result, self._namespace, held.shared_ids(), self._worker.payloads, self._worker.world.rank
@@ -185,8 +191,8 @@ class CellProgram:
                 outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
         self._result = None
 
-        def collect(before: Snapshot) -> PackedReturn:
-            states = None if body["rng"] is None else rng.present()
+        def collect(before: NamespaceSnapshot) -> PackedReturn:
+            states = None if body["rng"] is None else rng.capture_cpu()
             digest = None if states is None else rng.digest(states)
             return self._returner.collect(
                 self._namespace,
@@ -218,44 +224,46 @@ class CellProgram:
         """
         try:
             device = self._worker.world.device
-            return post_mortem.examine(error, self._living(), self._namespace, device=device, source=body["source"])
+            return post_mortem.report_out_of_memory(
+                error, self._living(), self._namespace, device=device, source=body["source"]
+            )
         except Exception as problem:  # it may itself run out of memory; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
             return None
         finally:
             if is_out_of_memory(error):
-                post_mortem.let_go(error, self._namespace, body["bound"])
+                post_mortem.release_error_memory(error, self._namespace, body["bound"])
 
     def _read_together(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
         """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
 
         All ranks must call it. It is interruptible, since it waits for ranks that may have died.
         """
-        tensors = [tensor for accelerator in self._living() for tensor in accelerator.divided_tensors()]
+        tensors = [tensor for accelerator in self._living() for tensor in accelerator.sharded_tensors()]
         if not tensors or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)
         try:
             with self._worker.interruptible():
                 if not self._worker.world.is_main:
-                    sharded.follow(comm, tensors)
+                    sharded.serve_reads(comm, tensors)
                     return None
-                with sharded.leading(comm, tensors):
+                with sharded.lead_reads(comm, tensors):
                     return collect()
         except (KeyboardInterrupt, RuntimeError):
             return None
 
-    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, Reload]) -> None:
+    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, ReloadMode]) -> None:
         """Apply the notebook's changes of environment variables, and reload the modules that changed."""
         known, self._variables = self._variables, variables
         set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
         if reloaded:
-            self._modules.load_anew(reloaded)
+            self._modules.reload(reloaded)
 
-    def _snapshot(self, body: dict[str, Any]) -> Snapshot:
+    def _snapshot(self, body: dict[str, Any]) -> NamespaceSnapshot:
         names = self._namespace
         used = [name for name in body["used"] if name in names and not self._is_hidden(name, names[name])]
-        return Snapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
+        return NamespaceSnapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
 
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""
@@ -279,10 +287,10 @@ class CellProgram:
                 if checkpoint.dir is not None:
                     stack.enter_context(self._saving_on_sigterm())
                 if body["wants_accelerator"] and not (is_plain or is_call or body["is_partial"]):
-                    stack.enter_context(telling_of_unprepared(self._worker.world))
+                    stack.enter_context(warn_if_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
-                    stack.enter_context(cells.running(tells_ranks_apart=body["tells_ranks_apart"]))
+                    stack.enter_context(cells.run_cell(may_depend_on_rank=body["may_depend_on_rank"]))
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
                     bound = set(body["bound"]) - set(body["used"])
@@ -329,7 +337,7 @@ class CellProgram:
         try:
             snapshot = device_type(world.device).allocator_snapshot()
             if snapshot is None:
-                return NO_MAP
+                return NO_MEMORY_MAP
             source = self._shell.cell_text
             found = memory_map.map_memory(
                 snapshot, self._living(), self._namespace, rank=world.rank, step=step, device=world.device,
@@ -365,7 +373,7 @@ class CellProgram:
         def collect() -> PackedReturn | None:
             if not self._worker.world.is_main:
                 return None
-            before = Snapshot.take(self._namespace, [], shared=body["shared"])
+            before = NamespaceSnapshot.take(self._namespace, [], shared=body["shared"])
             return self._returner.collect(
                 self._namespace,
                 before,
@@ -398,7 +406,7 @@ class CellProgram:
 
         All ranks must call it, since rank 0's states are broadcast.
         """
-        diverged = [accelerator for accelerator in self._living() if accelerator.has_diverged]
+        diverged = [accelerator for accelerator in self._living() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
         elif diverged and not body["has_rng"]:
@@ -429,7 +437,7 @@ class CellProgram:
 
         def request_checkpoint(signum: int, frame: object) -> None:
             for accelerator in self._living():
-                accelerator.ask_for_checkpoint()
+                accelerator.request_checkpoint()
 
         before = signal.signal(signal.SIGTERM, request_checkpoint)
         try:
@@ -467,11 +475,11 @@ class CellProgram:
         """Format an error's traceback without the frames of this package and IPython, unless there are no others."""
         if isinstance(error, AccelNbError):
             return error._render_traceback_()
-        shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
+        shown = drop_frames(error.__traceback__, (PACKAGE_FOLDER, _IPYTHON))
         formatter = self._shell.InteractiveTB  # by default (tb_offset) it drops the outermost frame
-        with short_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
+        with shortened_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
             lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
-        note_left_out(lines, num_left_out)
+        insert_omission_note(lines, num_left_out)
         return lines
 
     def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
@@ -504,7 +512,7 @@ def _describe_exit(error: SystemExit) -> str:
 
 def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
     return [
-        f"`{root_of(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
+        f"`{root_name(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
         for path, reason in describe_failures(errors, "on the workers").items()
     ]
 
@@ -524,7 +532,7 @@ class _WarmUpWorker:
     def note(self, topic: str, body: dict[str, Any]) -> None:
         """Drop the note."""
 
-    def tell_steered(self, wish: int, step: int, text: str) -> None:
+    def report_action_done(self, action_id: int, step: int, text: str) -> None:
         """Drop the outcome."""
 
 
@@ -556,11 +564,11 @@ def warm() -> None:
         "has_lost_ranks": False,
         "call": None,
         "wants_accelerator": False,
-        "tells_ranks_apart": False,
+        "may_depend_on_rank": False,
         "sources": {},
     }
     program.handle("run", body, {})
-    program.reopened()
+    program.on_group_reopened()
     program._namespace.pop("accelerator", None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
         rules.clear_lru_cache()  # init_process_group does it too: clearing here avoids a copy in each worker
@@ -604,10 +612,10 @@ def _could_train(statement: ast.stmt) -> bool:
 
 
 @contextmanager
-def _reporting_to(worker: Worker, steering: Steering) -> Iterator[None]:
-    token, steered = current_sink.set(worker), current_steering.set(steering)
+def _reporting_to(worker: Worker, steering: ControlReceiver) -> Iterator[None]:
+    token, steered = current_sink.set(worker), current_control_receiver.set(steering)
     try:
         yield
     finally:
-        current_steering.reset(steered)
+        current_control_receiver.reset(steered)
         current_sink.reset(token)

@@ -24,7 +24,7 @@ from traitlets.config import Config
 
 import accel_nb
 
-OWN = os.path.dirname(accel_nb.__file__) + os.sep
+PACKAGE_FOLDER = os.path.dirname(accel_nb.__file__) + os.sep
 """The folder of this package."""
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -35,7 +35,7 @@ _NUM_FIRST = 15
 _MAX_CAUSES = 4
 """How many errors of a chain are shown, the outermost included."""
 
-Show = Callable[[str, dict[str, Any]], None]
+SendDisplay = Callable[[str, dict[str, Any]], None]
 """Sends a topic (``display``, ``result`` or ``clear``) and a JSON-ready body to the kernel."""
 
 
@@ -112,13 +112,13 @@ class WorkerShell(InteractiveShell):
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
             self.structured_traceback = []
             return
-        is_own_fault = trace is not None and _innermost_file(trace).startswith(OWN)
-        shown = trace if is_own_fault else without_frames(trace, OWN)
-        with short_tracebacks(error, shown) as (shown, num_left_out):
+        is_own_fault = trace is not None and _innermost_file(trace).startswith(PACKAGE_FOLDER)
+        shown = trace if is_own_fault else drop_frames(trace, PACKAGE_FOLDER)
+        with shortened_tracebacks(error, shown) as (shown, num_left_out):
             super().showtraceback((kind, error, shown), *args, **options)
-        note_left_out(self.structured_traceback, num_left_out)
+        insert_omission_note(self.structured_traceback, num_left_out)
 
-    def know_sources(self, sources: dict[str, Sequence[str]]) -> None:
+    def register_sources(self, sources: dict[str, Sequence[str]]) -> None:
         """Register source and name of the notebook's cells by file name, so that tracebacks show them."""
         for name, (text, shown) in sources.items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -144,7 +144,7 @@ def ends_in_semicolon(source: str) -> bool:
     return kept[-1:] == [";"]
 
 
-def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, ...]) -> types.TracebackType | None:
+def drop_frames(trace: types.TracebackType | None, folders: str | tuple[str, ...]) -> types.TracebackType | None:
     """Return a traceback without the frames of code in ``folders``; None if there are no others."""
     kept: list[types.TracebackType] = []
     while trace is not None:
@@ -155,7 +155,7 @@ def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, 
 
 
 @contextmanager
-def short_tracebacks(
+def shortened_tracebacks(
     error: BaseException, trace: types.TracebackType | None
 ) -> Iterator[tuple[types.TracebackType | None, int]]:
     """Yield a traceback with a limited number of frames, and how many were left out; shorten chained errors too.
@@ -166,7 +166,7 @@ def short_tracebacks(
     before = [(each, each.__traceback__, each.__cause__, each.__suppress_context__) for each in kept]
     shown, num_left_out = _shortened(trace)
     for each in kept[1:]:
-        each.__traceback__ = _shortened(without_frames(each.__traceback__, OWN) or each.__traceback__)[0]
+        each.__traceback__ = _shortened(drop_frames(each.__traceback__, PACKAGE_FOLDER) or each.__traceback__)[0]
     if kept[_MAX_CAUSES:]:
         last = kept[_MAX_CAUSES - 1]
         last.__cause__, last.__suppress_context__ = None, True
@@ -177,7 +177,7 @@ def short_tracebacks(
             each.__traceback__, each.__cause__, each.__suppress_context__ = own, cause, is_suppressed
 
 
-def note_left_out(lines: list[str], count: int) -> None:
+def insert_omission_note(lines: list[str], count: int) -> None:
     """Insert a line with the number of omitted frames above the last line of a traceback, if there are any."""
     if count:
         lines.insert(max(0, len(lines) - 1), f"({count:,} frames between these are left out)")
@@ -220,7 +220,7 @@ def _innermost_file(trace: types.TracebackType) -> str:
     return trace.tb_frame.f_code.co_filename
 
 
-def make_shell(show: Show) -> WorkerShell:
+def get_worker_shell(show: SendDisplay) -> WorkerShell:
     """Return the shell of this worker, with a new ``__main__`` as its namespace."""
     if WorkerShell.initialized():  # created in the zygote, before this process was forked
         shell = WorkerShell.instance()

@@ -13,24 +13,24 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from accel_nb.pool.engine import Engine, Seen
-from accel_nb.pool.messages import Look, RankPosition
+from accel_nb.pool.engine import Engine, ObservedState
+from accel_nb.pool.messages import QueryPosition, RankPosition
 
 SILENCE_S = 2.0
 """How long a request may be silent before ranks are queried."""
-AGAIN_S = 1.0
+QUERY_INTERVAL_S = 1.0
 """The interval between queries; a position that is the same in two of them is reported."""
 _STOPPED = frozenset("Tt")
 
 
 @dataclass(slots=True)
-class HangDoctor:
+class HangDetector:
     """Watches one request for hangs; `turn` is called in each turn of the waiting loop."""
 
     engine: Engine
     number: int
     size: int
-    say: Callable[[int, str], None]
+    report: Callable[[int, str], None]
     """Called with the rank that others wait for, and a line about it."""
     is_stuck: bool = False
     """Whether all running ranks wait in collectives that can never complete: a rank has ended, or operations differ."""
@@ -39,30 +39,30 @@ class HangDoctor:
     _asked_at: float | None = None
     _places: dict[int, RankPosition] = field(default_factory=dict)
     _before: dict[int, RankPosition] = field(default_factory=dict)
-    _seen: dict[int, Seen] = field(default_factory=dict)
+    _seen: dict[int, ObservedState] = field(default_factory=dict)
     _unread: set[int] = field(default_factory=set)
     _gone: dict[int, RankPosition] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
 
-    def heard(self) -> None:
+    def record_progress(self) -> None:
         """Record that a rank has printed, measured or ended: the request makes progress."""
         self._heard_at, self._asked_at = self.clock(), None
         self._places, self._before, self._seen, self._unread = {}, {}, {}, set()
 
-    def answered(self, rank: int, place: RankPosition) -> None:
+    def record_position(self, rank: int, place: RankPosition) -> None:
         """Record the position that a rank has reported."""
         (self._gone if place.has_ended else self._places)[rank] = place
 
-    def seen(self, look: Seen) -> None:
+    def record_observed(self, look: ObservedState) -> None:
         """Record the state of a rank as observed from outside."""
         self._seen[look.rank] = look
 
-    def turn(self, waiting: set[int]) -> None:
+    def update(self, waiting: set[int]) -> None:
         """Query, compare and report, if it is due."""
         now = self.clock()
         if self._heard_at is None:
             self._heard_at = now
-        if now - max(self._heard_at + SILENCE_S - AGAIN_S, self._asked_at or 0.0) < AGAIN_S:
+        if now - max(self._heard_at + SILENCE_S - QUERY_INTERVAL_S, self._asked_at or 0.0) < QUERY_INTERVAL_S:
             return
         if self._asked_at is not None:
             self._report(waiting)
@@ -70,7 +70,7 @@ class HangDoctor:
         mute = waiting - self._before.keys() if self._asked_at is not None else set()
         self._asked_at = now
         for rank in range(self.size):
-            self.engine.send(rank, Look(self.number, from_outside=rank in mute), urgent=True)
+            self.engine.send(rank, QueryPosition(self.number, from_outside=rank in mute), urgent=True)
 
     def _find_ended_peers(self, still: Mapping[int, RankPosition], waiting: set[int]) -> dict[int, str]:
         """Return a line if all running ranks wait and others have ended the request."""
@@ -106,7 +106,7 @@ class HangDoctor:
         for rank, line in lines.items():
             if line not in self._reported:
                 self._reported.add(line)
-                self.say(rank, line)
+                self.report(rank, line)
 
 
 def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[int, str]:

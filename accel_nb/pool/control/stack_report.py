@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from accel_nb.pool.messages import RankPosition
 
 if TYPE_CHECKING:
-    from accel_nb.runtime.distributed.process_group import Group
+    from accel_nb.runtime.distributed.process_group import DefaultGroup
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
@@ -24,7 +24,7 @@ _LIBRARIES = tuple(
 _WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
-def where_is(thread: int, group: Group, *, has_ended: bool = False) -> RankPosition:
+def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) -> RankPosition:
     """Return the position of a thread of this process: the user's line, and the last collective that it entered.
 
     ``has_ended`` states that the request in question is over on this rank.

@@ -24,18 +24,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import Cut, Finish, Interrupt
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt
 from accel_nb.pool.payload import Payloads
-from accel_nb.runtime.process.oom_detection import Verdict
+from accel_nb.runtime.process.oom_detection import KillCause
 
 GRACE_S = 2.0
-FINISH_PATIENCE_S = 30.0
+FINISH_TIMEOUT_S = 30.0
 """How long ranks that have promised to end their step may take for it."""
 QUIET_S = 0.05
 """How long after one rank has stopped the others may take to complete their sends."""
-CUT_PATIENCE_S = 0.5
+CUT_DELAY_S = 0.5
 """How long after the interrupt connections are cut even if no rank has stopped."""
-PEER_PATIENCE_S = 0.2
+PEER_FAILURE_DELAY_S = 0.2
 """How long the other ranks may take to fail on their own after one raised: often all raise the same error."""
 
 Outcome = Literal["done", "raised", "interrupted", "died"]
@@ -43,7 +43,7 @@ Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankResult:
     """How a request ended on one rank; the payloads are the receiver's to close."""
 
     rank: int
@@ -53,7 +53,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Ladder:
+class StopEscalation:
     """Decides, in each turn of the waiting loop, whether to interrupt, cut or kill the ranks that still run."""
 
     engine: Engine
@@ -76,11 +76,11 @@ class Ladder:
     _is_torn: bool = False
 
     @property
-    def left_the_group(self) -> bool:
+    def must_reopen_group(self) -> bool:
         """Whether ranks were stopped at different collectives, so that the process group is unusable."""
         return (self._interrupted_at is not None or self._is_torn) and self.size > 1
 
-    def failed(self, *, is_torn: bool = False) -> None:
+    def record_failure(self, *, is_torn: bool = False) -> None:
         """Record that a rank raised: after a short wait the others are interrupted.
 
         ``is_torn``: it raised in the middle of an exchange with them.
@@ -89,28 +89,28 @@ class Ladder:
         if self._failed_at is None:
             self._failed_at = self.clock()
 
-    def died(self) -> None:
+    def record_death(self) -> None:
         """Record that a rank ended: no rank that waits for it can finish."""
-        self._failed_at = self.clock() - PEER_PATIENCE_S
+        self._failed_at = self.clock() - PEER_FAILURE_DELAY_S
         self.reason = self.reason or "death"
 
-    def stuck(self) -> None:
+    def record_deadlock(self) -> None:
         """Record that the running ranks wait in collectives that never complete."""
-        self._failed_at = self.clock() - PEER_PATIENCE_S
+        self._failed_at = self.clock() - PEER_FAILURE_DELAY_S
         self.reason = self.reason or "deadlock"
 
-    def stopped(self, rank: int) -> None:
+    def record_stopped(self, rank: int) -> None:
         """Record that a rank's user code has ended; packing its results may take longer than the grace time."""
         self._stopped.add(rank)
 
-    def answered_finish(self, rank: int, will: bool) -> None:
+    def record_finish_answer(self, rank: int, will: bool) -> None:
         """Record whether a rank will finish its step; one that will not ends this stage for all."""
         if will:
             self._promised.add(rank)
         else:
             self.finishes = False
 
-    def climb(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
+    def escalate(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
         """Escalate, if it is due."""
         is_interrupted = num_interrupts > self._interrupts_seen
         self._interrupts_seen = num_interrupts
@@ -119,14 +119,14 @@ class Ladder:
         if running != self._running:
             self._running, self._quiet_since = running, now
         if self._interrupted_at is None:
-            peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
+            peers_late = self._failed_at is not None and now - self._failed_at >= PEER_FAILURE_DELAY_S
             if is_interrupted or timed_out or peers_late:
                 self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
             if self.finishes and self._finishing_at is None and not peers_late:
                 self._finishing_at = now
-                self._send(waiting, Finish(self.number))
+                self._send(waiting, FinishStep(self.number))
             elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
                 self._interrupted_at = now
                 self._send(waiting, Interrupt(self.number))
@@ -136,26 +136,26 @@ class Ladder:
                 self.killed.add(rank)
         elif not self._has_cut and self._are_blocked(now - self._interrupted_at, now - self._quiet_since):
             self._has_cut = True
-            self._send(running, Cut(self.number))
+            self._send(running, AbortCollective(self.number))
 
     def _is_finishing(self, running: set[int], now: float) -> bool:
         """Return whether ranks may still reach the end of their step."""
         if self._finishing_at is None or not self.finishes:
             return False
         is_torn = len(running) < self.size and now - self._quiet_since > GRACE_S
-        patience_s = FINISH_PATIENCE_S if running <= self._promised else GRACE_S
+        patience_s = FINISH_TIMEOUT_S if running <= self._promised else GRACE_S
         return not is_torn and now - self._finishing_at <= patience_s
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size
-        return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_PATIENCE_S)
+        return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_DELAY_S)
 
-    def _send(self, ranks: set[int], record: Finish | Interrupt | Cut) -> None:
+    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 
 
-_KILLED_FOR: Mapping[Verdict, str] = {
+_KILLED_FOR: Mapping[KillCause, str] = {
     "group": " by the system: the memory that its container or control group may take ran out",
     "machine": " by the system, as it seems: the machine's memory ran out in that moment",
     "other": " (not by the system for lack of memory: it counts these, and this was none)",
@@ -163,7 +163,7 @@ _KILLED_FOR: Mapping[Verdict, str] = {
 }
 
 
-def describe_exit(code: int, killed_for: Verdict = "unknown") -> str:
+def describe_exit(code: int, killed_for: KillCause = "unknown") -> str:
     """Return in words how a process ended: by which signal and why, or with which exit code."""
     if code >= 0:
         return f"exited with code {code}"

@@ -18,7 +18,16 @@ from typing import Any
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel, ChannelError
-from accel_nb.pool.engine import Arrival, Arrived, Ended, EngineFacts, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.engine import (
+    Arrival,
+    EngineFacts,
+    EventsArrived,
+    ObservedState,
+    OutputArrived,
+    RecordArrived,
+    WorkerEnded,
+    WorkerSpec,
+)
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     Exited,
@@ -26,10 +35,10 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    Look,
-    Start,
-    Trace,
-    Traced,
+    QueryPosition,
+    StackTraced,
+    TraceStack,
+    WorkerStart,
     ZygoteReady,
     encode,
 )
@@ -112,7 +121,7 @@ class LocalEngine:
         num_threads = 1 if self._ready is None else self._ready.num_threads
         return EngineFacts(self.is_warm, num_threads, self._variables, self.pids, self.zygote_pid)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read what the zygote has reported, without waiting."""
         if self._ready is None and not self._links:
             self.poll(0)
@@ -145,8 +154,8 @@ class LocalEngine:
             return False
         try:
             send_record(link.monitor if urgent else link.control, record, payloads)
-            if isinstance(record, Look) and record.from_outside:
-                self._send_to_zygote(Trace(rank))
+            if isinstance(record, QueryPosition) and record.from_outside:
+                self._send_to_zygote(TraceStack(rank))
         except (OSError, PoolError):
             return False
         return True
@@ -166,7 +175,7 @@ class LocalEngine:
                 arrivals += self._read_output(rank, kind)
         for rank, link in self._links.items():
             if events := link.ring.read():
-                arrivals.append(Measured(rank, tuple(events)))
+                arrivals.append(EventsArrived(rank, tuple(events)))
         return arrivals
 
     def kill(self, rank: int) -> None:
@@ -300,7 +309,7 @@ class LocalEngine:
             trace = os.memfd_create("accel_nb_trace", os.MFD_CLOEXEC)
             on_failure.callback(os.close, trace)
             spec = self._specs[rank]
-            start = Start(
+            start = WorkerStart(
                 rank=rank,
                 size=len(self._specs),
                 device=spec.device,
@@ -333,8 +342,8 @@ class LocalEngine:
             return self._drop(
                 record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
             )
-        elif isinstance(record, Traced) and record.rank in self._links:
-            return [Seen(record.rank, record.state, self._links[record.rank].read_trace)]
+        elif isinstance(record, StackTraced) and record.rank in self._links:
+            return [ObservedState(record.rank, record.state, self._links[record.rank].read_trace)]
         elif isinstance(record, Exited):
             return self._drop(record.rank, record.code)
         return []
@@ -364,8 +373,8 @@ class LocalEngine:
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         link = self._links[rank]
         if events := link.ring.read():
-            arrivals.append(Measured(rank, tuple(events)))
-        return [*arrivals, Arrived(rank, record, payloads)]
+            arrivals.append(EventsArrived(rank, tuple(events)))
+        return [*arrivals, RecordArrived(rank, record, payloads)]
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
         link = self._links.get(rank)
@@ -382,8 +391,8 @@ class LocalEngine:
                 with suppress(KeyError):
                     self._selector.unregister(descriptor)
                 return chunks
-            chunks.append(Printed(rank, stream, data))
-            if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, Printed)) > 4 * 1024 * 1024:
+            chunks.append(OutputArrived(rank, stream, data))
+            if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, OutputArrived)) > 4 * 1024 * 1024:
                 return chunks  # the rest waits, so that one rank cannot starve the others
 
     def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
@@ -398,12 +407,12 @@ class LocalEngine:
             arrivals += rest
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         if events := link.ring.read():
-            arrivals.append(Measured(rank, tuple(events)))
+            arrivals.append(EventsArrived(rank, tuple(events)))
         for ours in (link.control, link.stdout, link.stderr):
             with suppress(KeyError, ValueError):
                 self._selector.unregister(ours)
         stack = link.read_trace() if code < 0 else ""
         del self._links[rank]
         link.close()
-        killed_for = self._kills.verdict() if code == -signal.SIGKILL else "unknown"
-        return [*arrivals, Ended(rank, code, reason, stack, killed_for)]
+        killed_for = self._kills.kill_cause() if code == -signal.SIGKILL else "unknown"
+        return [*arrivals, WorkerEnded(rank, code, reason, stack, killed_for)]

@@ -20,31 +20,31 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.control.stack_report import position_of
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
+    AbortCollective,
     ActionDone,
-    Cut,
-    Decide,
-    Finish,
+    DecideAction,
     FinishAnswer,
+    FinishStep,
     Interrupt,
-    Look,
     Note,
     PositionReport,
+    ProposeAction,
+    QueryPosition,
     Reply,
-    Request,
-    Start,
-    Steer,
     StepCount,
     Stopped,
+    TaskRequest,
     WorkerReady,
+    WorkerStart,
     decode,
     encode,
 )
 from accel_nb.pool.payload import Payloads, close_all, find_payload
 from accel_nb.pool.program import Program, TaskResult
-from accel_nb.runtime.process.environment import become_rank, restore_threads
+from accel_nb.runtime.process.environment import restore_threads, set_rank_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, MetricLogged, to_message
 from accel_nb.telemetry.ring import RingWriter
@@ -60,9 +60,9 @@ _END_OF_STORE_NUMBERS = 4096  # the system keeps a table up to the highest numbe
 class Worker:
     """One rank: its world, its process group and its channels to the kernel."""
 
-    def __init__(self, start: Start, control: Channel, monitor: Channel, ring: RingWriter, store: int) -> None:
-        from accel_nb.runtime.distributed.process_group import Group
-        from accel_nb.runtime.distributed.shared_group import lend_default_group
+    def __init__(self, start: WorkerStart, control: Channel, monitor: Channel, ring: RingWriter, store: int) -> None:
+        from accel_nb.runtime.distributed.process_group import DefaultGroup
+        from accel_nb.runtime.distributed.shared_group import share_default_group
 
         self.world = World(
             rank=start.rank,
@@ -71,7 +71,7 @@ class Worker:
             local_size=start.size,
             device=start.device,
         )
-        become_rank(self.world)
+        set_rank_variables(self.world)
         self.payloads = SharedPayloads()
         self._control = control
         self._monitor = monitor
@@ -86,8 +86,8 @@ class Worker:
         self._num_stores = 0
         self._store = self._copy_store(store)
         os.close(store)
-        self.group = Group.open(self.world, _path(self._store), timeout_s=start.timeout_s)
-        lend_default_group()
+        self.group = DefaultGroup.open(self.world, _path(self._store), timeout_s=start.timeout_s)
+        share_default_group()
         module, _, attribute = start.program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
@@ -111,9 +111,9 @@ class Worker:
         """Report something about the running request to the kernel."""
         self._control.send(encode(Note(self._number, topic, body)))
 
-    def tell_steered(self, wish: int, step: int, text: str) -> None:
+    def report_action_done(self, action_id: int, step: int, text: str) -> None:
         """Report that a requested action was done after a step."""
-        self._control.send(encode(ActionDone(self._number, wish, step, text)))
+        self._control.send(encode(ActionDone(self._number, action_id, step, text)))
 
     def serve(self) -> None:
         """Run requests until the kernel closes the channel."""
@@ -124,7 +124,7 @@ class Worker:
                 request, payloads = receive_record(self._control)
             except EOFError:
                 return
-            if isinstance(request, Request):
+            if isinstance(request, TaskRequest):
                 self._answer(request, payloads)
 
     @property
@@ -156,7 +156,7 @@ class Worker:
                 if self.was_interrupted:
                     self._send_stopped(self._number)
 
-    def _answer(self, request: Request, payloads: Payloads) -> None:
+    def _answer(self, request: TaskRequest, payloads: Payloads) -> None:
         self._number = request.number
         signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set another handler
         action = self._reopen if request.task == "reopen" else self._program.handle
@@ -180,7 +180,7 @@ class Worker:
         store, self._store = self._store, self._copy_store(new.descriptor)
         self.group.reopen(_path(self._store))
         os.close(store)
-        self._program.reopened()
+        self._program.on_group_reopened()
         return TaskResult("done", {})
 
     def _copy_store(self, store: int) -> int:
@@ -210,50 +210,52 @@ class Worker:
             with self._cutting:
                 if self._running != record.number:
                     self._handle_outside(record)
-                elif isinstance(record, Finish):
+                elif isinstance(record, FinishStep):
                     self._interrupted = record.number
-                    self._send_finish_answer(record.number, will=self._program.finish())
-                elif isinstance(record, Steer):
-                    self._send_step_count(record, self._program.steer(record.wish, record.action))
-                elif isinstance(record, Decide):
-                    self._program.decide(record.wish, record.at)
+                    self._send_finish_answer(record.number, will=self._program.finish_step())
+                elif isinstance(record, ProposeAction):
+                    self._send_step_count(record, self._program.propose_action(record.action_id, record.action))
+                elif isinstance(record, DecideAction):
+                    self._program.decide_action(record.action_id, record.count)
                 elif isinstance(record, Interrupt):
                     self._interrupted = record.number
                     signal.pthread_kill(main, signal.SIGINT)
-                elif isinstance(record, Cut):
-                    self.group.cut()
-                elif isinstance(record, Look):
+                elif isinstance(record, AbortCollective):
+                    self.group.cut_connections()
+                elif isinstance(record, QueryPosition):
                     self._send_position(record.number)
 
-    def _handle_outside(self, record: Interrupt | Cut | Finish | Look | Steer | Decide) -> None:
+    def _handle_outside(
+        self, record: Interrupt | AbortCollective | FinishStep | QueryPosition | ProposeAction | DecideAction
+    ) -> None:
         """Handle a record for a request whose user code does not run: not yet, not any more, or not at this moment."""
-        if isinstance(record, Steer):
+        if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
-        elif isinstance(record, Look):
+        elif isinstance(record, QueryPosition):
             if record.number <= self._through:
                 self._send_position(record.number, has_ended=True)
-        elif isinstance(record, Decide):
+        elif isinstance(record, DecideAction):
             pass
         elif record.number <= self._through:
             self._pending = record.number
             self._send_stopped(record.number)
-        elif isinstance(record, Cut):
-            self.group.cut()  # the preparation of a request may wait for other ranks too
+        elif isinstance(record, AbortCollective):
+            self.group.cut_connections()  # the preparation of a request may wait for other ranks too
         else:
             self._pending = record.number
-            if isinstance(record, Finish):
+            if isinstance(record, FinishStep):
                 self._send_finish_answer(record.number, will=False)
 
     def _send_position(self, number: int, *, has_ended: bool = False) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        self._control.send(encode(PositionReport(number, where_is(main, self.group, has_ended=has_ended))))
+        self._control.send(encode(PositionReport(number, position_of(main, self.group, has_ended=has_ended))))
 
     def _send_finish_answer(self, number: int, *, will: bool) -> None:
         self._control.send(encode(FinishAnswer(number, will)))
 
-    def _send_step_count(self, record: Steer, at: int | None) -> None:
-        self._control.send(encode(StepCount(record.number, record.wish, at)))
+    def _send_step_count(self, record: ProposeAction, at: int | None) -> None:
+        self._control.send(encode(StepCount(record.number, record.action_id, at)))
 
     def _send_stopped(self, number: int) -> None:
         """Report that user code has ended and only the packing of results remains, so that this rank is not killed."""
@@ -265,7 +267,7 @@ def _path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def run_worker(start: Start, descriptors: list[int], *, parent: int) -> int:
+def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> int:
     """Turn a freshly forked process into a worker and serve; return the exit code."""
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

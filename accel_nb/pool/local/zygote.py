@@ -24,8 +24,8 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    Trace,
-    Traced,
+    StackTraced,
+    TraceStack,
     ZygoteReady,
     decode,
     encode,
@@ -85,12 +85,12 @@ class Zygote:
         elif isinstance(record, Kill):
             for pid in [pid for pid, rank in self._ranks.items() if rank == record.rank]:
                 _kill_group(pid)
-        elif isinstance(record, Trace):
+        elif isinstance(record, TraceStack):
             for pid in [pid for pid, rank in self._ranks.items() if rank == record.rank]:
                 os.kill(pid, TRACE_SIGNAL)
                 with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                     state = file.read().rpartition(")")[2].split()[0]
-                self._control.send(encode(Traced(record.rank, state)))
+                self._control.send(encode(StackTraced(record.rank, state)))
 
     def _fork(self, record: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()

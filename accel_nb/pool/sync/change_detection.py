@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
-from accel_nb.pool.sync.object_paths import content_of, fill
+from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import SharedId, digest, dump
-from accel_nb.runtime.distributed.sharded import divided, is_sharded, local, shape_of, whole
-from accel_nb.runtime.distributed.sharded import fill as fill_tensor
+from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
+from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
 
 _PLAIN = bool | int | float | complex | str | bytes | None
 _TORCHS_OWN = frozenset(
@@ -27,13 +27,13 @@ _TORCHS_OWN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Fingerprint:
     """A fingerprint of a value: ``kind`` differs when the value cannot be updated in place, ``content`` otherwise."""
 
     kind: Any
     content: Any
 
-    def can_follow(self, before: Mark) -> bool:
+    def can_update(self, before: Fingerprint) -> bool:
         """Return whether a value with the fingerprint ``before`` can be updated to this content in place."""
         return self.kind is not None and self.kind == before.kind
 
@@ -55,7 +55,7 @@ class OptimizerContent:
     groups: bytes
 
 
-def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Mark | None:
+def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return a fingerprint that is equal as long as the value has not changed; None for values that are not tracked.
 
     ``refs`` are objects with fingerprints of their own: of these only the identity counts. Raise errors of pickling.
@@ -64,29 +64,31 @@ def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) ->
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
         attributes = _attributes_mark(value, namespace, refs)
-        return Mark(module_structure(value), ModuleContent((tensor_marks(tensors.values()), flags), attributes))
+        return Fingerprint(
+            module_structure(value), ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes)
+        )
     if is_optimizer(value):
         groups = digest(hyperparameters(value), namespace=namespace, shared={})
-        return Mark(group_sizes(value), OptimizerContent(tensor_marks(state_tensors(value)), groups))
+        return Fingerprint(group_sizes(value), OptimizerContent(tensor_fingerprints(state_tensors(value)), groups))
     if is_scheduler(value):
-        return Mark("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
-    if is_fixed(value):
+        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
+    if is_compared_by_identity(value):
         return None
     found = content_of(value)
     if is_tensor(value):
-        return Mark(found[0] if found else None, (tensor_marks([value], exact=True), value.requires_grad))
+        return Fingerprint(found[0] if found else None, (tensor_fingerprints([value], exact=True), value.requires_grad))
     if found is None:
         own = refs.pop(id(value), None)
         try:
-            return Mark(None, digest(value, namespace=namespace, shared=refs))
+            return Fingerprint(None, digest(value, namespace=namespace, shared=refs))
         finally:
             if own is not None:
                 refs[id(value)] = own
     kind, content = found
-    return Mark(kind, digest(content, namespace=namespace, shared=refs))
+    return Fingerprint(kind, digest(content, namespace=namespace, shared=refs))
 
 
-def is_fixed(value: Any) -> bool:
+def is_compared_by_identity(value: Any) -> bool:
     """Return whether identity implies equal content: numbers, text, imported modules, functions without state, etc."""
     if isinstance(value, type):
         return value.__module__ != "__main__"
@@ -107,7 +109,7 @@ def is_fixed(value: Any) -> bool:
     ) or (callable(value) and hasattr(value, "__code__"))
 
 
-def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
+def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
     """Return a fingerprint of the content of tensors.
 
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without counting. A
@@ -118,7 +120,7 @@ def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, .
     marks: list[Any] = []
     sums: dict[Any, list[Any]] = {}
     for tensor in tensors:
-        data = local(tensor).detach()
+        data = local_part(tensor).detach()
         marks.append((tensor._version, tuple(data.shape), str(data.dtype)))
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
             continue
@@ -138,7 +140,7 @@ def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, .
 def module_structure(module: Any) -> tuple[Any, ...]:
     """Return the structure of a module: classes, names and shapes, without values and attributes."""
     parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
-    tensors = tuple((path, shape_of(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
+    tensors = tuple((path, full_shape(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
     return parts + tensors
 
 
@@ -149,7 +151,7 @@ def module_tensors(module: Any) -> dict[str, Any]:
     return tensors
 
 
-def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
+def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
     """Return by path the attributes that the user's code has set on a module and on its submodules.
 
     Tensors, parts, hooks and flags are not among them, nor what torch's own layers keep for themselves.
@@ -175,7 +177,7 @@ def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
 def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
     plain: list[Any] = []
     other: dict[tuple[str, str], Any] = {}
-    for path, own in own_attributes(module).items():
+    for path, own in user_attributes(module).items():
         for name, value in own.items():
             if isinstance(value, _PLAIN) or (
                 isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value)
@@ -188,11 +190,13 @@ def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, 
     try:
         return tuple(plain), digest(other, namespace=namespace, shared=refs)
     except Exception:  # an attribute that cannot be copied: the others still count
-        copied = copyable(other, namespace, refs)
+        copied = copyable_values(other, namespace, refs)
         return tuple(plain), digest(copied, namespace=namespace, shared=refs)
 
 
-def copyable(values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[Any, Any]:
+def copyable_values(
+    values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
+) -> dict[Any, Any]:
     """Return the values that can be copied."""
     fine: dict[Any, Any] = {}
     for key, value in values.items():
@@ -208,7 +212,7 @@ def module_attributes(
     module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]
 ) -> dict[str, dict[str, Any]]:
     """Return by path the attributes of a module that can be copied, for `set_module_attributes`."""
-    return {path: copyable(own, namespace, refs) for path, own in own_attributes(module).items()}
+    return {path: copyable_values(own, namespace, refs) for path, own in user_attributes(module).items()}
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -220,7 +224,7 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
             there = vars(part).get(name)
             old, new = (content_of(there), content_of(value)) if there is not value else (None, None)
             if old is not None and new is not None and old[0] == new[0] and not _is_stale_alias(there, value, weights):
-                fill(there, new[1])
+                set_content(there, new[1])
             elif there is not value:
                 setattr(part, name, value)
 
@@ -274,7 +278,7 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
         part.training = path not in evaluating
 
 
-def is_divided(value: Any) -> bool:
+def is_state_sharded(value: Any) -> bool:
     """Return whether this rank holds only a shard of a module's weights, or of an optimizer's state."""
     tensors = module_tensors(value).values() if is_module(value) else state_tensors(value)
     return any(is_sharded(tensor) for tensor in tensors)
@@ -304,7 +308,7 @@ def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
     """Return hyperparameters, and with ``with_tensors`` the state too."""
     kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
-        kept = {key: {name: whole(value) for name, value in values.items()} for key, values in kept.items()}
+        kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     return {"groups": hyperparameters(optimizer), "state": kept}
 
 
@@ -314,10 +318,10 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         group.update(values)
     if state["state"] is not None:
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
-        own = {key: divided(values, parameters[key]) for key, values in state["state"].items()}
+        own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
         optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def is_unwatched(value: Any) -> bool:
+def is_untracked(value: Any) -> bool:
     """Return whether changes inside of a value are ignored in a worker: the dataset of a loader has its own path."""
-    return is_loader(value) or is_fixed(value)
+    return is_loader(value) or is_compared_by_identity(value)

@@ -15,9 +15,9 @@ from typing import Any
 from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
-    Mark,
-    is_fixed,
-    mark_of,
+    Fingerprint,
+    fingerprint_of,
+    is_compared_by_identity,
     module_attributes,
     module_state,
     optimizer_state,
@@ -31,10 +31,17 @@ from accel_nb.pool.sync.object_kinds import (
     is_optimizer,
     is_scheduler,
     is_tensor,
-    is_trained,
-    trained_kinds,
+    is_training_object,
+    training_kinds,
 )
-from accel_nb.pool.sync.object_paths import content_of, fill, find, generators_of, parts_of, root_of
+from accel_nb.pool.sync.object_paths import (
+    content_of,
+    reachable_generators,
+    referenced_objects,
+    resolve_path,
+    root_name,
+    set_content,
+)
 from accel_nb.pool.sync.pickling import (
     SectionError,
     SharedId,
@@ -55,7 +62,7 @@ _BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex,
 
 
 @dataclass(slots=True)
-class Delivery:
+class NamespaceDelta:
     """Changes to a namespace: whole values by name, and parts of objects that the receiver holds by path."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -83,18 +90,18 @@ class Delivery:
             )
         )
 
-    def add(self, other: Delivery) -> None:
+    def merge(self, other: NamespaceDelta) -> None:
         """Add the changes of another delta."""
         for item in fields(self):
             if isinstance(held := getattr(self, item.name), dict):
                 held.update(getattr(other, item.name))
 
-    def become(self, other: Delivery) -> None:
+    def replace_content(self, other: NamespaceDelta) -> None:
         """Replace the content by that of another delta."""
         for item in fields(self):
             setattr(self, item.name, getattr(other, item.name))
 
-    def drop(self, path: str) -> None:
+    def remove(self, path: str) -> None:
         """Remove the changes at a path."""
         for item in fields(self):
             if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
@@ -120,7 +127,7 @@ class Delivery:
         return payloads.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
-    def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
+    def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[NamespaceDelta, dict[str, Exception]]:
         """Read from a payload; references to shared objects are looked up in ``namespace``.
 
         Return the delta, and by path the error of each part that could not be rebuilt.
@@ -143,20 +150,20 @@ class Delivery:
         for path in self.paths:
             if path not in self.values:
                 try:
-                    found[path] = find(namespace, path)
+                    found[path] = resolve_path(namespace, path)
                 except LookupError as error:
                     errors[path] = error
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
-            (self.changed, fill),
+            (self.changed, set_content),
             (self.modules, set_module_state),
             (self.attributes, set_module_attributes),
             (self.optimizers, set_optimizer_state),
             (self.schedulers, lambda scheduler, state: scheduler.load_state_dict(state)),
         )
-        for contents, set_content in setters:
+        for contents, setter in setters:
             for path in [path for path in contents if path in found]:
                 try:
-                    set_content(found[path], contents[path])
+                    setter(found[path], contents[path])
                 except Exception as error:  # classes of the user may raise anything
                     errors[path] = error
         namespace.update(self.values)
@@ -165,7 +172,7 @@ class Delivery:
         if self.rng is not None:
             from accel_nb.runtime.process import rng
 
-            rng.take_up(self.rng)
+            rng.restore_cpu(self.rng)
         return errors
 
 
@@ -178,7 +185,7 @@ def _packing_order(value: Any) -> int:
     """Return a sort key: values that others refer to first, values that may fail to be rebuilt last."""
     if isinstance(value, type):
         return 0
-    if is_trained(value):
+    if is_training_object(value):
         return 1 if is_module(value) else 2
     return 3 if is_tensor(value) or type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4
 
@@ -188,19 +195,19 @@ class _Entry:
     """The kernel's record of an object that the workers hold."""
 
     value: Any
-    mark: Mark | None
+    mark: Fingerprint | None
     only_there: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class SerializedChanges:
     """What is sent with a cell: the payload, if there is any, what is in it, and the names that were left out."""
 
     payload: BufferPayload | None
-    sent: list[str]
+    sent_paths: list[str]
     left_out: dict[str, str]
     """Names that cannot be sent and that the cell does not need, each with the reason."""
-    removed: tuple[str, ...] = ()
+    removed_names: tuple[str, ...] = ()
     """Names that the workers delete."""
 
 
@@ -211,7 +218,7 @@ class _Unsendable(Exception):
         self.problems = problems
 
 
-class Ledger:
+class SharedObjectRegistry:
     """The kernel's registry of what the workers hold, by path, and in which version.
 
     A name that the notebook has bound to another object, or deleted, since the workers received or sent its value is
@@ -228,11 +235,11 @@ class Ledger:
         # The notebook's value of a name at the time when the workers' name was bound.
         self._bindings: dict[str, Any] = {}
 
-    def shared(self) -> dict[int, SharedId]:
+    def shared_ids(self) -> dict[int, SharedId]:
         """Return the ids of the objects that both sides hold."""
         return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.only_there})
 
-    def names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
+    def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the names that both sides hold; with ``namespace`` those whose value is still the one sent."""
         names = [path for path, entry in self._entries.items() if "@" not in path and not entry.only_there]
         if namespace is None:
@@ -244,7 +251,7 @@ class Ledger:
             and all(self._is_in_place(path, namespace) for path in self._parts.get(name, ()))
         ]
 
-    def prepare(
+    def serialize_changes(
         self,
         names: Iterable[str],
         namespace: Namespace,
@@ -252,7 +259,7 @@ class Ledger:
         *,
         rng: Any = None,
         optional: Collection[str] = (),
-    ) -> Prepared:
+    ) -> SerializedChanges:
         """Serialize what the workers lack of ``names``, and the list of tsuccessor names that are out of date.
 
         ``rng`` are generator states to send along. ``optional`` names are left out, and removed on the workers, where
@@ -270,7 +277,7 @@ class Ledger:
         left_out: dict[str, str] = {}
         while True:
             removed = [name for name in dict.fromkeys([*outdated, *left_out]) if name in self._bindings]
-            delivery = Delivery(
+            delivery = NamespaceDelta(
                 rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
             )
             try:
@@ -281,13 +288,13 @@ class Ledger:
                     raise ShippingError("\n".join(needed or error.problems.values())) from None
                 left_out |= error.problems
                 continue
-            self.drop(delivery.removed)
-            return Prepared(payload, delivery.paths, left_out, delivery.removed)
+            self.record_deleted(delivery.removed)
+            return SerializedChanges(payload, delivery.paths, left_out, delivery.removed)
 
     def _write(
-        self, names: list[str], namespace: Namespace, delivery: Delivery, payloads: PayloadFactory
+        self, names: list[str], namespace: Namespace, delivery: NamespaceDelta, payloads: PayloadFactory
     ) -> BufferPayload | None:
-        watch = Watch(self.shared() if names else {})
+        watch = ReferenceRecorder(self.shared_ids() if names else {})
         problems: dict[str, str] = {}
         waiting, seen, has_lost_state = list(names), set(names), False
         while waiting:
@@ -297,7 +304,7 @@ class Ledger:
             except Exception as error:
                 problems[name] = _describe_problem(name, namespace[name], error)
             # A change of an object that a value refers to is a change of the value.
-            further = {root_of(path) for path in watch.met} - seen
+            further = {root_name(path) for path in watch.met} - seen
             waiting += sorted(name for name in further if name in namespace)
             seen |= further
             watch.met.clear()
@@ -305,19 +312,19 @@ class Ledger:
             raise _Unsendable(problems)
         if has_lost_state:
             # The workers' optimizer refers to the model that is replaced: both are sent, in one stream.
-            self.forget(self.names())
-            again = Delivery(rng=delivery.rng, removed=delivery.removed)
+            self.forget(self.shared_names())
+            again = NamespaceDelta(rng=delivery.rng, removed=delivery.removed)
             payload = self._write(names, namespace, again, payloads)
-            delivery.become(again)
+            delivery.replace_content(again)
             return payload
         delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
         if not delivery:
             return None
-        still_shared = Watch(
+        still_shared = ReferenceRecorder(
             {
                 key: item
                 for key, item in watch.items()
-                if not ((root := root_of(item[1])) in delivery.values and self._is_held(root, namespace))
+                if not ((root := root_name(item[1])) in delivery.values and self._is_held(root, namespace))
             }
         )
         try:
@@ -325,16 +332,16 @@ class Ledger:
             payload = delivery.pack(namespace, still_shared, payloads, only_there)
         except SectionError as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
-        further = {root_of(path) for path in still_shared.met} - seen
+        further = {root_name(path) for path in still_shared.met} - seen
         if further := sorted(name for name in further if name in namespace):
             payload.close()
-            delivery.become(Delivery(rng=delivery.rng, removed=delivery.removed))
+            delivery.replace_content(NamespaceDelta(rng=delivery.rng, removed=delivery.removed))
             return self._write([*names, *further], namespace, delivery, payloads)
         return payload
 
-    def record(self, paths: Iterable[str], namespace: Namespace) -> None:
+    def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
         """Record that the workers now hold the names of ``paths`` as the notebook does."""
-        names = list(dict.fromkeys(root_of(path) for path in paths))
+        names = list(dict.fromkeys(root_name(path) for path in paths))
         self.forget(names)
         known = {id(entry.value): path for path, entry in self._entries.items()}
         fresh: list[str] = []
@@ -345,7 +352,7 @@ class Ledger:
             known.setdefault(id(value), name)
             fresh.append(name)
         for name in names:
-            for own_path, part in parts_of(name, namespace[name]).items():
+            for own_path, part in referenced_objects(name, namespace[name]).items():
                 path = known.setdefault(id(part), own_path)
                 if path != own_path:
                     self._aliases.setdefault(path, {})[own_path] = None
@@ -353,13 +360,13 @@ class Ledger:
                     self._entries[path] = _Entry(part, None)
                     self._parts.setdefault(name, []).append(path)
                 fresh.append(path)
-        shared = self.shared()
+        shared = self.shared_ids()
         for path in dict.fromkeys(fresh):
             entry = self._entries[path]
             if not entry.only_there:
                 entry.mark = _mark(path, entry.value, namespace, shared)
 
-    def record_only_there(self, name: str, namespace: Namespace) -> None:
+    def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers' value of a name differs; it stays until the notebook rebinds the name."""
         self.forget([name])
         self._bindings[name] = namespace.get(name, _ABSENT)
@@ -371,11 +378,11 @@ class Ledger:
             self._entries.clear()
             self._parts.clear()
             self._aliases.clear()
-            self.supersede([name for name, value in self._bindings.items() if value is not _ABSENT])
+            self.record_outdated([name for name, value in self._bindings.items() if value is not _ABSENT])
             return
         names = dict.fromkeys(names)
         for others in self._aliases.values():
-            for path in [path for path in others if root_of(path) in names]:
+            for path in [path for path in others if root_name(path) in names]:
                 del others[path]
         lost: dict[str, _Entry] = {}
         for name in names:
@@ -384,20 +391,20 @@ class Ledger:
                     lost[path] = entry
         for path, entry in lost.items():
             others = self._aliases.pop(path, {})
-            successor = next((other for other in others if root_of(other) in self._entries), None)
+            successor = next((other for other in others if root_name(other) in self._entries), None)
             if successor is not None and not entry.only_there:
                 self._entries[successor] = entry
-                self._parts.setdefault(root_of(successor), []).append(successor)
+                self._parts.setdefault(root_name(successor), []).append(successor)
                 self._aliases[successor] = {other: None for other in others if other != successor}
 
-    def drop(self, names: Iterable[str]) -> None:
+    def record_deleted(self, names: Iterable[str]) -> None:
         """Record that the workers have deleted some names."""
         names = list(names)
         self.forget(names)
         for name in names:
             self._bindings.pop(name, None)
 
-    def supersede(self, names: Iterable[str]) -> None:
+    def record_outdated(self, names: Iterable[str]) -> None:
         """Record that the workers' values of some names are out of date, whatever the notebook binds."""
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
@@ -411,7 +418,7 @@ class Ledger:
         They are sent while the workers still have the old names, so that the workers keep the same object.
         """
         entries = (self._entries.get(name) for name in outdated)
-        lost = {id(entry.value) for entry in entries if entry is not None and is_trained(entry.value)}
+        lost = {id(entry.value) for entry in entries if entry is not None and is_training_object(entry.value)}
         if not lost:
             return []
         chosen = {*names, *self._bindings}
@@ -426,11 +433,11 @@ class Ledger:
 
     def _is_in_place(self, path: str, namespace: Mapping[str, Any]) -> bool:
         try:
-            return find(namespace, path) is self._entries[path].value
+            return resolve_path(namespace, path) is self._entries[path].value
         except LookupError:
             return False
 
-    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: Delivery) -> bool:
+    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: NamespaceDelta) -> bool:
         """Add what the workers lack of a name; return whether an object that others refer to has to be replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
@@ -438,29 +445,29 @@ class Ledger:
             return False
         if entry.only_there:
             return False
-        for generator in generators_of(value):
+        for generator in reachable_generators(value):
             shared.get(id(generator))  # records the reference
-        changes = Delivery()
+        changes = NamespaceDelta()
         parts = self._parts.get(name, [])
         for path in (name, *parts):
             entry = self._entries[path]
             mark = _mark(path, entry.value, namespace, shared)
             if mark == entry.mark:
                 continue
-            if mark is None or entry.mark is None or not mark.can_follow(entry.mark):
+            if mark is None or entry.mark is None or not mark.can_update(entry.mark):
                 delivery.values[name] = value
-                return bool(parts) or is_trained(value)
+                return bool(parts) or is_training_object(value)
             _add_change(changes, path, entry.value, mark, entry.mark, namespace, shared)
-        delivery.add(changes)
+        delivery.merge(changes)
         return False
 
 
 def _add_change(
-    delivery: Delivery,
+    delivery: NamespaceDelta,
     path: str,
     value: Any,
-    mark: Mark,
-    before: Mark,
+    mark: Fingerprint,
+    before: Fingerprint,
     namespace: Namespace,
     shared: Mapping[int, SharedId],
 ) -> None:
@@ -481,18 +488,18 @@ def _add_change(
         delivery.changed[path] = content[1]
 
 
-def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Mark | None:
+def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return None  # its dataset is recorded under other paths
-    mark = mark_of(value, namespace, shared)
+    mark = fingerprint_of(value, namespace, shared)
     if mark is None or not is_module(value):
         return mark
     # Hooks cannot be registered again on the workers' model: it is sent whole.
     hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
-    return Mark((mark.kind, hooks), mark.content) if hooks else mark
+    return Fingerprint((mark.kind, hooks), mark.content) if hooks else mark
 
 
-class Watch(dict[int, SharedId]):
+class ReferenceRecorder(dict[int, SharedId]):
     """A table of shared objects that records which of them a pickler looks up."""
 
     def __init__(self, ids: Mapping[int, SharedId]) -> None:
@@ -513,21 +520,21 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer object
     that refers to the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
     """
-    chosen, kinds = set(names), trained_kinds()
+    chosen, kinds = set(names), training_kinds()
     # Filter by kind first: a long session has thousands of names of the shell's own.
     trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
     others = {name: value for name, value in trained if name not in chosen and name in visible}
-    watch = Watch(shared_ids(others))
+    watch = ReferenceRecorder(shared_ids(others))
     for name in chosen if others else ():
         value = visible[name]
-        if is_tensor(value) or (is_fixed(value) and not isinstance(value, types.MethodType)):
+        if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
             continue
         content = content_of(value) if isinstance(value, types.FunctionType) else None
         try:
             dump(value if content is None else content, namespace=namespace, shared=watch)
         except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with the way out
             continue
-    return list(dict.fromkeys(root_of(path) for path in watch.met))
+    return list(dict.fromkeys(root_name(path) for path in watch.met))
 
 
 def _find_problems(
@@ -539,7 +546,7 @@ def _find_problems(
             dump(value, namespace=namespace, shared=shared)
         except Exception as cause:
             problems[name] = _describe_problem(name, value, cause)
-    name = root_of(error.key[1])
+    name = root_name(error.key[1])
     return problems or {name: _describe_problem(name, namespace[name], error.__cause__)}
 
 

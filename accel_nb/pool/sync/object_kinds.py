@@ -31,15 +31,15 @@ def is_scheduler(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
 
 
-def trained_kinds() -> tuple[type, ...]:
+def training_kinds() -> tuple[type, ...]:
     """Return the classes of modules, optimizers and schedulers; each is updated in place in its own way."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
-def is_trained(value: Any) -> bool:
+def is_training_object(value: Any) -> bool:
     """Return whether the value is a module, an optimizer or a scheduler."""
-    return isinstance(value, trained_kinds())
+    return isinstance(value, training_kinds())
 
 
 def is_loader(value: Any) -> bool:

@@ -19,7 +19,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_generator,
     is_loader,
     is_tensor,
-    is_trained,
+    is_training_object,
     set_generator_state,
 )
 from accel_nb.runtime.tensors.overlap import overwrite
@@ -35,19 +35,19 @@ _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, t
 
 
 @dataclass(frozen=True, slots=True)
-class Attributes:
+class ObjectAttributes:
     """The attributes of an object; ``is_whole`` is False if some cannot be copied, which stay unchanged."""
 
     values: dict[str, Any]
-    is_whole: bool = True
+    is_complete: bool = True
 
 
-def root_of(path: str) -> str:
+def root_name(path: str) -> str:
     """Return the name at the start of a path."""
     return path.partition("@")[0]
 
 
-def find(namespace: Mapping[str, Any], path: str) -> Any:
+def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     """Return the object at a path; raise LookupError if there is none."""
     name, *steps = path.split("@")
     value = namespace[name]
@@ -58,7 +58,7 @@ def find(namespace: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def parts_of(name: str, value: Any) -> dict[str, Any]:
+def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
     if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _holds_atoms(value)):
@@ -72,9 +72,9 @@ def _holds_atoms(value: Any) -> bool:
     return all(type(item) in _COMMON for item in items)
 
 
-def generators_of(value: Any) -> Iterator[Any]:
+def reachable_generators(value: Any) -> Iterator[Any]:
     """Yield the random number generators reachable from a value: using the value may draw from them."""
-    return (part for part in parts_of("", value).values() if is_generator(part))
+    return (part for part in referenced_objects("", value).values() if is_generator(part))
 
 
 def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
             continue
         below = f"{path}@{step}"
         seen.add(id(child))
-        if is_trained(child) or is_tensor(child) or is_generator(child) or _is_array(child) or _is_cell(child):
+        if is_training_object(child) or is_tensor(child) or is_generator(child) or _is_array(child) or _is_cell(child):
             found[below] = child
         elif is_loader(child):
             found[below] = child
@@ -96,7 +96,7 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
             if (inside or not is_container) and not isinstance(child, tuple):
                 found[below] = child
             found.update(inside)
-        elif holds_parts(child):
+        elif has_references(child):
             found[below] = child
             _walk(below, child, seen, found)
 
@@ -147,7 +147,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"attribute:{name}", item
 
 
-def holds_parts(value: Any) -> bool:
+def has_references(value: Any) -> bool:
     """Return whether the value is a function with a closure, a bound method, a partial or a plain object."""
     if isinstance(value, types.FunctionType):
         return _travels_by_value(value) and bool(
@@ -170,7 +170,7 @@ def is_plain_object(value: Any) -> bool:
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and not any(vars(base).get("__slots__") for base in kind.__mro__)
-        and not is_trained(value)
+        and not is_training_object(value)
         and not is_loader(value)
         and not is_tensor(value)
     )
@@ -206,7 +206,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return (kind, str(getattr(value, "device", ""))), generator_state(value)
     own = dict(vars(value)) if hasattr(value, "__dict__") else None
     if isinstance(value, types.FunctionType):
-        if not holds_parts(value):
+        if not has_references(value):
             return None
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         inside = {name: held for name, cell in cells if (held := _cell_content(cell)) is not _MISSING}
@@ -230,11 +230,11 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if isinstance(value, dict) and (kind in _DICTS or kind.__module__ == "__main__"):
         return kind, (list(value.items()), getattr(value, "default_factory", None), own)
     if is_plain_object(value):
-        return kind, Attributes(own or {})
+        return kind, ObjectAttributes(own or {})
     return None
 
 
-def fill(value: Any, content: Any) -> None:
+def set_content(value: Any, content: Any) -> None:
     """Set the content of a value to that which `content_of` returned for another value of the same kind."""
     if isinstance(value, types.FunctionType):
         inside, value.__defaults__, value.__kwdefaults__, own = content

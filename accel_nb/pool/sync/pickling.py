@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
-from accel_nb.pool.sync.object_paths import find
+from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.runtime.devices.registry import default_type
-from accel_nb.runtime.distributed.sharded import is_sharded, whole
+from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 Key = TypeVar("Key")
 
@@ -306,7 +306,7 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
-            found = whole(obj)
+            found = full_tensor(obj)
             return self._reduce_tensor(torch, torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found)  # type: ignore[union-attr]
         if hasattr(type(obj), "_accel_nb_reduce"):
             return obj._accel_nb_reduce()
@@ -464,7 +464,7 @@ class _Unpickler(pickle.Unpickler):
         if pid == _SUPPRESS:
             return argparse.SUPPRESS
         kind, name, path = pid
-        value = find(self._namespace, name)
+        value = resolve_path(self._namespace, name)
         if kind == "module":
             return value.get_submodule(path)
         if kind == "parameter":

@@ -31,11 +31,11 @@ from accel_nb.pool.payload import (
     find_payload,
 )
 from accel_nb.pool.sync.change_detection import (
-    Mark,
-    copyable,
-    is_divided,
-    is_unwatched,
-    mark_of,
+    Fingerprint,
+    copyable_values,
+    fingerprint_of,
+    is_state_sharded,
+    is_untracked,
     module_attributes,
     module_flags,
     module_tensors,
@@ -43,12 +43,19 @@ from accel_nb.pool.sync.change_detection import (
     optimizer_state,
     set_module_state,
 )
-from accel_nb.pool.sync.namespace_sync import Delivery, Namespace, Watch, describe_failures
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
-from accel_nb.pool.sync.object_paths import Attributes, content_of, find, generators_of, parts_of, root_of
+from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_training_object
+from accel_nb.pool.sync.object_paths import (
+    ObjectAttributes,
+    content_of,
+    reachable_generators,
+    referenced_objects,
+    resolve_path,
+    root_name,
+)
 from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
-from accel_nb.runtime.distributed.sharded import is_reading, shape_of, whole
-from accel_nb.runtime.process.typed_records import build
+from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
+from accel_nb.runtime.process.typed_records import build_record
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
@@ -62,16 +69,16 @@ class _Held:
 
     reference: Any
     """The object, or a weak reference to it."""
-    mark: Mark | None = None
+    mark: Fingerprint | None = None
     is_watched: bool = False
 
 
 @dataclass(slots=True)
-class Snapshot:
+class NamespaceSnapshot:
     """The state of a namespace before a cell runs, to detect changes afterwards."""
 
-    bound: dict[str, Any]
-    held: dict[str, _Held]
+    bindings: dict[str, Any]
+    objects: dict[str, _Held]
     """By path: the names that the cell uses, and the objects reachable from names that both sides hold."""
     shared: dict[str, None]
     rebound: frozenset[str] = frozenset()
@@ -85,7 +92,7 @@ class Snapshot:
         *,
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
-    ) -> Snapshot:
+    ) -> NamespaceSnapshot:
         """Record every binding, and the fingerprint of the names that the cell uses.
 
         ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly: a cell
@@ -96,22 +103,24 @@ class Snapshot:
         known = {id(namespace[name]) for name in shared}
         parts: dict[str, dict[str, Any]] = {}
         for name in shared:
-            found = {path: part for path, part in parts_of(name, namespace[name]).items() if id(part) not in known}
+            found = {
+                path: part for path, part in referenced_objects(name, namespace[name]).items() if id(part) not in known
+            }
             if found:
                 known.update(map(id, found.values()))
                 parts[name] = found
         waiting, seen = [name for name in used if name in namespace], set(used)
-        watch = Watch(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
-        marks: dict[str, Mark | None] = {}
+        watch = ReferenceRecorder(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
+        marks: dict[str, Fingerprint | None] = {}
         watched: dict[str, Any] = {}
         while waiting:
             name = waiting.pop()
             watched[name] = namespace[name]
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
                 marks[path] = _watched_mark(value, namespace, watch)
-            for generator in generators_of(namespace[name]):
+            for generator in reachable_generators(namespace[name]):
                 watch.get(id(generator))  # records the reference
-            further = {root_of(path) for path in watch.met} - seen
+            further = {root_name(path) for path in watch.met} - seen
             waiting += further
             seen |= further
             watch.met.clear()
@@ -119,7 +128,7 @@ class Snapshot:
         for name in rebound & bound.keys():
             bound[name] = _weakly(bound[name])
         held = {
-            path: _Held(_weakly(value) if root_of(path) in rebound else value, marks.get(path), path in marks)
+            path: _Held(_weakly(value) if root_name(path) in rebound else value, marks.get(path), path in marks)
             for part in (watched, *parts.values())
             for path, value in part.items()
         }
@@ -127,9 +136,9 @@ class Snapshot:
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""
-        if name not in self.bound:
+        if name not in self.bindings:
             return False
-        return _strongly(self.bound[name]) is value or self.bound[name] is value
+        return _strongly(self.bindings[name]) is value or self.bindings[name] is value
 
     def is_new(self, name: str, value: Any) -> bool:
         """Return whether the cell has bound a name, as far as detectable, to a value that the notebook may not hold."""
@@ -139,14 +148,14 @@ class Snapshot:
 
     def living(self) -> dict[str, Any]:
         """Return the recorded objects that are still alive, by path."""
-        found = {path: _strongly(held.reference) for path, held in self.held.items()}
+        found = {path: _strongly(held.reference) for path, held in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self) -> dict[int, SharedId]:
         """Return the ids of objects that both sides hold and that are still alive."""
-        names = {name: _strongly(self.bound[name]) for name in self.shared}
+        names = {name: _strongly(self.bindings[name]) for name in self.shared}
         return shared_ids(
-            names | {path: value for path, value in self.living().items() if root_of(path) in self.shared}
+            names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
         )
 
 
@@ -225,7 +234,7 @@ class ReturnRecord:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ReturnRecord:
         """Read it from a message; raises ValueError for other fields or other types."""
-        return build(cls, body)
+        return build_record(cls, body)
 
 
 @dataclass(slots=True)
@@ -236,7 +245,7 @@ class PackedReturn:
     payloads: dict[str, Payload] = field(default_factory=dict)
 
 
-class Returner:
+class ResultSender:
     """Rank 0's side; keeps the region for weights between cells."""
 
     def __init__(self, payloads: PayloadFactory) -> None:
@@ -248,7 +257,7 @@ class Returner:
     def collect(
         self,
         namespace: Namespace,
-        before: Snapshot,
+        before: NamespaceSnapshot,
         *,
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str] = (),
@@ -261,7 +270,7 @@ class Returner:
         ``rng_digest`` identifies this side's states, also where they need not be returned.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
-        delivery, weights, kept = Delivery(rng=rng, removed=removed), {}, {}
+        delivery, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
         wanted, self._owed = {*wanted, *self._owed}, set()
         living = before.living()
         shared = before.shared_ids()
@@ -272,7 +281,7 @@ class Returner:
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
-            root, held = root_of(path), before.held.get(path) or _Held(value)
+            root, held = root_name(path), before.objects.get(path) or _Held(value)
             is_wanted = root in wanted
             if root in delivery.values and root not in before.shared:
                 continue
@@ -282,7 +291,7 @@ class Returner:
             if mark == held.mark and not is_wanted:
                 continue
             was = held.mark if held.is_watched else mark
-            if root in before.shared and mark and was and mark.can_follow(was):
+            if root in before.shared and mark and was and mark.can_update(was):
                 known = None if is_wanted else was
                 self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
             elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
@@ -290,9 +299,9 @@ class Returner:
         # The parts of a changed object that is returned whole are new objects in the kernel.
         whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
         for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
-            for path in [path for path in changes if root_of(path) in whole]:
+            for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
-        outside = {key: item for key, item in shared.items() if root_of(item[1]) not in whole}
+        outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
         return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
 
     def close(self) -> None:
@@ -307,13 +316,13 @@ class Returner:
         value: Any,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-        delivery: Delivery,
+        delivery: NamespaceDelta,
         kept: dict[str, str],
         *,
         is_wanted: bool,
     ) -> None:
         own = shared.get(id(value))
-        others = {key: item for key, item in shared.items() if root_of(item[1]) != name} if own else shared
+        others = {key: item for key, item in shared.items() if root_name(item[1]) != name} if own else shared
         if own and own[1] != name:
             others = shared  # another name of an object that the kernel holds
         reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
@@ -326,11 +335,11 @@ class Returner:
         self,
         path: str,
         value: Any,
-        mark: Mark,
-        known: Mark | None,
+        mark: Fingerprint,
+        known: Fingerprint | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-        delivery: Delivery,
+        delivery: NamespaceDelta,
         weights: dict[str, Any],
         kept: dict[str, str],
     ) -> None:
@@ -338,8 +347,8 @@ class Returner:
         is_wanted = known is None
         if is_module(value):
             if known is None or mark.content.weights != known.content.weights:
-                if is_divided(value) and not is_reading():
-                    self._owed.add(root_of(path))
+                if is_state_sharded(value) and not can_read_full():
+                    self._owed.add(root_name(path))
                     kept[path] = "its weights are divided among the workers; they come back with the next cell"
                 else:
                     weights[path] = value
@@ -347,11 +356,11 @@ class Returner:
                 delivery.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
-            fits = fits and (is_reading() or not is_divided(value))
+            fits = fits and (can_read_full() or not is_state_sharded(value))
             delivery.optimizers[path] = optimizer_state(value, with_tensors=fits)
             if not fits:
                 size = _size(optimizer_bytes(value))
-                kept[path] = f"its state of {size} is {'divided' if is_divided(value) else 'large'}"
+                kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
         elif is_scheduler(value):
             delivery.schedulers[path] = value.state_dict()
         else:
@@ -360,11 +369,11 @@ class Returner:
             limit = None if is_wanted or "@" in path else LARGE_BYTES
             content = found[1]
             reason = _try_value(content, namespace, shared, limit)
-            if reason is not None and isinstance(content, Attributes) and not reason.endswith("large"):
-                fine = copyable(content.values, namespace, shared)
+            if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
+                fine = copyable_values(content.values, namespace, shared)
                 for name in content.values.keys() - fine.keys():
                     kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
-                content, reason = Attributes(fine, is_whole=False), None
+                content, reason = ObjectAttributes(fine, is_complete=False), None
             if reason is None:
                 delivery.changed[path] = content
             else:
@@ -372,7 +381,7 @@ class Returner:
 
     def _pack(
         self,
-        delivery: Delivery,
+        delivery: NamespaceDelta,
         modules: Mapping[str, Any],
         kept: dict[str, str],
         rng_digest: str | None,
@@ -386,7 +395,7 @@ class Returner:
             except SectionError as error:  # all else can be returned without it
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
-                delivery.drop(path)
+                delivery.remove(path)
                 continue
             break
         weights: dict[str, WeightTable] = {}
@@ -416,15 +425,15 @@ class Returner:
                 entries = []
                 for path, tensor in module_tensors(module).items():
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(shape_of(tensor)))
-                    view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(whole(tensor))
+                    entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(full_shape(tensor)))
+                    view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(full_tensor(tensor))
                     entries.append(entry)
                 tables[name] = WeightTable(tuple(entries), **module_flags(module))
         return tables
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class AppliedResults:
     """The outcome of applying what a worker returned."""
 
     kept: dict[str, str]
@@ -438,7 +447,7 @@ class Received:
     """By path why something could not be rebuilt."""
 
 
-class Receiver:
+class ResultReceiver:
     """The kernel's side; keeps the worker's region for weights between cells."""
 
     def __init__(self) -> None:
@@ -446,7 +455,7 @@ class Receiver:
         self.rng: str | None = None
         """The digest of rank 0's generator states; while the kernel's are equal they need not be sent."""
 
-    def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> Received:
+    def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> AppliedResults:
         """Apply what was returned, weights first; a part that fails does not affect others. Close the payloads."""
         unused = dict(payloads)
         try:
@@ -458,25 +467,25 @@ class Receiver:
         finally:
             close_all(unused.values())
 
-    def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> Received:
+    def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> AppliedResults:
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
         for path, table in record.weights.items():
             try:
-                self._copy_weights(find(namespace, path), table)
+                self._copy_weights(resolve_path(namespace, path), table)
                 paths[path] = None
             except Exception as error:  # a module of the user may raise anything, or the path may be gone
                 errors[path] = error
         if changes is not None:
-            delivery, lost = Delivery.unpack(changes, namespace)
+            delivery, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
             errors |= delivery.apply(namespace)
             paths |= dict.fromkeys(delivery.paths)
             removed = delivery.removed
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors]
-        return Received(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
+        return AppliedResults(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""
@@ -507,7 +516,7 @@ class Receiver:
 
 
 def _whole_bytes(tensor: Any) -> int:
-    return math.prod(shape_of(tensor)) * tensor.element_size()
+    return math.prod(full_shape(tensor)) * tensor.element_size()
 
 
 def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> Any:
@@ -521,18 +530,18 @@ def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> An
     return flat.view(kind).view(entry.shape)
 
 
-def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
+def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its content is not watched."""
-    if is_unwatched(value):
+    if is_untracked(value):
         return None
     try:
-        return mark_of(value, namespace, refs)
+        return fingerprint_of(value, namespace, refs)
     except Exception:  # what cannot be copied cannot be returned: it is not watched
         found = content_of(value)
-    if found is None or not isinstance(found[1], Attributes):
+    if found is None or not isinstance(found[1], ObjectAttributes):
         return None
-    fine = copyable(found[1].values, namespace, refs)
-    return Mark(found[0], digest(fine, namespace=namespace, shared=refs))
+    fine = copyable_values(found[1].values, namespace, refs)
+    return Fingerprint(found[0], digest(fine, namespace=namespace, shared=refs))
 
 
 def _is_used_up(value: Any) -> bool:
@@ -542,7 +551,7 @@ def _is_used_up(value: Any) -> bool:
     tensor or a model.
     """
     own = vars(value).values() if hasattr(value, "__dict__") else ()
-    if any(is_trained(item) or is_tensor(item) for item in own):
+    if any(is_training_object(item) or is_tensor(item) for item in own):
         return False
     if isinstance(value, io.IOBase):
         return value.closed

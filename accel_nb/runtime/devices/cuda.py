@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_nb.runtime.devices.base import DeviceMemory, DeviceType, Event, Stream
 from accel_nb.runtime.process.environment import visible_gpus
-from accel_nb.runtime.process.hardware import cuda_of_torch, find_gpus, why_unusable
+from accel_nb.runtime.process.hardware import find_gpus, torch_cuda_version, why_unusable
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class Cuda(DeviceType):
 
     def why_unusable(self) -> list[str]:
         """Return for each visible GPU for which this torch has no code why, and what to do."""
-        cuda = cuda_of_torch()
+        cuda = torch_cuda_version()
         return [why for gpu in find_gpus() if (why := why_unusable(gpu, cuda)) is not None]
 
     def visible_variables(self, first: int, count: int) -> dict[str, str]:

@@ -55,7 +55,7 @@ class Collectives:
         self._world = comm.world
         self._verifies = verify
         # Why no collective may start, while some ranks may have left a block that the others are in.
-        self.refusal: str | None = None
+        self.blocked_reason: str | None = None
 
     def gather(self, nested: T) -> T:
         """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
@@ -74,7 +74,7 @@ class Collectives:
         if self._world.size == 1:
             _raise(problem)
             return [tensors]
-        if len(tensors) == 1 and problem is None and self.refusal is None and _is_small(tensors[0]):
+        if len(tensors) == 1 and problem is None and self.blocked_reason is None and _is_small(tensors[0]):
             return [[part] for part in self._gather_one(tensors[0])]
         return self._gather_each("gather", tensors, tensors, problem)
 
@@ -182,8 +182,8 @@ class Collectives:
     # --- shapes ---
 
     def _verify(self, op: str, like: Any, nested: Any, problem: MisuseError | None) -> None:
-        if self.refusal is not None:
-            raise MisuseError(f"{op}: {self.refusal}")
+        if self.blocked_reason is not None:
+            raise MisuseError(f"{op}: {self.blocked_reason}")
         if self._verifies and self._world.size > 1:
             self._exchange(op, describe(like), [], nested, problem)
 
@@ -200,8 +200,8 @@ class Collectives:
 
         Raises on every rank if ``op`` or ``like``, the description of what must be equal, differ.
         """
-        if self.refusal is not None:
-            raise MisuseError(f"{op}: {self.refusal}")
+        if self.blocked_reason is not None:
+            raise MisuseError(f"{op}: {self.blocked_reason}")
         digest = _PROBLEM if problem is not None else _digest(op, like, str(len(lengths)))
         first = [digest, *lengths[: _CAPACITY - 1]]
         rows, contents = self._gather_header(first, content)
@@ -414,7 +414,7 @@ class VerifiedComm:
         self._comm.barrier()
 
 
-def all_reduce_together(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
+def all_reduce_bucketed(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
     """Reduce tensors in place, in buckets of 25 MiB; every rank passes the same list."""
     waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.tensors.overlap import overwrite
 from accel_nb.runtime.world import World
 
@@ -125,7 +125,7 @@ class TorchComm:
     one that it can, and back.
     """
 
-    def __init__(self, world: World, group: Group) -> None:
+    def __init__(self, world: World, group: DefaultGroup) -> None:
         self.world = world
         self.group = group
         kind = device_type(world.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
-from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.environment import torchrun_world
 from accel_nb.runtime.world import World
 
@@ -12,13 +12,13 @@ def current_world() -> World:
     """Return the world that the environment describes, that of an open group, or that of this process alone."""
     world = torchrun_world()
     if world is None:
-        return Group.world_of_open() if Group.is_open() else World()
+        return DefaultGroup.world_of_open_group() if DefaultGroup.is_open() else World()
     return world
 
 
 def current_comm() -> Communicator:
     """Return a communicator over the open group, or a local one while there is none."""
     world = current_world()
-    if world.size == 1 or not Group.is_open():
+    if world.size == 1 or not DefaultGroup.is_open():
         return LocalComm()
-    return TorchComm(world, Group.adopt(world))
+    return TorchComm(world, DefaultGroup.adopt(world))

@@ -10,7 +10,7 @@ from torch import Tensor
 from accel_nb.runtime.distributed.communicator import Communicator
 
 
-def have_gradients(comm: Communicator, parameters: Sequence[Tensor]) -> list[bool]:
+def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> list[bool]:
     """Return for each parameter whether any rank has a gradient of it; every rank calls, with the same parameters."""
     if not parameters:
         return []
@@ -18,13 +18,13 @@ def have_gradients(comm: Communicator, parameters: Sequence[Tensor]) -> list[boo
     return [bool(found) for found in comm.all_reduce(present, "max").tolist()]
 
 
-def filled_gradients(comm: Communicator, parameters: Sequence[Tensor]) -> list[Tensor]:
+def gradients_of_any_rank(comm: Communicator, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients that any rank has, set to zero on ranks that lack them.
 
     Every rank calls, with the same parameters, and gets as many gradients.
     """
     gradients: list[Tensor] = []
-    for value, is_there in zip(parameters, have_gradients(comm, parameters), strict=True):
+    for value, is_there in zip(parameters, any_rank_has_gradient(comm, parameters), strict=True):
         if is_there:
             if value.grad is None:
                 value.grad = torch.zeros_like(value)

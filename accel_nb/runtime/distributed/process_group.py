@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.devices.registry import device_type, type_of_backend
-from accel_nb.runtime.distributed.shared_group import original
+from accel_nb.runtime.distributed.shared_group import original_function
 from accel_nb.runtime.process.environment import launch_store
 from accel_nb.runtime.world import World
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 1800.0
 
-SETTLE_S = 2.0
+GLOO_RELEASE_TIMEOUT_S = 2.0
 """How long threads of the backend may take to release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -41,7 +41,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _MAKER = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
 
-class Group:
+class DefaultGroup:
     """torch's default process group of this process; at most one is open at a time.
 
     Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have called.
@@ -59,21 +59,23 @@ class Group:
         self._make: Callable[..., Any] | None = None
 
     @classmethod
-    def open(cls, world: World, store_path: str | os.PathLike[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
+    def open(
+        cls, world: World, store_path: str | os.PathLike[str], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> DefaultGroup:
         """Open the group over a file that every rank can read and write and that no group has used before."""
         group = cls(world, timeout_s=timeout_s, owned=True)
         group._open(os.fspath(store_path))
         return group
 
     @classmethod
-    def adopt(cls, world: World) -> Group:
+    def adopt(cls, world: World) -> DefaultGroup:
         """Use the default group that other code has opened; `close` leaves it open."""
         return cls(world, timeout_s=DEFAULT_TIMEOUT_S, owned=False)
 
     @classmethod
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
-    ) -> Group:
+    ) -> DefaultGroup:
         """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
 
         Ranks that `accel-nb launch` starts on one machine use an anonymous file as store, and open no port.
@@ -90,12 +92,12 @@ class Group:
         return dist.is_available() and dist.is_initialized()
 
     @staticmethod
-    def name_of_open() -> str:
+    def open_backend() -> str:
         """Return the name of the backend of the open default group."""
         return dist.get_backend()
 
     @staticmethod
-    def world_of_open() -> World:
+    def world_of_open_group() -> World:
         """Return the world of the open default group, assuming that all ranks are on one machine."""
         rank, size = dist.get_rank(), dist.get_world_size()
         kind = type_of_backend(dist.get_backend())
@@ -109,7 +111,7 @@ class Group:
             return self._backend
         return device_type(self.world.device).backend
 
-    def cut(self) -> int:
+    def cut_connections(self) -> int:
         """Shut down this rank's connections, so that a waiting collective raises; return how many there were.
 
         The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send whose
@@ -128,17 +130,17 @@ class Group:
 
         Every rank must call; none may be in a collective. Collectives that still run in the background are aborted.
         """
-        self.cut()
+        self.cut_connections()
         self.close()
         self._open(os.fspath(store_path))
 
     @staticmethod
-    def note(key: str) -> None:
+    def set_flag(key: str) -> None:
         """Set a flag in the store for all ranks, which outlives the group; any rank may call."""
         c10d._get_default_store().set(f"{_NOTES}/{key}", "1")
 
     @staticmethod
-    def has_note(key: str) -> bool:
+    def has_flag(key: str) -> bool:
         """Whether any rank has set this flag; does not wait."""
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
@@ -161,7 +163,7 @@ class Group:
             "is_of_all": last["process_group"][1] == "default_pg",
         }
 
-    def renew(self) -> None:
+    def replace_default_group(self) -> None:
         """Replace the default group, opened here or by other code, by a new one; every rank must call.
 
         Collectives that wait in the old group fail. Flags are lost.
@@ -171,8 +173,8 @@ class Group:
         if backend == "nccl":
             c10d._abort_process_group()
         else:
-            original("destroy_process_group")()
-        original("init_process_group")(
+            original_function("destroy_process_group")()
+        original_function("init_process_group")(
             backend,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -189,9 +191,9 @@ class Group:
             setattr(c10d, _MAKER, self._make)
             self._make = None
         if dist.is_initialized():
-            settle()
+            wait_for_gloo_threads()
             try:
-                original("destroy_process_group")()
+                original_function("destroy_process_group")()
             except Exception as error:  # its connections may be shut down; the group is destroyed all the same
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
@@ -202,7 +204,7 @@ class Group:
         Connections are shut down first, so that no collective waits for ranks that have ended.
         """
         if os.getpid() == pid:
-            self.cut()
+            self.cut_connections()
             self.close()
 
     def _open(self, store_path: str | None) -> None:
@@ -213,7 +215,7 @@ class Group:
                 where: dict[str, Any] = {"init_method": "env://"}
             else:
                 where = {"store": self._file_store(store_path)}
-            original("init_process_group")(
+            original_function("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
                 world_size=self.world.size,
@@ -247,13 +249,13 @@ class Group:
         setattr(c10d, _MAKER, make_and_record)
 
 
-def settle() -> None:
+def wait_for_gloo_threads() -> None:
     """Wait until gloo's threads have released the collectives that have ended.
 
     A thread takes the interpreter's lock to release one. If the interpreter has ended by then, the process crashes; if
     a caller that holds the lock destroys the group, as DDP does, the two deadlock.
     """
-    deadline = time.monotonic() + SETTLE_S
+    deadline = time.monotonic() + GLOO_RELEASE_TIMEOUT_S
     before = None
     while (now := _gloo_threads()) and time.monotonic() < deadline:
         if now == before and all(state == "S" for state, _ in now.values()):

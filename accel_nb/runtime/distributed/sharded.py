@@ -45,7 +45,7 @@ class FlatPart:
     held: Any = None
 
 
-def note_flat(tensor: Any, part: FlatPart) -> Any:
+def register_flat_part(tensor: Any, part: FlatPart) -> Any:
     """Register a tensor as standing for one of which this rank holds a part, and return it."""
     global _flat
     if _flat is None:
@@ -56,7 +56,7 @@ def note_flat(tensor: Any, part: FlatPart) -> Any:
     return tensor
 
 
-def forget_flat(tensor: Any) -> None:
+def unregister_flat_part(tensor: Any) -> None:
     """Undo `register_flat_part`; does nothing for other tensors."""
     if _flat is not None:
         _flat.pop(tensor, None)
@@ -73,13 +73,13 @@ def is_sharded(tensor: Any) -> bool:
     return (module is not None and isinstance(tensor, module.DTensor)) or flat_part(tensor) is not None
 
 
-def shape_of(tensor: Any) -> tuple[int, ...]:
+def full_shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of the full tensor."""
     part = flat_part(tensor)
     return tuple(tensor.shape) if part is None else part.shape
 
 
-def local(tensor: Any) -> Any:
+def local_part(tensor: Any) -> Any:
     """Return this rank's part, a view; a plain tensor is returned as it is."""
     part = flat_part(tensor)
     if part is not None:
@@ -101,7 +101,7 @@ def num_parts(tensor: Any) -> int:
     )
 
 
-def start_of(tensor: Any) -> int:
+def first_row(tensor: Any) -> int:
     """Return the first row of this rank's part."""
     rows = -(-tensor.shape[0] // num_parts(tensor))
     coordinate = next(
@@ -112,7 +112,7 @@ def start_of(tensor: Any) -> int:
     return min(rows * coordinate, tensor.shape[0])
 
 
-def gather(tensor: Any, comm: Communicator) -> Tensor:
+def gather_full(tensor: Any, comm: Communicator) -> Tensor:
     """Gather a sharded tensor, on the device of its parts; every rank must call.
 
     Over ``comm``, not the tensor's device mesh: that may belong to a process group that has been destroyed.
@@ -121,22 +121,22 @@ def gather(tensor: Any, comm: Communicator) -> Tensor:
 
     flat = flat_part(tensor)
     if flat is not None:
-        own, longest = local(tensor).detach(), max(length for _, length in flat.ranges)
+        own, longest = local_part(tensor).detach(), max(length for _, length in flat.ranges)
         padded = torch.cat([own, own.new_zeros(longest - own.shape[0])])
         found = zip(comm.all_gather(padded), flat.ranges, strict=True)
         return torch.cat([part[:length] for part, (_, length) in found]).view(flat.shape)
-    part, parts = local(tensor).detach(), num_parts(tensor)
+    part, parts = local_part(tensor).detach(), num_parts(tensor)
     rows = -(-tensor.shape[0] // parts)
     if part.shape[0] < rows:
         part = torch.cat([part, part.new_zeros(rows - part.shape[0], *tensor.shape[1:])])
     return torch.cat(comm.all_gather(part)[:parts])[: tensor.shape[0]]  # only the last parts are padded
 
 
-def like(tensor: Any, part: Tensor) -> Any:
+def shard_like(tensor: Any, part: Tensor) -> Any:
     """Return a tensor that is sharded like ``tensor`` and of which ``part`` is this rank's part."""
     flat = flat_part(tensor)
     if flat is not None:
-        return note_flat(part, FlatPart(flat.shape, flat.ranges, flat.rank))
+        return register_flat_part(part, FlatPart(flat.shape, flat.ranges, flat.rank))
     kind: Any = sys.modules["torch.distributed.tensor"]
     return kind.DTensor.from_local(
         part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -148,44 +148,44 @@ def own_part(tensor: Any, whole: Tensor) -> Tensor:
     flat = flat_part(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
-    return whole.narrow(0, start_of(tensor), local(tensor).shape[0])
+    return whole.narrow(0, first_row(tensor), local_part(tensor).shape[0])
 
 
-def fill(tensor: Any, whole: Any) -> None:
+def copy_into(tensor: Any, whole: Any) -> None:
     """Copy a full tensor, or this rank's part of it, into a tensor in place; no other rank is involved."""
     if is_sharded(tensor) and not is_sharded(whole):
         whole = own_part(tensor, whole)
-    overwrite(local(tensor), local(whole))
+    overwrite(local_part(tensor), local_part(whole))
 
 
-def divided(values: Any, parameter: Any) -> Any:
+def shard_state(values: Any, parameter: Any) -> Any:
     """Return an optimizer's state of a parameter with tensors of the parameter's shape sharded like it."""
     if not is_sharded(parameter):
         return values
     return {
-        name: like(parameter, own_part(parameter, value).clone())
-        if hasattr(value, "dim") and value.dim() and value.shape == shape_of(parameter) and not is_sharded(value)
+        name: shard_like(parameter, own_part(parameter, value).clone())
+        if hasattr(value, "dim") and value.dim() and value.shape == full_shape(parameter) and not is_sharded(value)
         else value
         for name, value in values.items()
     }
 
 
-def whole(tensor: Any) -> Any:
+def full_tensor(tensor: Any) -> Any:
     """Return the full tensor; a plain tensor is returned as it is.
 
     Raises `MisuseError` outside of `collective_reads` and `lead_reads`, in which all ranks take part in reading.
     """
     if not is_sharded(tensor):
         return tensor
-    return require_reading()(tensor)
+    return require_reader()(tensor)
 
 
-def is_reading() -> bool:
+def can_read_full() -> bool:
     """Whether `full_tensor` can gather here."""
     return _reader.get() is not None
 
 
-def require_reading() -> Callable[[Any], Any]:
+def require_reader() -> Callable[[Any], Any]:
     """Return the function that gathers full tensors here; raises `MisuseError` as `full_tensor` does."""
     read = _reader.get()
     if read is None:
@@ -197,9 +197,9 @@ def require_reading() -> Callable[[Any], Any]:
 
 
 @contextmanager
-def together(comm: Communicator) -> Iterator[None]:
+def collective_reads(comm: Communicator) -> Iterator[None]:
     """Enable `full_tensor` in the block; every rank makes the same calls."""
-    token = _reader.set(lambda tensor: gather(tensor, comm))
+    token = _reader.set(lambda tensor: gather_full(tensor, comm))
     try:
         yield
     finally:
@@ -207,7 +207,7 @@ def together(comm: Communicator) -> Iterator[None]:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def no_collective_reads() -> Iterator[None]:
     """Disable `full_tensor` in the block: tensors stay sharded."""
     token = _reader.set(None)
     try:
@@ -217,7 +217,7 @@ def apart() -> Iterator[None]:
 
 
 @contextmanager
-def leading(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
+def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
     """Enable `full_tensor` on this rank, rank 0, for ``tensors`` in the block, while the other ranks `serve_reads`.
 
     All ranks pass the same tensors in the same order.
@@ -229,7 +229,7 @@ def leading(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
         if number is None:
             raise MisuseError("this rank holds only a part of the tensor, and the others do not know which it is")
         comm.broadcast_json(number)
-        return gather(tensor, comm)
+        return gather_full(tensor, comm)
 
     token = _reader.set(read)
     try:
@@ -239,7 +239,7 @@ def leading(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
         comm.broadcast_json(_DONE)
 
 
-def follow(comm: Communicator, tensors: Sequence[Any]) -> None:
+def serve_reads(comm: Communicator, tensors: Sequence[Any]) -> None:
     """Take part in the gathers that rank 0 makes, until its block of `lead_reads` ends."""
     while (number := comm.broadcast_json(None)) != _DONE:
-        gather(tensors[number], comm)
+        gather_full(tensors[number], comm)

@@ -17,16 +17,16 @@ from torch.distributed import distributed_c10d as c10d
 _ORIGINAL = "_accel_nb_original"
 
 
-def original(name: str) -> Callable[..., Any]:
+def original_function(name: str) -> Callable[..., Any]:
     """Return torch's own function of a name that `share_default_group` may have replaced."""
     function = getattr(c10d, name)
     return getattr(function, _ORIGINAL, function)
 
 
-def lend_default_group() -> None:
+def share_default_group() -> None:
     """Replace the two functions in this process; doing so twice is harmless."""
     for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", _keep_default_group)):
-        theirs = original(name)
+        theirs = original_function(name)
         ours = functools.wraps(theirs)(make(theirs))
         setattr(ours, _ORIGINAL, theirs)
         for module in (c10d, dist):

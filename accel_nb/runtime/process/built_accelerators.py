@@ -11,7 +11,7 @@ _built: ContextVar[list[Any] | None] = ContextVar("accel_nb_built", default=None
 
 
 @contextmanager
-def noting_built() -> Iterator[list[Any]]:
+def record_built_accelerators() -> Iterator[list[Any]]:
     """Yield the list of accelerators that `register_built_accelerator` registers in the block."""
     built: list[Any] = []
     token = _built.set(built)
@@ -21,7 +21,7 @@ def noting_built() -> Iterator[list[Any]]:
         _built.reset(token)
 
 
-def note_built(accelerator: Any) -> None:
+def register_built_accelerator(accelerator: Any) -> None:
     """Register an accelerator that has a folder for checkpoints, or one to resume from."""
     built = _built.get()
     if built is not None:

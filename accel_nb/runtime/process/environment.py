@@ -37,12 +37,12 @@ def option_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in list(os.environ) if name.startswith(OPTION_PREFIX)}
 
 
-def variable(name: str, default: _T) -> str | _T:
+def get_variable(name: str, default: _T) -> str | _T:
     """Return a variable of the user's, or ``default`` where it is not set."""
     return os.environ.get(name, default)
 
 
-def variables_named(*names: str) -> dict[str, str]:
+def get_variables(*names: str) -> dict[str, str]:
     """Return those of some variables that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
@@ -112,7 +112,7 @@ def launch_store() -> str | None:
     return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
-def become_rank(world: World) -> None:
+def set_rank_variables(world: World) -> None:
     """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell too."""
     variables = {
         "RANK": str(world.rank),

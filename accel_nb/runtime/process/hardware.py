@@ -90,7 +90,7 @@ def num_usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def cuda_of_torch() -> tuple[int, int] | None:
+def torch_cuda_version() -> tuple[int, int] | None:
     """Return the version of CUDA that the installed torch was built for, read from its files; None for a CPU build."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Verdict = Literal["group", "machine", "other", "unknown"]
+KillCause = Literal["group", "machine", "other", "unknown"]
 """Why a process got SIGKILL: its control group was out of memory, the machine was, neither, or it is not known."""
 
 _COUNTER = "oom_kill"
@@ -23,7 +23,7 @@ class KillCounters:
     def __post_init__(self) -> None:
         self._known = self._read()
 
-    def verdict(self) -> Verdict:
+    def kill_cause(self) -> KillCause:
         """Return why a process has just been killed by SIGKILL; each counted kill explains one process."""
         now = self._read()
         before, self._known = self._known, now

@@ -10,15 +10,15 @@ from typing import Literal
 
 import psutil
 
-from accel_nb.runtime.process.environment import notebook_variables, variables_named
+from accel_nb.runtime.process.environment import get_variables, notebook_variables
 from accel_nb.runtime.process.hardware import count_tpu_chips
 
-Rung = Literal["widget", "core widget", "picture", "text"]
+DisplayMode = Literal["widget", "core widget", "picture", "text"]
 """How a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class PlatformSignals:
     """What platforms are detected by: variables, loaded modules, names of the notebook, folders, the parent process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class Platform:
 
     name: str
     title: str
-    is_here: Callable[[Signals], bool]
-    rung: Rung = "widget"
+    is_detected: Callable[[PlatformSignals], bool]
+    display_mode: DisplayMode = "widget"
     advice: tuple[str, ...] = ()
 
 
@@ -56,7 +56,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "kaggle",
         "Kaggle",
         lambda here: "KAGGLE_KERNEL_RUN_TYPE" in here.variables or here.has_path("/kaggle/input"),
-        rung="core widget",
+        display_mode="core widget",
         advice=(
             "choose GPU T4 x2, not P100, in the session options: recent builds of torch do not run on a P100",
             "a T4 has no bf16: use --precision fp16 or auto",
@@ -78,7 +78,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "deepnote",
         "Deepnote",
         lambda here: here.has_kernel and "DEEPNOTE_PROJECT_ID" in here.variables,
-        rung="picture",
+        display_mode="picture",
         advice=("widgets are not available: the panel is a picture",),
     ),
     Platform(
@@ -91,7 +91,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "studiolab",
         "SageMaker Studio Lab",
         lambda here: here.home.rstrip("/") == "/home/studio-lab-user",
-        rung="picture",
+        display_mode="picture",
         advice=("the disk has 15 GB: keep few checkpoints (--checkpoint.total-limit 2)", _DISCONNECTS),
     ),
     Platform(
@@ -104,7 +104,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "databricks",
         "Databricks",
         lambda here: "DATABRICKS_RUNTIME_VERSION" in here.variables,
-        rung="picture",
+        display_mode="picture",
         advice=("workers run on the driver only, with its devices",),
     ),
     Platform(
@@ -120,7 +120,7 @@ PLATFORMS: tuple[Platform, ...] = (
         advice=("nobody looks on: the panel's picture and the last lines stay in the notebook",),
     ),
     Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
-    Platform("script", "a script", lambda here: True, rung="text"),
+    Platform("script", "a script", lambda here: True, display_mode="text"),
 )
 """In the order of detection: Kaggle's image has Colab's variables too, and other programs inherit VS Code's."""
 
@@ -128,7 +128,7 @@ PLATFORMS: tuple[Platform, ...] = (
 _TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
 
 
-def find_signals() -> Signals:
+def collect_signals() -> PlatformSignals:
     """Collect the signals of this process."""
     main = sys.modules.get("__main__")
     try:
@@ -137,7 +137,7 @@ def find_signals() -> Signals:
         parent = ""
     app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
     is_kernel = app is not None and app.initialized()  # other code may have imported the package alone
-    return Signals(
+    return PlatformSignals(
         variables=notebook_variables(),
         modules=frozenset(sys.modules) - (frozenset() if is_kernel else {"ipykernel"}),
         names=frozenset(vars(main)) if main is not None else frozenset(),
@@ -147,19 +147,19 @@ def find_signals() -> Signals:
     )
 
 
-def detect_platform(signals: Signals | None = None) -> Platform:
+def detect_platform(signals: PlatformSignals | None = None) -> Platform:
     """Return the first platform that is detected; ``script`` without any."""
-    here = signals or find_signals()
-    return next(platform for platform in PLATFORMS if platform.is_here(here))
+    here = signals or collect_signals()
+    return next(platform for platform in PLATFORMS if platform.is_detected(here))
 
 
-def find_tpu(signals: Signals | None = None) -> str | None:
+def find_tpu(signals: PlatformSignals | None = None) -> str | None:
     """Return the type of this machine's TPU, ``TPU`` where the type is not known; None without one.
 
     Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
     ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to an older design and are ignored.
     """
-    here = signals or Signals(variables_named(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())
+    here = signals or PlatformSignals(get_variables(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())
     named, asked_for = map(here.variables.get, _TPU_VARIABLES)
     is_asked_for = (asked_for or "").upper() == "TPU"
     if named or is_asked_for or here.num_tpu_chips or here.has_path("/dev/accel0"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from accel_nb.runtime.devices.registry import device_type, loaded_types
 from accel_nb.runtime.world import World
 
-Present = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
+CpuRngStates = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
 """What `capture_cpu` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
 
 RngStates = dict[str, Tensor]
@@ -32,7 +32,7 @@ _NUMPY_WORDS = 624
 _MAX_NUMPY_SEED = 2**32
 
 
-def derive(seed: int, *keys: int | str) -> int:
+def derive_seed(seed: int, *keys: int | str) -> int:
     """Return a seed that depends on ``seed`` and every key, in ``[0, 2**63)``.
 
     BLAKE2b over the decimal seed and the keys with their types: the same on every machine and Python, and unrelated
@@ -49,9 +49,9 @@ def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = Non
     streams depend on that number too: what is drawn in a step does not depend on earlier steps.
     """
     if step is not None:
-        seed = derive(seed, "step", step)
+        seed = derive_seed(seed, "step", step)
     if per_rank is not None and per_rank.rank > 0:
-        seed = derive(seed, "rank", per_rank.rank)
+        seed = derive_seed(seed, "rank", per_rank.rank)
     random.seed(seed)
     np.random.seed(seed % _MAX_NUMPY_SEED)  # user code draws from the global generator
     torch.manual_seed(seed)
@@ -82,14 +82,14 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     return states
 
 
-def present() -> Present:
+def capture_cpu() -> CpuRngStates:
     """Return the states of the global CPU generators for another process of this machine; faster than `capture`."""
     found, (_, words, gauss) = _numpy_state(), random.getstate()
     of_numpy = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
     return (array("I", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
 
 
-def take_up(states: Present) -> None:
+def restore_cpu(states: CpuRngStates) -> None:
     """Set the global CPU generators to what `capture_cpu` returned."""
     (words, gauss), (key, position, has_gauss, gauss_of_numpy), of_torch = states
     random.setstate((_PYTHON_VERSION, tuple(array("I", words)), gauss))
@@ -99,7 +99,7 @@ def take_up(states: Present) -> None:
 
 
 @lru_cache(maxsize=1)
-def digest(states: Present) -> str:
+def digest(states: CpuRngStates) -> str:
     """Return a digest of the states; cached for those of the last call."""
     (words, gauss), (key, *rest), of_torch = states
     found = hashlib.blake2b(repr((gauss, rest)).encode(), digest_size=16)
@@ -129,7 +129,7 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
 
 
 @contextmanager
-def forked(states: Mapping[str, Tensor] | None = None, *, parts: Sequence[Part] = ALL_PARTS) -> Iterator[None]:
+def fork_rng(states: Mapping[str, Tensor] | None = None, *, parts: Sequence[Part] = ALL_PARTS) -> Iterator[None]:
     """Run the block with other CPU generator states, then restore those from before it.
 
     Without ``states`` the block starts from the current ones, and ``parts`` are restored.

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 
-def build(record: type[T], values: Mapping[str, Any]) -> T:
+def build_record(record: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
 
     Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass. Of other lists and
@@ -19,7 +19,7 @@ def build(record: type[T], values: Mapping[str, Any]) -> T:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
-    hints = hints_of(record)
+    hints = field_types(record)
     if values.keys() != hints.keys():
         wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
         raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
@@ -31,7 +31,7 @@ def build(record: type[T], values: Mapping[str, Any]) -> T:
 
 
 @cache
-def hints_of(record: type) -> dict[str, Any]:
+def field_types(record: type) -> dict[str, Any]:
     """Return the types of a dataclass's fields, by name."""
     hints = get_type_hints(record)
     return {item.name: hints[item.name] for item in fields(record)}
@@ -41,12 +41,12 @@ def _read(value: Any, hint: Any) -> Any:
     """Return a value with tuples for lists and records for mappings, where its type has these."""
     kind, _, item_record = _kind_of(hint)
     if kind is tuple and type(value) in (list, tuple):
-        return tuple(value) if item_record is None else tuple(build(item_record, item) for item in value)
+        return tuple(value) if item_record is None else tuple(build_record(item_record, item) for item in value)
     if item_record is None:
         return value
     if kind is dict and type(value) is dict:
-        return {name: build(item_record, item) for name, item in value.items()}
-    return build(item_record, value) if kind is item_record and not isinstance(value, item_record) else value
+        return {name: build_record(item_record, item) for name, item in value.items()}
+    return build_record(item_record, value) if kind is item_record and not isinstance(value, item_record) else value
 
 
 @cache

@@ -28,7 +28,7 @@ _OWN_FORWARD = "_accel_nb_own_forward"
 _CLASS: Any = vars(object)["__class__"]
 
 
-def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
+def patch_instance(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
     """Override methods of one instance, in place; `restore` removes the overrides.
 
     ``plain`` is the class whose name the instance shows and that `restore` sets; by default its present class. Raises
@@ -36,7 +36,7 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
     """
     base = type(instance)
     plain = plain or base
-    reduce = methods.get("__reduce_ex__", reduce_plainly)
+    reduce = methods.get("__reduce_ex__", reduce_as_plain)
     pickled: weakref.ref[_Pickled] | None = None
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
@@ -95,7 +95,7 @@ def _set_class(instance: Any, kind: type) -> None:
     _CLASS.__set__(instance, kind)
 
 
-def restore(instance: T) -> T:
+def unpatch_instance(instance: T) -> T:
     """Undo the last `specialise` of the instance; return an instance that has its plain class unchanged."""
     plain = plain_class(instance)
     if plain is not type(instance):
@@ -133,7 +133,7 @@ def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
     return view
 
 
-def reduce_plainly(instance: Any, protocol: Any) -> Any:
+def reduce_as_plain(instance: Any, protocol: Any) -> Any:
     """Return the reduction of an object as one of its plain class."""
     return _as_plain(instance, lambda: instance.__reduce_ex__(protocol))
 
@@ -182,7 +182,7 @@ def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
         _set_class(instance, special)
 
 
-def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Replace the forward of one model, in place; its calls run the user's hooks around ``forward``."""
     own = vars(model).get("forward")
 
@@ -197,15 +197,15 @@ def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     }
     if own is not None:
         methods[_OWN_FORWARD] = own
-    specialise(model, methods)
+    patch_instance(model, methods)
     vars(model).pop("forward", None)
     return model
 
 
-def take_forward_back(model: nn.Module) -> nn.Module:
+def restore_forward(model: nn.Module) -> nn.Module:
     """Undo `give_forward`."""
     own = vars(type(model)).get(_OWN_FORWARD)
-    restore(model)
+    unpatch_instance(model)
     if own is not None:
         vars(model)["forward"] = own
     return model

@@ -16,7 +16,7 @@ def has_overlap(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+def without_repeats(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     """Return a view with one element of each dim of stride 0; the tensor itself if there is none.
 
     ``like``, of the same shape, is the tensor whose strides count; by default the tensor itself.
@@ -30,6 +30,6 @@ def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 def overwrite(target: Tensor, source: Tensor) -> Tensor:
     """Copy a tensor of the same shape into ``target`` in place, and return that."""
     if has_overlap(target):
-        distinct(target).copy_(distinct(source, target))
+        without_repeats(target).copy_(without_repeats(source, target))
         return target
     return target.copy_(source)

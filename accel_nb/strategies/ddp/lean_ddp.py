@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_nb.runtime.tensors.overlap import distinct, has_overlap
+from accel_nb.runtime.tensors.overlap import has_overlap, without_repeats
 
 
 class LeanDdp(DistributedDataParallel):
@@ -33,7 +33,7 @@ class LeanDdp(DistributedDataParallel):
             module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]
         super().__init__(module, **options)
         if self._overlapping:
-            views = [distinct(value.detach()) for name, value in named if name in self._overlapping]
+            views = [without_repeats(value.detach()) for name, value in named if name in self._overlapping]
             self._distributed_broadcast_coalesced(views, self.broadcast_bucket_size)
         self._plain_forward = module.forward
         self._is_simple = not (
@@ -50,7 +50,7 @@ class LeanDdp(DistributedDataParallel):
         super()._assign_modules_buffers()
         if self._overlapping:
             buffers = dict(self.module.named_buffers())
-            self.modules_buffers += [distinct(buffers[name]) for name in self._overlapping & buffers.keys()]
+            self.modules_buffers += [without_repeats(buffers[name]) for name in self._overlapping & buffers.keys()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``module.forward``, and prepare the reducer for a backward pass if that averages gradients."""

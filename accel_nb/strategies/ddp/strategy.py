@@ -23,8 +23,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import filled_gradients
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
@@ -67,13 +67,13 @@ class Ddp(ReplicaStrategy):
             if any(parameter.requires_grad for parameter in model.parameters()):
                 replica = _Replica(model, forward, self._window, self.options)
                 try:
-                    give_forward(model, replica.forward)
+                    replace_forward(model, replica.forward)
                 except BaseException:
                     replica.close()
                     raise
                 self._replicas[id(model)] = replica
             elif self.precision.policy.compute is not None:
-                give_forward(model, forward)
+                replace_forward(model, forward)
                 self._replicas[id(model)] = _Replica(model, forward, self._window, None)
         return bundle
 
@@ -82,7 +82,7 @@ class Ddp(ReplicaStrategy):
         self._owners.clear()
         replica = self._replicas.pop(id(model), None)
         if replica is not None:
-            take_forward_back(model)
+            restore_forward(model)
             replica.close()
         return model
 
@@ -186,7 +186,7 @@ class Ddp(ReplicaStrategy):
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
         """Average gradients over ranks; a missing gradient counts as zero if any rank has one."""
         replica.has_local_gradients = False
-        for gradient in filled_gradients(self._comm, parameters):
+        for gradient in gradients_of_any_rank(self._comm, parameters):
             self._comm.all_reduce(gradient, "mean")
 
 

@@ -38,7 +38,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
+from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
 _OF_INSTANCE = ("step", "zero_grad")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -48,7 +48,7 @@ _LATER = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
 _group: Any = None
 
 
-def join(device: torch.device) -> None:
+def use_default_group(device: torch.device) -> None:
     """Make DeepSpeed use the open default process group and this device; call again for another group."""
     global _group
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -93,7 +93,7 @@ class ZeroModel:
         optimizer: Optimizer,
         settings: dict[str, Any],
         comm: Communicator,
-        fillings: Sequence[Filling] = (),
+        fillings: Sequence[WeightFilling] = (),
     ) -> None:
         self.models = tuple(models)
         self.optimizer = optimizer
@@ -130,7 +130,7 @@ class ZeroModel:
         except BaseException:
             self._remove_attributes()
             for value, data, gradient, known in before:
-                sharded.forget_flat(value)
+                sharded.unregister_flat_part(value)
                 value.data, value.grad = data, gradient
                 for key in set(value._post_accumulate_grad_hooks or ()) - known:
                     del value._post_accumulate_grad_hooks[key]
@@ -140,7 +140,7 @@ class ZeroModel:
             optimizer.state.update(state)
             raise
 
-    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[Filling]) -> None:
+    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[WeightFilling]) -> None:
         """Make an engine that divides the parameters."""
         for value in self._parameters:
             value.grad = None
@@ -163,7 +163,7 @@ class ZeroModel:
         for value in self._parameters:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
-                sharded.note_flat(value, self._part_of(value, value.ds_tensor))
+                sharded.register_flat_part(value, self._part_of(value, value.ds_tensor))
         self._load_state(self.optimizer.state)
         self._versions = self._version()
         # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
@@ -202,7 +202,7 @@ class ZeroModel:
         self._zero.backward_epilogue()
         self._zero.exit_backward()
 
-    def finish(self) -> None:
+    def finish_gradients(self) -> None:
         """Average what is not averaged yet, and prepare this rank's part for `gradients`; every rank calls."""
         held = [value.nbytes for value in self._parameters if value.requires_grad]
         self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
@@ -250,7 +250,7 @@ class ZeroModel:
         self._versions = self._version()
         return not self._zero.overflow
 
-    def drop(self) -> None:
+    def drop_gradients(self) -> None:
         """Drop gradients."""
         if self.has_gradients:
             self._zero.zero_grad(set_to_none=True)
@@ -278,10 +278,10 @@ class ZeroModel:
         self._apply_loaded()
         self._show_singles()
         self._on_read.remove()
-        weights = [sharded.gather(value, self._comm) for value in self._parameters] if self._stage == 3 else []
+        weights = [sharded.gather_full(value, self._comm) for value in self._parameters] if self._stage == 3 else []
         states = {
             parameter: {
-                name: sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+                name: sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
                 for name, value in self.optimizer.state.get(parameter, {}).items()
             }
             for _, places in self._flats
@@ -293,7 +293,7 @@ class ZeroModel:
         stack = parameter_offload.FWD_MODULE_STACK
         stack[:] = [item for item in stack if item is not self._engine.module]
         for value in self._parameters:
-            sharded.forget_flat(value)
+            sharded.unregister_flat_part(value)
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
@@ -322,15 +322,15 @@ class ZeroModel:
             return
         before = [value.data for value in self._parameters]
         for value in self._parameters:
-            value.data = sharded.gather(value, self._comm)
+            value.data = sharded.gather_full(value, self._comm)
         try:
             yield
         finally:
             for value, data in zip(self._parameters, before, strict=True):
-                sharded.local(value).copy_(sharded.own_part(value, value.data))
+                sharded.local_part(value).copy_(sharded.own_part(value, value.data))
                 value.data = data
 
-    def refresh(self) -> None:
+    def reload_changed_weights(self) -> None:
         """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""
         if self._version() == self._versions:
             return
@@ -341,7 +341,7 @@ class ZeroModel:
         self._zero.refresh_fp32_params()
         self._versions = self._version()
 
-    def twin(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
+    def copy_of(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
         """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
 
         With ``is_whole`` parameters of which this rank holds a part are replaced by whole ones.
@@ -349,16 +349,16 @@ class ZeroModel:
         known: dict[int, Any] = {}
         for value in model.parameters() if is_whole else ():
             if sharded.is_sharded(value):
-                known[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
+                known[id(value)] = nn.Parameter(sharded.full_tensor(value), value.requires_grad)
         return _twin(model, known, {})
 
     @torch.no_grad()
-    def _fill(self, filling: Filling) -> None:
+    def _fill(self, filling: WeightFilling) -> None:
         """Divide parameters without values, one at a time, and read this rank's part of each."""
         theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
         empty: list[Any] = list(filling.parameters())
         for value in empty:
-            give_memory(value, torch.empty(value.shape, dtype=value.dtype))  # freed before it is written to
+            fill_parameter(value, torch.empty(value.shape, dtype=value.dtype))  # freed before it is written to
             theirs._convert_to_deepspeed_param(value)
             value.partition()
             start, length = self._part_of(value, None).ranges[self._comm.world.rank]
@@ -401,7 +401,7 @@ class ZeroModel:
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded into the model or the optimizer since the last step."""
-        self.refresh()
+        self.reload_changed_weights()
         if self.optimizer.state is not self._seen and any(self.optimizer.state.values()):
             states = {value: dict(entries) for value, entries in self.optimizer.state.items()}
             self.inner.state.clear()
@@ -434,7 +434,7 @@ class ZeroModel:
                         continue
                     value = whole(value)
                     start, length = place.part.ranges[place.part.rank]
-                    own = sharded.local(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
+                    own = sharded.local_part(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
                     _narrow(buffer, place).copy_(own)
         self._show_parts()
 
@@ -457,7 +457,7 @@ class ZeroModel:
             for name, value in self.inner.state.get(flat, {}).items():
                 if not _is_single(value, flat):
                     for place in places:
-                        state[place.parameter][name] = sharded.note_flat(_narrow(value, place), place.part)
+                        state[place.parameter][name] = sharded.register_flat_part(_narrow(value, place), place.part)
         self._show_singles()
 
     def _show_singles(self) -> None:
@@ -551,7 +551,7 @@ def _is_single(value: Any, flat: Tensor) -> bool:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
-    return sharded.shape_of(value) if isinstance(value, Tensor) else tuple(value.shape)
+    return sharded.full_shape(value) if isinstance(value, Tensor) else tuple(value.shape)
 
 
 def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Module]) -> nn.Module:

@@ -13,7 +13,7 @@ from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Refusal
 
-STEPPED = torch.float32
+STEPPED_DTYPE = torch.float32
 """The only dtype of weights that DeepSpeed steps here."""
 
 _ELEMENTWISE = (
@@ -22,13 +22,13 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
-def stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
+def models_stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
     """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
     owned = {id(value) for value in stepped_parameters(optimizer) if value.requires_grad}
     return [model for model in models if any(id(value) in owned for value in model.parameters())], owned
 
 
-def problems(
+def find_refusals(
     options: DeepspeedOptions,
     models: Iterable[nn.Module],
     optimizers: Iterable[Optimizer],
@@ -59,7 +59,7 @@ def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
                 f"{name} of the {kind} is a single number, which stage 3 cannot divide",
                 "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2",
             )
-        if value.requires_grad and value.dtype is not STEPPED:
+        if value.requires_grad and value.dtype is not STEPPED_DTYPE:
             yield Refusal(
                 f"{name} of the {kind} is {str(value.dtype).removeprefix('torch.')}, and DeepSpeed steps float32 "
                 "weights",
@@ -72,7 +72,7 @@ def _of_optimizer(
     optimizer: Optimizer, every: Iterable[nn.Module], others: Iterable[Optimizer], options: DeepspeedOptions
 ) -> Iterator[Refusal]:
     every = list(every)
-    models, owned = stepped_by(optimizer, every)
+    models, owned = models_stepped_by(optimizer, every)
     kind = type(optimizer).__name__
     if models and not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
         known = ", ".join(item.__name__ for item in _ELEMENTWISE)
@@ -87,7 +87,7 @@ def _of_optimizer(
             "put them into one module, give each an optimizer, or use --zero-stage 2",
         )
     for model, other in itertools.product(models, others):
-        theirs = stepped_by(other, every)[1]
+        theirs = models_stepped_by(other, every)[1]
         shared = [name for name, value in model.named_parameters() if id(value) in theirs]
         if shared and options.zero_stage == 3:
             yield Refusal(

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.encoding import Slice
-from accel_nb.checkpoint.full_tensors import whole_weights
-from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.checkpoint.full_tensors import gather_weights
+from accel_nb.checkpoint.load import StoredTensor, materialize
 from accel_nb.config.deepspeed_settings import settings_for
 from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import MisuseError
@@ -32,18 +32,18 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
 from accel_nb.runtime.tensors.instance_patching import (
-    give_forward,
+    patch_instance,
     plain_class,
-    specialise,
-    take_forward_back,
+    replace_forward,
+    restore_forward,
     without_class_check,
 )
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
-from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
-from accel_nb.strategies.fsdp.meta_weights import Filling
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copy_state, multiply_tensors
+from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
+from accel_nb.strategies.fsdp.meta_weights import WeightFilling
 
 if TYPE_CHECKING:
     from accel_nb.strategies.deepspeed.engine import ZeroModel
@@ -65,14 +65,14 @@ class Deepspeed(Stepping):
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        steps_in=STEPPED, problem=_why_no_deepspeed,
+        stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
         super().__init__(options or DeepspeedOptions(), precision)
         self._prepared: dict[int, nn.Module] = {}
         # For models on the meta device: where their values come from, until the models are divided.
-        self._fillings: dict[int, Filling] = {}
+        self._fillings: dict[int, WeightFilling] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         # By the id of the optimizer, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
@@ -84,9 +84,9 @@ class Deepspeed(Stepping):
         set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
         # With this variable DeepSpeed does not warn about the accelerator that it detects.
         with patch_environment(ds_accelerator=self._device.type):
-            from accel_nb.strategies.deepspeed.engine import join
+            from accel_nb.strategies.deepspeed.engine import use_default_group
 
-            join(self._device)
+            use_default_group(self._device)
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``deepspeed.weights`` is set."""
@@ -117,7 +117,7 @@ class Deepspeed(Stepping):
         waiting = self._undivided()
         new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
         divided = [zero.optimizer for zero in self._zeros.values()]
-        return next(problems(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
+        return next(find_refusals(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Restore a model, and those that share its optimizer, whole on every rank; every rank must call."""
@@ -162,14 +162,14 @@ class Deepspeed(Stepping):
         """Average what is not averaged yet, and multiply all by ``factor``."""
         for zero in self._zeros_of(bundle):
             if zero.has_gradients:
-                zero.finish()
+                zero.finish_gradients()
                 if isinstance(factor, Tensor) or factor != 1.0:
-                    multiply((gradient for _, gradient in zero.gradients()), factor)
+                    multiply_tensors((gradient for _, gradient in zero.gradients()), factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop the gradients of the bundle's optimizers."""
         for zero in self._zeros_of(bundle):
-            zero.drop()
+            zero.drop_gradients()
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale, once for each step, and share an overflow with all ranks."""
@@ -193,7 +193,7 @@ class Deepspeed(Stepping):
         else:
             total = self._comm.all_reduce(own**norm_type) ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        multiply(chosen, scale)
+        multiply_tensors(chosen, scale)
         return total
 
     @torch.no_grad()
@@ -214,13 +214,13 @@ class Deepspeed(Stepping):
         scaled = self._scaled[id(optimizer)]
         ran = self.precision.step(scaled) and scaled.ran
         if not ran:
-            zero.drop()
+            zero.drop_gradients()
         return "ran" if ran else "skipped"
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state; of what is divided this rank's share of the rows, as a `Slice`."""
         for zero in self._zeros_of(bundle):
-            zero.refresh()
+            zero.reload_changed_weights()
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
         return {
             "models": [self._sliced(values, copied) for values in weights],
@@ -237,24 +237,24 @@ class Deepspeed(Stepping):
             named.update(model.named_buffers(remove_duplicate=False))
             for name, value in values.items():
                 if name in named:
-                    sharded.fill(named[name], self._whole(value))
-            extra = {name: materialise(value) for name, value in values.items() if name not in named}
+                    sharded.copy_into(named[name], self._whole(value))
+            extra = {name: materialize(value) for name, value in values.items() if name not in named}
             if extra:
                 plain_class(model).load_state_dict(model, extra, strict=False)
         for zero in self._zeros_of(bundle):
-            zero.refresh()
+            zero.reload_changed_weights()
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
-            rest = materialise({key: value for key, value in values.items() if key != "state"})
+            rest = materialize({key: value for key, value in values.items() if key != "state"})
             zero = self._zeros.get(id(optimizer))
             if zero is None:
-                own = materialise(values["state"])
-                optimizer.load_state_dict(copied_state({**rest, "state": own}))
+                own = materialize(values["state"])
+                optimizer.load_state_dict(copy_state({**rest, "state": own}))
                 continue
-            optimizer.load_state_dict(copied_state({**rest, "state": {}}))
+            optimizer.load_state_dict(copy_state({**rest, "state": {}}))
             parameters = stepped_parameters(optimizer)
             zero.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(copied_state(materialise(values)))
+            scheduler.load_state_dict(copy_state(materialize(values)))
         self.precision.load_state_dict(state["precision"])
 
     def hidden_bytes(self) -> tuple[int, int]:
@@ -279,7 +279,7 @@ class Deepspeed(Stepping):
         """Give a model the weights of rank 0 and the run's precision, before an optimizer of it is prepared."""
         if any(value.is_meta for value in model.parameters()):
             assert self.options.weights is not None, "`problems` refuses models without values otherwise"
-            filling = self._fillings[id(model)] = Filling(model, open_checkpoint(self.options.weights))
+            filling = self._fillings[id(model)] = WeightFilling(model, open_safetensors(self.options.weights))
             filling.fill_whole(self._device)
         for value in (*model.parameters(), *model.buffers()):
             if not value.is_meta:
@@ -291,9 +291,9 @@ class Deepspeed(Stepping):
         _restore_plain_class(model)
         zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
         if zero is not None:  # several engines of one model need the same methods
-            specialise(model, _methods_over(plain_class(model), zero))
+            patch_instance(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
-            give_forward(model, forward_in_precision(model, self.precision))
+            replace_forward(model, forward_in_precision(model, self.precision))
 
     def _undivided(self) -> list[Optimizer]:
         """Return the optimizers that have no engine: none of their models is prepared, or not yet."""
@@ -301,7 +301,7 @@ class Deepspeed(Stepping):
         return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
 
     def _divide(self, optimizer: Optimizer) -> None:
-        models, owned = stepped_by(optimizer, self._prepared.values())
+        models, owned = models_stepped_by(optimizer, self._prepared.values())
         if not models:
             return
         from accel_nb.strategies.deepspeed.engine import ZeroModel
@@ -337,17 +337,17 @@ class Deepspeed(Stepping):
     def _whole(self, value: Any) -> Any:
         """Return the whole tensor of a `Slice`, a stored or a divided tensor; every rank must call."""
         if isinstance(value, Slice):
-            return dict(whole_weights({"": value}, self._comm))[""]
+            return dict(gather_weights({"": value}, self._comm))[""]
         if isinstance(value, StoredTensor):
             return value.read()
-        return sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+        return sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
 
     def _sliced(self, state: Any, copied: bool) -> Any:
         """Return a state with a `Slice` of whole rows in place of each tensor of which this rank holds a part."""
 
         def slice_leaf(leaf: Any) -> Any:
             if sharded.is_sharded(leaf):
-                whole = sharded.gather(leaf, self._comm)
+                whole = sharded.gather_full(leaf, self._comm)
                 if not whole.dim():
                     return whole
                 rows = -(-whole.shape[0] // self._world.size)
@@ -396,7 +396,7 @@ def _holding(gradient: Tensor) -> Tensor:
 
 def _restore_plain_class(model: nn.Module) -> None:
     while plain_class(model) is not type(model):
-        take_forward_back(model)
+        restore_forward(model)
 
 
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
@@ -410,7 +410,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
             if sharded.is_sharded(value) and not keep_vars:
-                state[name] = sharded.whole(value)
+                state[name] = sharded.full_tensor(value)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
@@ -421,19 +421,19 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = twin = copy.deepcopy(zero.twin(self, is_whole=True), memo)
+        memo[id(self)] = twin = copy.deepcopy(zero.copy_of(self, is_whole=True), memo)
         return twin
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        zero.refresh()  # so that what was written into weights has effect before they are used
+        zero.reload_changed_weights()  # so that what was written into weights has effect before they are used
         return plain.__call__(self, *args, **kwargs)
 
     more = {"__call__": __call__} if zero.divides_weights else {}
     return {
         **more,
-        "__reduce_ex__": lambda self, protocol: zero.twin(self, is_whole=True).__reduce_ex__(protocol),
-        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(zero.twin(self).__reduce_ex__(protocol)),
-        "__copy__": lambda self: zero.twin(self, is_whole=True),
+        "__reduce_ex__": lambda self, protocol: zero.copy_of(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(zero.copy_of(self).__reduce_ex__(protocol)),
+        "__copy__": lambda self: zero.copy_of(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

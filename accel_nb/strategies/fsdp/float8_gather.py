@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.precision.fp8 import Casting, casting_of
+from accel_nb.precision.fp8 import WeightCasting, casting_of
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.torch_private import is_checked
 
@@ -31,7 +31,7 @@ class Float8Gather:
 
     def __init__(self, params: Iterable[Any], comm: Communicator) -> None:
         self._comm = comm
-        self._weights: list[tuple[Any, Casting]] = [
+        self._weights: list[tuple[Any, WeightCasting]] = [
             (param, casting) for param in params if (casting := _casting_for(param)) is not None
         ]
         self._scales: list[Tensor] = []
@@ -42,18 +42,18 @@ class Float8Gather:
     def __len__(self) -> int:
         return len(self._weights)
 
-    def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_scales(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that computes the scales of the weights, then calls ``function``."""
 
         @wraps(function)
         def with_scales(*args: Any, **kwargs: Any) -> Any:
-            with self.computing():
+            with self.computing_scales():
                 return function(*args, **kwargs)
 
         return with_scales
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing_scales(self) -> Iterator[None]:
         """Compute the scales, unless an outer call, or the forward pass of this backward pass, has computed them."""
         if not self._depth and torch._C._current_graph_task_id() == -1:
             self._find_scales()
@@ -81,7 +81,7 @@ class Float8Gather:
             largest = torch.stack(tuple(norms))
             self._scales = list(self._weights[0][1].scales(self._comm.all_reduce(largest, "max")))
 
-    def _extend(self, number: int, param: Any, casting: Casting) -> None:
+    def _extend(self, number: int, param: Any, casting: WeightCasting) -> None:
         def fsdp_pre_all_gather(
             mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -104,7 +104,7 @@ class Float8Gather:
         param._init_extensions()  # it has looked for the attributes when it was made
 
 
-def _casting_for(param: Any) -> Casting | None:
+def _casting_for(param: Any) -> WeightCasting | None:
     info = param._module_info
     users = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
     if any(name != "weight" or casting_of(module) is None for module, name in users):

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.safetensors_reader import Checkpoint, FileTensor
+from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsCheckpoint
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.distributed import sharded
 
 
-class Filling:
+class WeightFilling:
     """The tensors of a model that have no values yet, and where a checkpoint stores them.
 
     Raises `ConfigError`, before anything is changed, with every tensor that is missing or of another shape.
     """
 
-    def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
+    def __init__(self, model: nn.Module, checkpoint: SafetensorsCheckpoint) -> None:
         self._model = model
         self._sources: dict[int, FileTensor] = {}
         names: dict[int, list[str]] = {}
@@ -55,10 +55,10 @@ class Filling:
                     module._buffers[name] = self._read(buffer, device)
             for value in module._parameters.values():
                 if value is not None and value.is_meta and value.dim() == 0:
-                    give_memory(value, self._read(value, device))
+                    fill_parameter(value, self._read(value, device))
 
     @torch.no_grad()
-    def take_memory(self, device: torch.device) -> None:
+    def allocate_parts(self, device: torch.device) -> None:
         """Allocate this rank's part of the parameters, which are divided by now."""
         root: Any = self._model
         root._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value)
@@ -70,10 +70,10 @@ class Filling:
             source = self._sources.get(key)
             if source is None:
                 continue
-            part = sharded.local(now)
+            part = sharded.local_part(now)
             row = source.numel // max(1, source.shape[0])
             values = torch.empty(part.shape, dtype=part.dtype)
-            source.part(sharded.start_of(now) * row, values.numel()).read_into(values)
+            source.slice(sharded.first_row(now) * row, values.numel()).read_into(values)
             part.copy_(values)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -82,7 +82,7 @@ class Filling:
 
     def fill_elements(self, parameter: nn.Parameter, start: int, out: Tensor) -> None:
         """Read the elements of a flattened parameter from ``start`` on into ``out``, of one dim and on the CPU."""
-        self._sources[id(parameter)].part(start, out.numel()).read_into(out)
+        self._sources[id(parameter)].slice(start, out.numel()).read_into(out)
 
     def _read(self, value: Tensor, device: torch.device) -> Tensor:
         values = torch.empty(value.shape, dtype=value.dtype)
@@ -90,6 +90,6 @@ class Filling:
         return values.to(device)
 
 
-def give_memory(parameter: nn.Parameter, values: Tensor) -> None:
+def fill_parameter(parameter: nn.Parameter, values: Tensor) -> None:
     """Make a parameter on the meta device hold ``values``; the object stays the same."""
     torch.utils.swap_tensors(parameter, nn.Parameter(values, parameter.requires_grad))

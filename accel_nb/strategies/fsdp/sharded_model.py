@@ -21,21 +21,21 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from accel_nb.bigmodel.safetensors_reader import Checkpoint
+from accel_nb.bigmodel.safetensors_reader import SafetensorsCheckpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import have_gradients
+from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
-    reduce_plainly,
-    restore,
-    specialise,
+    patch_instance,
+    reduce_as_plain,
+    unpatch_instance,
     without_class_check,
 )
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
-from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
+from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
 _HOOKS = (
@@ -75,7 +75,7 @@ class ShardedModel:
         device: torch.device,
         settings: dict[str, Any],
         root_settings: dict[str, Any],
-        weights: Checkpoint | None = None,
+        weights: SafetensorsCheckpoint | None = None,
         *,
         float8: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class ShardedModel:
         self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
         # The device that stores the parts: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
-        filling = None if weights is None else Filling(model, weights)
+        filling = None if weights is None else WeightFilling(model, weights)
         if filling is not None:
             filling.fill_whole(device)
         self._share_values(device)
@@ -112,7 +112,7 @@ class ShardedModel:
                 for unit in self._units if self.float8 else ():
                     _call_with(unit, self.float8)
             if filling is not None:
-                filling.take_memory(self._home)
+                filling.allocate_parts(self._home)
             for place in self._slots:
                 now = place.module._parameters[place.name]
                 if now is not None and now is not place.original:
@@ -129,9 +129,9 @@ class ShardedModel:
             now = self.changed.get(id(place.original))
             if now is not None:
                 if place.original.is_meta:
-                    give_memory(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
+                    fill_parameter(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
                 if place.original.grad is not None:
-                    now.grad = sharded.like(now, sharded.own_part(now, place.original.grad).clone())
+                    now.grad = sharded.shard_like(now, sharded.own_part(now, place.original.grad).clone())
                     place.original.grad = None
                 place.original.data = place.original.data.new_empty(0)
 
@@ -158,7 +158,7 @@ class ShardedModel:
                 seen.add(id(now))
                 yield now, place.original
 
-    def sync(self, enabled: bool) -> None:
+    def set_gradient_sync(self, enabled: bool) -> None:
         """Set whether the next backward passes average gradients."""
         if enabled != self.syncs:
             self.syncs = enabled
@@ -199,18 +199,20 @@ class ShardedModel:
             group._to_sharded()  # also where an interrupt has left them gathered
         back: dict[int, nn.Parameter] = {}
         pairs = list(self.parameters())
-        has_gradient = have_gradients(self._comm, [now for now, _ in pairs])
+        has_gradient = any_rank_has_gradient(self._comm, [now for now, _ in pairs])
         for (now, original), is_needed in zip(pairs, has_gradient, strict=True):
-            original.data = sharded.gather(now, self._comm)
+            original.data = sharded.gather_full(now, self._comm)
             original.requires_grad_(now.requires_grad)
             if is_needed:
-                gradient = sharded.like(now, torch.zeros_like(sharded.local(now))) if now.grad is None else now.grad
-                original.grad = sharded.gather(gradient, self._comm)
+                gradient = (
+                    sharded.shard_like(now, torch.zeros_like(sharded.local_part(now))) if now.grad is None else now.grad
+                )
+                original.grad = sharded.gather_full(gradient, self._comm)
             back[id(now)] = original
         if self.float8 is not None:
             self.float8.undo()
         for unit in self._units:
-            restore(unit)
+            unpatch_instance(unit)
         self._put_originals_back()
         return back
 
@@ -244,7 +246,7 @@ class ShardedModel:
             value.data = value.data.to(device)
 
 
-def refusal_of(model: nn.Module, weights: str | None) -> Refusal | None:
+def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
     """Return why a model cannot be divided; None if it can."""
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
     if empty is not None and weights is None:
@@ -261,7 +263,7 @@ def refusal_of(model: nn.Module, weights: str | None) -> Refusal | None:
     return None
 
 
-def repoint(
+def replace_parameters(
     optimizer: Optimizer,
     changed: dict[int, nn.Parameter],
     convert: Callable[[nn.Parameter, Tensor], Tensor],
@@ -297,13 +299,13 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
         # `_methods_over` does their work.
         group._module_to_pre_save_state_dict_hook_handle = {unit: None}
         group._module_to_pre_load_state_dict_hook_handle = {unit: None}
-    specialise(unit, _methods_over(plain), plain)
+    patch_instance(unit, _methods_over(plain), plain)
 
 
 def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
     """Make calls of a unit compute the scales of the weights that are gathered for it."""
     made: Any = type(unit)
-    made.__call__ = gather.wrapped(made.__call__)
+    made.__call__ = gather.with_scales(made.__call__)
 
 
 def _forget_class(plain: type) -> None:
@@ -343,9 +345,9 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         """Return the parameters: whole where all ranks read together, as in a plain cell, else sharded."""
         _reshard_idle(self)
         state = plain.state_dict(self, *args, **kwargs)
-        if sharded.is_reading() and not args and kwargs.get("destination") is None:
+        if sharded.can_read_full() and not args and kwargs.get("destination") is None:
             for name, value in state.items():
-                state[name] = sharded.whole(value)
+                state[name] = sharded.full_tensor(value)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
@@ -376,7 +378,7 @@ def divided_state(model: nn.Module, state: Any) -> Any:
     """Return a state dict whose whole tensors are sharded as the model's parameters are."""
     here = dict(model.named_parameters(remove_duplicate=False))
     result = OrderedDict(
-        (name, sharded.like(here[name], sharded.own_part(here[name], value)))
+        (name, sharded.shard_like(here[name], sharded.own_part(here[name], value)))
         if sharded.is_sharded(here.get(name)) and not sharded.is_sharded(value) and value.shape == here[name].shape
         else (name, value)
         for name, value in state.items()
@@ -393,8 +395,8 @@ def _reduce(self: nn.Module, protocol: Any) -> Any:
 
 def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
     """Reduce to an object of the plain class with the same parameters, which the pickler reads whole."""
-    sharded.require_reading()
-    make, arguments, state, *rest = without_class_check(reduce_plainly(self, protocol))
+    sharded.require_reader()
+    make, arguments, state, *rest = without_class_check(reduce_as_plain(self, protocol))
     return make, arguments, _without_marks(state), *rest
 
 
@@ -402,7 +404,7 @@ def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Return a plain copy with whole parameters."""
     for value in self.parameters():
         if sharded.is_sharded(value) and id(value) not in memo:
-            memo[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
+            memo[id(value)] = nn.Parameter(sharded.full_tensor(value), value.requires_grad)
     make, arguments, state, *_ = _reduce_in_place(self, 4)
     memo[id(self)] = twin = make(*arguments)
     twin.__setstate__(copy.deepcopy(state, memo))

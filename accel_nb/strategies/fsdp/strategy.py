@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.optim import Optimizer
 
-from accel_nb.bigmodel.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
-from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.checkpoint.load import StoredTensor, materialize
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.forward import forward_in_precision
@@ -30,13 +30,21 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
-from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
-from accel_nb.strategies.fsdp.wrap_policy import units_of
+from accel_nb.strategies.base import (
+    Bundle,
+    Capabilities,
+    Refusal,
+    Stepping,
+    copy_state,
+    multiply_gradients,
+    multiply_tensors,
+)
+from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
+from accel_nb.strategies.fsdp.wrap_policy import choose_units
 
 
 class Fsdp(Stepping):
@@ -79,7 +87,7 @@ class Fsdp(Stepping):
             why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
             return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
         new = (model for model in bundle.models if id(model) not in self._models)
-        return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
+        return next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
 
     def wrap(self, bundle: Bundle) -> Bundle:
         """Divide every model that has parameters, and make the optimizers step the parts."""
@@ -99,7 +107,7 @@ class Fsdp(Stepping):
                 self._adapt(made[-1])
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
             for optimizer, _ in stepped:
-                repoint(optimizer, changed, _divided)
+                replace_parameters(optimizer, changed, _divided)
             self._comm.barrier()  # after an error on any rank up to here, all ranks have whole models
         except BaseException:
             for optimizer, before in stepped:
@@ -116,13 +124,13 @@ class Fsdp(Stepping):
 
     def _divide(self, model: nn.Module) -> ShardedModel:
         options = self.options
-        units = units_of(model, options.wrap, options.min_params, options.classes)
+        units = choose_units(model, options.wrap, options.min_params, options.classes)
         missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
         if missing:
             raise ConfigError(f"fsdp.forward_methods names {missing[0]}, which a {type(model).__name__} lacks")
         weights = None
         if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
-            weights = open_checkpoint(options.weights)
+            weights = open_safetensors(options.weights)
         settings = self._settings_for(model)
         return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
 
@@ -133,17 +141,17 @@ class Fsdp(Stepping):
         for name in options.forward_methods:
             register_fsdp_forward_method(model, name)
             if part.float8:
-                setattr(model, name, part.float8.wrapped(getattr(model, name)))
+                setattr(model, name, part.float8.with_scales(getattr(model, name)))
         if options.average_unused:
             root.set_reduce_scatter_unused_params(True)
         if options.autocast and self.precision.policy.compute is not None:
-            give_forward(model, forward_in_precision(model, self.precision))
+            replace_forward(model, forward_in_precision(model, self.precision))
 
     def _adapt_no_more(self, part: ShardedModel) -> None:
         for name in self.options.forward_methods:
             vars(part.model).pop(name, None)
         if self.options.autocast and self.precision.policy.compute is not None:
-            take_forward_back(part.model)
+            restore_forward(part.model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Make a model whole on every rank, and its optimizers' state; every rank must call."""
@@ -154,7 +162,7 @@ class Fsdp(Stepping):
         part.average_pending()
         back = part.undo()
         for optimizer in self._live_optimizers():
-            repoint(optimizer, back, lambda new, value: self._whole(value))
+            replace_parameters(optimizer, back, lambda new, value: self._whole(value))
         return model
 
     def data_coords(self) -> tuple[int, int]:
@@ -165,7 +173,7 @@ class Fsdp(Stepping):
         """Set whether the next backward pass averages the model's gradients."""
         part = self._models.get(id(model))
         if part is not None:
-            part.sync(enabled)
+            part.set_gradient_sync(enabled)
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Raise MisuseError: gradients are divided among the ranks in the backward pass."""
@@ -207,7 +215,7 @@ class Fsdp(Stepping):
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
         gradients = [value.grad for value in clipped if value.grad is not None]
-        parts = [sharded.local(gradient) for gradient in gradients if sharded.is_sharded(gradient)]
+        parts = [sharded.local_part(gradient) for gradient in gradients if sharded.is_sharded(gradient)]
         whole = [gradient for gradient in gradients if not sharded.is_sharded(gradient)]
         own = self._norm([part for part in parts if part.numel()], norm_type)
         same = self._norm(whole, norm_type)
@@ -217,7 +225,7 @@ class Fsdp(Stepping):
             power = self._comm.all_reduce(own**norm_type) / self._num_replicas + same**norm_type
             total = power ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        multiply((*parts, *whole), scale)
+        multiply_tensors((*parts, *whole), scale)
         return total
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
@@ -226,7 +234,7 @@ class Fsdp(Stepping):
             part = self._models.get(id(model))
             if part is not None:
                 part.average_pending()
-        with sharded.apart():
+        with sharded.no_collective_reads():
             weights = [model.state_dict() for model in bundle.models]
         return {
             "models": [_sliced(values, copied) for values in weights],
@@ -242,10 +250,10 @@ class Fsdp(Stepping):
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
             parameters = stepped_parameters(optimizer)
             own = {key: _placed(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()}
-            rest = materialise({key: value for key, value in values.items() if key != "state"})
-            optimizer.load_state_dict(copied_state({**rest, "state": own}))
+            rest = materialize({key: value for key, value in values.items() if key != "state"})
+            optimizer.load_state_dict(copy_state({**rest, "state": own}))
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(copied_state(materialise(values)))
+            scheduler.load_state_dict(copy_state(materialize(values)))
         self.precision.load_state_dict(state["precision"])
 
     def describe(self) -> dict[str, Any]:
@@ -270,7 +278,7 @@ class Fsdp(Stepping):
         return [optimizer for held in self._optimizers if (optimizer := held()) is not None]
 
     def _whole(self, value: Tensor) -> Tensor:
-        return sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+        return sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
 
     def _norm(self, gradients: list[Tensor], norm_type: float) -> Tensor:
         if not gradients:
@@ -305,7 +313,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
-    return sharded.divided({"": value}, parameter)[""]
+    return sharded.shard_state({"": value}, parameter)[""]
 
 
 def _sliced(state: Any, copied: bool) -> Any:
@@ -313,8 +321,8 @@ def _sliced(state: Any, copied: bool) -> Any:
 
     def slice_leaf(leaf: Any) -> Any:
         if sharded.is_sharded(leaf):
-            part = sharded.local(leaf).detach()
-            offsets = (sharded.start_of(leaf), *(0 for _ in leaf.shape[1:]))
+            part = sharded.local_part(leaf).detach()
+            offsets = (sharded.first_row(leaf), *(0 for _ in leaf.shape[1:]))
             return Slice(part.clone() if copied else part, offsets, tuple(leaf.shape))
         return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
 
@@ -345,13 +353,13 @@ def _placed(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
 
 def _placed_one(value: Any, target: Any) -> Any:
     if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
-        return materialise(value)
-    held = sharded.local(target)
+        return materialize(value)
+    held = sharded.local_part(target)
     if isinstance(value, Slice):
         part = value.tensor
     elif isinstance(value, StoredTensor):
         rest = tuple(target.shape[1:])
-        part = value.read(Region((sharded.start_of(target), *(0 for _ in rest)), (held.shape[0], *rest)))
+        part = value.read(Region((sharded.first_row(target), *(0 for _ in rest)), (held.shape[0], *rest)))
     else:
         part = sharded.own_part(target, value)
-    return sharded.like(target, part.to(held.device).clone())
+    return sharded.shard_like(target, part.to(held.device).clone())

@@ -32,7 +32,7 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
+def choose_units(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
     """Return the units inside of a model, inner ones before outer ones; the rest of the model is one more unit.
 
     A module is left out whose parameters are tied to some outside of it, since one unit must hold all of a tie, and one

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class Exporter(Protocol):
     """Sends samples to a monitoring system."""
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def export(self, samples: Iterable[Sample]) -> None:
         """Accept samples; must not block."""
         ...
 
@@ -60,13 +60,13 @@ class Exporters:
         self._options = options
         return [exporter.describe() for exporter in self._open]
 
-    def feed(self, events: Iterable[Event]) -> None:
+    def export(self, events: Iterable[Event]) -> None:
         """Export the samples of events; never raises."""
         if not self._open:
             return
         samples = [sample for event in events if self._is_kept(event) for sample in samples_of(event)]
         for exporter in list(self._open):
-            self._guarded(exporter, lambda exporter=exporter: exporter.take(samples))
+            self._guarded(exporter, lambda exporter=exporter: exporter.export(samples))
 
     def flush(self) -> None:
         """Send exported samples; call when a run has ended."""

@@ -34,7 +34,7 @@ class OpenTelemetry:
             for name, metric in METRICS.items()
         }
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def export(self, samples: Iterable[Sample]) -> None:
         """Accept samples."""
         for sample in samples:
             metric, instrument = METRICS[sample.name], self._instruments[sample.name]

@@ -13,7 +13,7 @@ WRITE_EVERY_S = 5.0
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Registry:
+class PrometheusMetrics:
     """The metrics as objects of prometheus_client, which any thread may read."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Registry:
                 made = Counter if metric.kind == "counter" else Gauge
                 self._metrics[name] = made(name, metric.help, metric.labels, registry=self.registry)
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def export(self, samples: Iterable[Sample]) -> None:
         """Accept samples."""
         for sample in samples:
             metric = self._metrics[sample.name]
@@ -47,7 +47,7 @@ class Registry:
         """Do nothing: Prometheus reads the metrics from memory."""
 
 
-class Endpoint(Registry):
+class Endpoint(PrometheusMetrics):
     """Serves ``http://127.0.0.1:PORT/metrics``, on loopback only; port 0 chooses a free one."""
 
     def __init__(self, port: int) -> None:
@@ -70,7 +70,7 @@ class Endpoint(Registry):
         self._thread.join()
 
 
-class Textfile(Registry):
+class Textfile(PrometheusMetrics):
     """Writes a ``.prom`` file, whole or not at all, every few seconds while samples come, and at the end."""
 
     def __init__(self, path: str) -> None:
@@ -79,9 +79,9 @@ class Textfile(Registry):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write_at = 0.0
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def export(self, samples: Iterable[Sample]) -> None:
         """Accept samples, and write if it is time."""
-        super().take(samples)
+        super().export(samples)
         if time.monotonic() >= self._write_at:
             self.flush()
 

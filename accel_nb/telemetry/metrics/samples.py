@@ -13,9 +13,9 @@ from accel_nb.telemetry.events import (
     Interrupted,
     MemorySample,
     MetricLogged,
-    Prepared,
     RankFailed,
     StepDone,
+    WorkerPrepared,
 )
 
 
@@ -83,7 +83,7 @@ def samples_of(event: Event) -> Iterator[Sample]:
                 yield Sample("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
         case MetricLogged():
             yield Sample("accel_nb_logged", (*rank, event.name), event.value)
-        case Prepared():
+        case WorkerPrepared():
             yield Sample("accel_nb_worker", (*rank, event.device, event.strategy, event.precision), 1)
         case RankFailed():
             yield Sample("accel_nb_failures", rank, 1)

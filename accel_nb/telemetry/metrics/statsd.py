@@ -51,7 +51,7 @@ class Statsd:
         self._socket = socket.socket(family, kind, protocol)
         self._socket.setblocking(False)
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def export(self, samples: Iterable[Sample]) -> None:
         """Send samples: of a gauge the newest only, of a counter the sum."""
         merged: dict[tuple[str, ...], Sample] = {}
         times: list[Sample] = []

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import drawable, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names, json_value
+from accel_nb.telemetry.trackers.pictures import pictures, squeeze_channel
 
 
 class AimTracker(GeneralTracker):
@@ -52,19 +52,21 @@ class AimTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the configuration as ``hparams``."""
-        self._run["hparams"] = plain(values)
+        self._run["hparams"] = json_value(values)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Track numbers and texts; ``kwargs`` go to ``Run.track``."""
         aim: Any = import_module("aim")
-        for name, value in flat(values).items():
+        for name, value in flatten_names(values).items():
             self._run.track(aim.Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Track pictures; ``kwargs`` go to ``aim.Image``."""
         aim: Any = import_module("aim")
         for name, value in values.items():
-            self._run.track([aim.Image(drawable(item), **kwargs) for item in pictures(value)], name=name, step=step)
+            self._run.track(
+                [aim.Image(squeeze_channel(item), **kwargs) for item in pictures(value)], name=name, step=step
+            )
 
     def finish(self) -> None:
         """Close the run."""

@@ -90,21 +90,21 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     return redacted(values)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested values under names as ``outer/inner``, for backends that have no nesting."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}/")  # pyright: ignore[reportUnknownArgumentType]
+            found |= flatten_names(value, f"{prefix}{name}/")  # pyright: ignore[reportUnknownArgumentType]
         else:
             found[f"{prefix}{name}"] = value
     return found
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value as what JSON can hold; anything else by its text."""
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(name): json_value(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [json_value(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

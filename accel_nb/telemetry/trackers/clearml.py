@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names, json_value
+from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_channel
 
 
 class ClearmlTracker(GeneralTracker):
@@ -55,7 +55,7 @@ class ClearmlTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Connect the configuration."""
-        self._task.connect_configuration(plain(values), name="configuration")
+        self._task.connect_configuration(json_value(values), name="configuration")
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Report scalars, those of a dictionary in one chart, and texts; single values where there is no step."""
@@ -64,7 +64,7 @@ class ClearmlTracker(GeneralTracker):
             if isinstance(value, str):
                 logger.report_text(f"{name}: {value}", print_console=False)
                 continue
-            series = flat(value) if isinstance(value, dict) else {name: value}
+            series = flatten_names(value) if isinstance(value, dict) else {name: value}
             for key, number in series.items():
                 if step is None:
                     logger.report_single_value(key, number)
@@ -75,7 +75,9 @@ class ClearmlTracker(GeneralTracker):
         """Report pictures; ``kwargs`` go to ``report_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._task.get_logger().report_image(name, key, iteration=step or 0, image=drawable(item), **kwargs)
+                self._task.get_logger().report_image(
+                    name, key, iteration=step or 0, image=squeeze_channel(item), **kwargs
+                )
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None

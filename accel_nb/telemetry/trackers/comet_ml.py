@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat
-from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names
+from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_channel
 
 
 class CometTracker(GeneralTracker):
@@ -66,7 +66,7 @@ class CometTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log metrics, and texts among the other values; ``kwargs`` go to ``log_metrics``."""
-        numbers = {name: value for name, value in flat(values).items() if not isinstance(value, str)}
+        numbers = {name: value for name, value in flatten_names(values).items() if not isinstance(value, str)}
         self._experiment.log_metrics(numbers, step=step, **kwargs)
         for name, value in values.items():
             if isinstance(value, str):
@@ -76,7 +76,7 @@ class CometTracker(GeneralTracker):
         """Log pictures; ``kwargs`` go to ``log_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._experiment.log_image(drawable(item), name=key, step=step, **kwargs)
+                self._experiment.log_image(squeeze_channel(item), name=key, step=step, **kwargs)
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None

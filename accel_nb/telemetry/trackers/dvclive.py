@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flat, plain
-from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flatten_names, json_value
+from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_channel
 
 
 class DvcliveTracker(GeneralTracker):
@@ -44,13 +44,13 @@ class DvcliveTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Log the configuration as parameters."""
-        self._live.log_params(plain(values))
+        self._live.log_params(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log metrics; ``kwargs`` go to ``log_metric``."""
         if step is not None:
             self._live.step = step
-        for name, value in flat(values).items():
+        for name, value in flatten_names(values).items():
             if isinstance(value, str):
                 self._live.summary[name] = value
             else:
@@ -62,7 +62,7 @@ class DvcliveTracker(GeneralTracker):
             self._live.step = step
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._live.log_image(f"{key.replace('/', '_')}.png", drawable(item))
+                self._live.log_image(f"{key.replace('/', '_')}.png", squeeze_channel(item))
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None

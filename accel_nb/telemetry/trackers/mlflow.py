@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names
 from accel_nb.telemetry.trackers.pictures import numbered, pictures
 
 _MARK = "accel_nb.run"
@@ -71,7 +71,7 @@ class MlflowTracker(GeneralTracker):
         """Store parameters, texts of at most 6,000 characters; existing ones of a resumed run are not changed."""
         param: Any = import_module("mlflow.entities").Param
         known = self._client.get_run(self._id).data.params
-        params = [param(name, str(value)[:6000]) for name, value in flat(values).items() if name not in known]
+        params = [param(name, str(value)[:6000]) for name, value in flatten_names(values).items() if name not in known]
         for begin in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
 
@@ -79,7 +79,7 @@ class MlflowTracker(GeneralTracker):
         """Log metrics; texts are tags."""
         metric: Any = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
-        for name, value in flat(values).items():
+        for name, value in flatten_names(values).items():
             if isinstance(value, str):
                 self._client.set_tag(self._id, name, value)
             else:

@@ -46,6 +46,6 @@ def numbered(name: str, images: Sequence[Any]) -> dict[str, Any]:
     return {name: images[0]} if len(images) == 1 else {f"{name}/{index}": item for index, item in enumerate(images)}
 
 
-def drawable(picture: np.ndarray) -> np.ndarray:
+def squeeze_channel(picture: np.ndarray) -> np.ndarray:
     """Return a picture in the shape that most libraries expect: a single channel without its dimension."""
     return picture[..., 0] if picture.shape[-1] == 1 else picture

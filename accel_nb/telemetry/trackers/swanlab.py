@@ -6,8 +6,8 @@ import uuid
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import drawable, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names, json_value
+from accel_nb.telemetry.trackers.pictures import pictures, squeeze_channel
 
 
 class SwanlabTracker(GeneralTracker):
@@ -39,19 +39,22 @@ class SwanlabTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Add the configuration to the experiment's."""
-        self._run.config.update(plain(values))
+        self._run.config.update(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log numbers and texts."""
         swanlab: Any = import_module("swanlab")
-        row = {name: swanlab.Text(value) if isinstance(value, str) else value for name, value in flat(values).items()}
+        row = {
+            name: swanlab.Text(value) if isinstance(value, str) else value
+            for name, value in flatten_names(values).items()
+        }
         self._run.log(row, step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures; ``kwargs`` go to ``swanlab.Image``."""
         swanlab: Any = import_module("swanlab")
         rows = {
-            name: [swanlab.Image(drawable(item), **kwargs) for item in pictures(value)]
+            name: [swanlab.Image(squeeze_channel(item), **kwargs) for item in pictures(value)]
             for name, value in values.items()
         }
         self._run.log(rows, step=step)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names, json_value
+from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_channel
 
 
 class TrackioTracker(GeneralTracker):
@@ -48,17 +48,17 @@ class TrackioTracker(GeneralTracker):
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Add the configuration to the run's, which is stored with its first row."""
-        self._run.config.update(plain(values))
+        self._run.config.update(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log a row."""
-        self._run.log(flat(values), step=step, **kwargs)
+        self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures; ``kwargs`` go to ``trackio.Image``."""
         trackio: Any = import_module("trackio")
         rows = {
-            key: trackio.Image(drawable(item), **kwargs)
+            key: trackio.Image(squeeze_channel(item), **kwargs)
             for name, value in values.items()
             for key, item in numbered(name, pictures(value)).items()
         }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, flat
+from accel_nb.telemetry.trackers.base import GeneralTracker, flatten_names
 from accel_nb.telemetry.trackers.pictures import pictures
 
 
@@ -43,7 +43,7 @@ class WandbTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log a row; dictionaries under names as ``outer/inner``. ``kwargs`` go to ``Run.log``."""
-        self._run.log(flat(values), step=step, **kwargs)
+        self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures; ``kwargs`` go to ``wandb.Image``."""

@@ -19,7 +19,7 @@ MAX_WAITING = 100_000
 CLOSE_PATIENCE_S = 30.0
 
 
-class TrackerFeed:
+class TrackerThread:
     """The trackers of one run. Methods return at once, except `wait_started` and `close`.
 
     The run is opened with the first value: until then `resume` can choose an existing one.
