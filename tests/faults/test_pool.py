@@ -217,7 +217,7 @@ def test_kill_of_one_rank_and_of_all_while_idle(pool_and_engine):
         before = dict(engine.pids)
         for rank in victims:
             os.kill(before[rank], signal.SIGKILL)
-        assert wait_for(pool.look_around)
+        assert wait_for(pool.replace_dead)
         assert results(pool) == HEALTHY
         assert all(engine.pids[rank] != before[rank] for rank in victims)
 

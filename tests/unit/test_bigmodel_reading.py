@@ -71,7 +71,7 @@ def test_what_is_past_the_cache_is_never_at_hand(large: Any) -> None:
     file, tensors = large
     if not file.bypass_cache():
         pytest.skip("this file system has no way past its cache")
-    assert not file.tensors["bytes"].is_at_hand()
+    assert not file.tensors["bytes"].is_in_memory()
     out = torch.empty_like(tensors["bytes"])
     file.read(file.tensors["bytes"].offset, as_bytes(out))
     assert torch.equal(out, tensors["bytes"])
