@@ -132,7 +132,7 @@ def shard_loader(
 
 
 def unshard_loader(loader: DataLoader[T]) -> DataLoader[T]:
-    """Undo :func:`shard`; a plain loader is left as it is. Iterations under way go on as they were."""
+    """Undo :func:`shard_loader`; a plain loader is left as it is. Iterations under way go on as they were."""
     if is_sharded(loader):
         loader.__class__ = _sharding(loader).plain
         delattr(loader, _ATTRIBUTE)
@@ -140,7 +140,7 @@ def unshard_loader(loader: DataLoader[T]) -> DataLoader[T]:
 
 
 def is_sharded(loader: object) -> bool:
-    """Whether :func:`shard` changed this object."""
+    """Whether :func:`shard_loader` changed this object."""
     return _ATTRIBUTE in getattr(loader, "__dict__", ())
 
 
@@ -174,7 +174,7 @@ def resume_loader(
     """Let a sharded loader's next iteration go on from ``position``; every rank must call.
 
     With ``passes`` as many iterations as epochs are over pass empty before that. ``on_resume`` is called when the first
-    batch after that is asked for. Ask `problem_with` first.
+    batch after that is asked for. Ask `explain_no_resume` first.
     """
     _sharding(loader).resume(loader, position, passes, on_resume)
 

@@ -123,7 +123,7 @@ class Engine(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """Kill a rank; an `Ended` arrives."""
+        """Kill a rank; an `WorkerEnded` arrives."""
         ...
 
     def replace(self, ranks: Sequence[int]) -> Payloads:

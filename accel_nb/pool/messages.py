@@ -1,9 +1,9 @@
 """Every message that kernel, zygote and workers exchange, as typed records with one encoding.
 
-kernel -> zygote: `Fork`, `Kill`, `Trace`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
-                                                               `Traced`.
+kernel -> zygote: `Fork`, `Kill`, `TraceStack`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
+                                                               `StackTraced`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`, `ActionDone`.
-kernel -> worker's monitor thread: `Finish`, `Steer`, `Decide`, `Interrupt`, `Cut`, `Look`. The thread reads a channel
+kernel -> worker's monitor thread: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`, `QueryPosition`. The thread reads a channel
 of its own, also while the worker is busy, and sends `FinishAnswer`, `StepCount`, `Stopped` and `PositionReport`.
 """
 
@@ -142,7 +142,7 @@ class FinishAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProposeAction:
-    """If request ``number`` still runs: hold at the next end of a step until the `Decide` of the same ``wish``."""
+    """If request ``number`` still runs: hold at the next end of a step until the `DecideAction` with the same ``action_id``."""
 
     kind: ClassVar[str] = "steer"
     number: int
@@ -152,7 +152,7 @@ class ProposeAction:
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
-    """The answer to `Steer`: how many ends of steps the rank has counted; None if its task has no steps now."""
+    """The answer to `ProposeAction`: how many ends of steps the rank has counted; None if its task has no steps now."""
 
     kind: ClassVar[str] = "step_count"
     number: int
@@ -238,7 +238,7 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class PositionReport:
-    """The answer to `Look`."""
+    """The answer to `QueryPosition`."""
 
     kind: ClassVar[str] = "position_report"
     number: int

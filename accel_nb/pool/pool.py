@@ -172,7 +172,7 @@ class Pool:
         while waiting:
             arrivals = self._engine.poll(poll_s)
             if unsent and time.monotonic() - started > EXIT_NOTICE_TIMEOUT_S:
-                # The engine reports a rank that is gone by `Ended`, unless it did so before this request.
+                # The engine reports a rank that is gone by `WorkerEnded`, unless it did so before this request.
                 arrivals += [WorkerEnded(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:

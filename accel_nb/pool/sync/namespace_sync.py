@@ -74,7 +74,7 @@ class NamespaceDelta:
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: Any = None
-    """Generator states, as returned by `accel_nb.runtime.process.rng.present`."""
+    """Generator states, as returned by `accel_nb.runtime.process.rng.capture_cpu`."""
     removed: tuple[str, ...] = ()
     """Names whose old values the receiver must delete."""
 

@@ -96,7 +96,7 @@ def _set_class(instance: Any, kind: type) -> None:
 
 
 def unpatch_instance(instance: T) -> T:
-    """Undo the last `specialise` of the instance; return an instance that has its plain class unchanged."""
+    """Undo the last `patch_instance` of the instance; return an instance that has its plain class unchanged."""
     plain = plain_class(instance)
     if plain is not type(instance):
         _set_class(instance, plain)
@@ -104,12 +104,12 @@ def unpatch_instance(instance: T) -> T:
 
 
 def plain_class(instance: T) -> type[T]:
-    """Return the class that the instance had before the last `specialise`."""
+    """Return the class that the instance had before the last `patch_instance`."""
     return vars(type(instance)).get(PLAIN_CLASS, type(instance))
 
 
 def innermost_class(instance: T) -> type[T]:
-    """Return the class that the instance had before the first `specialise`."""
+    """Return the class that the instance had before the first `patch_instance`."""
     return _classes(instance)[-1]
 
 
@@ -203,7 +203,7 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 
 
 def restore_forward(model: nn.Module) -> nn.Module:
-    """Undo `give_forward`."""
+    """Undo `replace_forward`."""
     own = vars(type(model)).get(_OWN_FORWARD)
     unpatch_instance(model)
     if own is not None:

@@ -278,7 +278,7 @@ class Deepspeed(Stepping):
     def _prepare(self, model: nn.Module) -> None:
         """Give a model the weights of rank 0 and the run's precision, before an optimizer of it is prepared."""
         if any(value.is_meta for value in model.parameters()):
-            assert self.options.weights is not None, "`problems` refuses models without values otherwise"
+            assert self.options.weights is not None, "`find_refusals` refuses models without values otherwise"
             filling = self._fillings[id(model)] = WeightFilling(model, open_safetensors(self.options.weights))
             filling.fill_whole(self._device)
         for value in (*model.parameters(), *model.buffers()):
