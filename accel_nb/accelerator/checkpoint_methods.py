@@ -1,4 +1,4 @@
-"""The methods of `Accelerator` that save and load: checkpoints, models and plain values."""
+"""Methods of `Accelerator` that save and load checkpoints, models and plain values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class CheckpointMethods(ProcessView):
-    """Saving and loading, as methods of an accelerator."""
+    """Methods that save and load, a base class of `Accelerator`."""
 
     components: Components
 
@@ -35,16 +35,17 @@ class CheckpointMethods(ProcessView):
         *,
         blocking: bool = True,
     ) -> str:
-        """Save everything that the training needs to go on, and return where; every rank must call.
+        """Save the complete state of the training, and return its folder or URL; every rank must call.
 
         Args:
-            output_dir: The checkpoint's own folder or URL, in which it replaces any other checkpoint; none given:
-                ``step_N`` in ``checkpoint.dir``, where those of another run stay.
-            safe_serialization: Anything: tensors are kept in safetensors, whatever it says.
-            blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
+            output_dir: The checkpoint's own folder or URL; a checkpoint that is there is replaced. By default
+                ``step_N`` in ``checkpoint.dir``, where checkpoints of other runs are kept.
+            safe_serialization: Ignored: tensors are always stored as safetensors.
+            blocking: Whether to return when the checkpoint is complete. False returns once the tensors are copied, and
+                writes in the background.
 
-        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, for what cannot be
-        stored or written, and for a background save before this one that failed.
+        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, if a value cannot be
+        stored or written, or if the previous background save failed.
         """
         return self.components.state.save(output_dir, blocking=blocking)
 
@@ -55,15 +56,15 @@ class CheckpointMethods(ProcessView):
         strict: bool = True,
         layout: Literal["accel_nb", "accelerate"] = "accel_nb",
     ) -> LoadReport:
-        """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
+        """Load a checkpoint, or the newest complete one of a folder, into the prepared objects; every rank must call.
 
-        Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
-        ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
-        that epoch, each sample once.
+        The world size may differ from that of the save. The whole checkpoint is verified before anything is loaded. If
+        a part does not fit, nothing is loaded, unless ``strict`` is False. A prepared loader's next iteration continues
+        where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
 
         ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
-        schedulers, loss scale, registered objects and random numbers. Its pickled files are read as tensors and plain
-        values only. It knows no position in the data, so loaders begin their epoch anew.
+        schedulers, loss scale, registered objects and random states. Its pickled files are read as tensors and plain
+        values only. That layout has no position in the data, so loaders start their epoch again.
 
         Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
         """
@@ -77,36 +78,36 @@ class CheckpointMethods(ProcessView):
         return self.components.state.load_foreign(input_dir, strict=strict)
 
     def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
-        """Return what iterates a prepared loader without its first batches of this rank; they are not read.
+        """Return an iterable over a prepared loader that skips its first batches on this rank, without reading them.
 
-        After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
+        Not needed after `load_state`, which restores the loader's position. Every rank must call.
         """
         return skip_first_batches(dataloader, num_batches)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until a save in the background is complete; every rank must call. Raises `CheckpointError`."""
+        """Wait until the background save is complete; every rank must call. Raises `CheckpointError`."""
         self.components.state.wait()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load objects with ``state_dict`` and ``load_state_dict`` too, in the order in which they came."""
+        """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints, in the order of registration."""
         self.components.state.register(objects)
 
     def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
-        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved.
+        """Call ``hook(models, weights, url)`` before each save; entries that it removes from ``weights`` are not saved.
 
-        ``url`` is the folder that is being written (of an object store: where the checkpoint will be). What the hook
-        writes there becomes part of the checkpoint, and is found by `register_load_state_pre_hook`.
+        ``url`` is the folder that is being written (for an object store: the checkpoint's final URL). Files that the
+        hook writes there become part of the checkpoint; hooks of `register_load_state_pre_hook` can read them.
         """
         return self.components.state.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: LoadHook) -> HookHandle:
-        """Call ``hook(models, url)`` before each load; what it takes out of ``models`` is not loaded."""
+        """Call ``hook(models, url)`` before each load; models that it removes from ``models`` are not loaded."""
         return self.components.state.add_load_hook(hook)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return a copy of a model's whole state dict; every rank must call if the model is divided among them.
+        """Return a copy of a model's full state dict; every rank must call if the model is sharded.
 
-        ``unwrap`` may be anything: keys are those of the plain model.
+        ``unwrap`` is ignored: keys are always those of the plain model.
         """
         state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
         return dict(gather_weights(state, self._comm))
@@ -122,11 +123,11 @@ class CheckpointMethods(ProcessView):
     ) -> None:
         """Write a model's weights as safetensors that other libraries load; rank 0 writes.
 
-        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a model that is divided
-        every rank must call: one tensor at a time is whole on the other ranks, and the tensors of one file,
-        ``max_shard_size``, on rank 0. Otherwise the other ranks do not wait; `wait_for_everyone` before they read.
+        With ``dtype``, such as ``torch.bfloat16``, weights are rounded to it. If the model is sharded, every rank must
+        call. Then rank 0 holds the tensors of one file (``max_shard_size``) in memory, and the other ranks one full
+        tensor at a time. Otherwise the other ranks do not wait: call `wait_for_everyone` before they read the files.
 
-        Raises `MisuseError` for ``safe_serialization=False``, which would be pickles.
+        Raises `MisuseError` for ``safe_serialization=False``, which would write pickles.
         """
         if not safe_serialization:
             raise MisuseError(
@@ -147,10 +148,11 @@ class CheckpointMethods(ProcessView):
             files.finish()
 
     def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
-        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads.
+        """Write plain values and tensors on rank 0, in the format of the file name's suffix.
 
-        With ``safe_serialization`` it is safetensors, whatever the ending. Every rank may call, or rank 0 alone; the
-        others do not wait: `wait_for_everyone` before they read the file.
+        The formats are ``.safetensors`` and ``.json``; with any other suffix the file is one that
+        ``torch.load(weights_only=True)`` reads. ``safe_serialization`` writes safetensors under any suffix. Every rank
+        may call, or rank 0 alone. The other ranks do not wait: call `wait_for_everyone` before they read the file.
         """
         if self.is_main_process:
             save_plain(obj, path, as_safetensors=safe_serialization)

@@ -1,4 +1,4 @@
-"""The methods of `Accelerator` that exchange values between ranks."""
+"""Methods of `Accelerator` that exchange values between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class CollectiveMethods(ProcessView):
-    """Collectives over nested tensors and plain values, as methods of an accelerator."""
+    """Collectives over nested tensors and plain values, a base class of `Accelerator`."""
 
     components: Components
     _trigger: Trigger
@@ -26,22 +26,22 @@ class CollectiveMethods(ProcessView):
     _data_owners: list[int] | None = None
 
     def gather(self, tensor: T) -> T:
-        """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
+        """Return all ranks' tensors concatenated along the first dim, in rank order; first dims may differ.
 
-        Tensors may be nested in tuples, lists, mappings and dataclasses, and go in one message. A scalar becomes a
-        tensor of one value for each rank. Every rank must call; raises `MisuseError` on all of them if structures,
-        dtypes or other dims differ.
+        Tensors may be nested in tuples, lists, mappings and dataclasses; they are sent in one message. Scalars become a
+        tensor with one value per rank. Every rank must call. Raises `MisuseError` on all ranks if structures, dtypes or
+        other dims differ.
         """
         return self._collectives.gather(tensor)
 
     def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
-        """Gather what was computed from a prepared loader's batch: each sample once, in the loader's order.
+        """Gather values computed from a prepared loader's batch: each sample once, in the loader's order.
 
-        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. A
-        tensor that has as many rows for a short batch as for the one before it, such as ``loss.repeat(BATCH_SIZE)``, is
-        cut to the samples of the batch. What was computed from a batch that every rank has read whole, as in an
-        evaluation in a plain cell, is not gathered. With ``use_gather_object``, or where there is no tensor, values
-        travel as JSON, and lists are joined.
+        Every rank must call, inside of the loop, for each batch. Samples that were repeated as padding are removed. A
+        tensor that has as many rows for a short batch as for the previous one, such as ``loss.repeat(BATCH_SIZE)``, is
+        cut to the samples of the batch. If every rank has read the whole batch, as in an evaluation in a plain cell,
+        nothing is gathered. With ``use_gather_object``, or without any tensor, values are sent as JSON, and lists are
+        concatenated.
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti
@@ -60,10 +60,10 @@ class CollectiveMethods(ProcessView):
         )  # fmt: skip
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Return every rank's value in a list; if all are lists, their items in one list, as the known API does.
+        """Return all ranks' values in a list; if all are lists, their items in one list, as accelerate does.
 
-        Values are plain Python, NumPy arrays and tensors (which come back on the CPU); nothing is pickled. Every rank
-        must call; raises `MisuseError` on all of them if one brings another type.
+        Values are plain Python, NumPy arrays and tensors (returned on the CPU); nothing is pickled. Every rank must
+        call. Raises `MisuseError` on all ranks if one passes another type.
         """
         values = self._collectives.gather_objects(value)
         if all(isinstance(item, list) for item in values):
@@ -71,14 +71,14 @@ class CollectiveMethods(ProcessView):
         return values
 
     def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
-        """Replace the items of a list by those of one rank's, in place, and return it; see `gather_object`."""
+        """Replace a list's items by those of the list of one rank, in place, and return it; see `gather_object`."""
         values[:] = self._collectives.broadcast_object(values, from_process)
         return values
 
     def reduce(self, tensor: T, reduction: Operation = "sum", scale: float = 1.0) -> T:
         """Return the sum, mean, maximum or minimum over ranks, times ``scale``; every rank must call.
 
-        Shapes must be equal on all ranks; the option ``debug`` makes sure of it.
+        Shapes must be equal on all ranks; the option ``debug`` checks this.
         """
         return self._collectives.reduce(tensor, reduction, scale)
 
@@ -89,25 +89,26 @@ class CollectiveMethods(ProcessView):
     def scatter(self, tensor: T | None, from_process: int = 0) -> T:
         """Return this rank's share of one rank's tensors, divided along the first dim; every rank must call.
 
-        Shares differ by at most one. The other ranks give None, or the same structure, to get back their own types.
+        Lengths of shares differ by at most one. The other ranks pass None, or the same structure, so that their own
+        container types are returned.
         """
         return self._collectives.scatter(tensor, from_process)
 
     def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> T:
-        """Return tensors padded along ``dim`` to the longest on any rank; every rank must call."""
+        """Return tensors padded along ``dim`` to the longest length on any rank; every rank must call."""
         return self._collectives.pad_across(tensor, dim, pad_index, pad_first=pad_first)
 
     def set_trigger(self) -> None:
-        """Set a flag that every rank sees at its next `check_trigger`; sends nothing and may be called by any rank."""
+        """Set a flag that the next `check_trigger` returns on every rank. Any rank may call; nothing is sent."""
         self._trigger.set()
 
     def check_trigger(self, *, wait: bool = True) -> bool:
         """Return whether any rank has set the flag, the same on every rank, and reset it; every rank must call.
 
-        Ranks compare a number of four bytes on their hosts: no device is waited for. A flag that was set before a
-        check is seen by that check. With ``wait=False`` ranks do not wait for each other either: a check starts a
-        comparison in the background and returns what the one before has found, so a flag is seen one check later. All
-        ranks must give the same ``wait``.
+        Ranks exchange a number of four bytes on the CPU; devices are not synchronized. A check detects each flag that
+        was set before it. With ``wait=False`` ranks do not wait for each other: a check starts an exchange in the
+        background and returns the result of the previous one, so a flag is detected one check later. All ranks must
+        pass the same ``wait``.
         """
         return self._trigger.check(wait=wait)
 

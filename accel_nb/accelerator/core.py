@@ -1,4 +1,4 @@
-"""The facade: the names that people who train with PyTorch know, over the parts that do the work."""
+"""`Accelerator`: the public interface of training, with the names of Hugging Face accelerate."""
 
 from __future__ import annotations
 
@@ -58,47 +58,47 @@ T = TypeVar("T")
 class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
 
-    Every rank builds it and makes the same calls. Accelerators share nothing: several may exist at the same time, if
-    each has its own objects. Options that are not given come from the cell's flags, or are defaults.
+    Every rank builds one and makes the same calls. Accelerators share no state: several may exist at the same time, if
+    each has its own objects. An option that is not given comes from the cell's flags, or is the default.
 
     Args:
-        mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device really has.
-        gradient_accumulation_steps: Micro-batches for one optimizer step.
-        cpu: Train on the CPU although there is an accelerator.
+        mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device supports.
+        gradient_accumulation_steps: Micro-batches of each optimizer step.
+        cpu: Train on the CPU even if there is a GPU.
         strategy: A strategy's name, or ``auto``.
-        seed: Seed of Python, NumPy and torch; once a loader is divided each rank derives a stream of its own.
+        seed: Seed of Python, NumPy and torch; once a loader is divided, each rank derives its own stream.
         clip: Total norm to clip gradients to before each step.
-        batch: Whether a loader's batch is each worker's (``per-worker``) or that of all (``global``).
+        batch: Whether a loader's batch is that of each worker (``per-worker``) or of all together (``global``).
         config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``, or the path of a
             YAML file with options.
         device_placement: Move models, optimizer state and batches to this rank's device.
         split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
-        step_scheduler_with_optimizer: False lets schedulers advance with each call, whatever the optimizer does.
-        rng_types: Give every rank rank 0's states of these generators when a loader's epoch begins: ``python``,
-            ``numpy``, ``torch``, ``cuda``. A loader's own ``generator`` always is rank 0's.
-        dataloader_config: How loaders are read; the ``data`` section of the options under well-known names.
-        gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
+        step_scheduler_with_optimizer: False advances schedulers at each call, also if no optimizer step was made.
+        rng_types: Generators whose state rank 0 sends to all ranks when a loader's epoch begins: ``python``,
+            ``numpy``, ``torch``, ``cuda``. The state of a loader's own ``generator`` is always sent.
+        dataloader_config: How loaders are read: the ``data`` section of the options, with accelerate's names.
+        gradient_accumulation_plugin: How gradients are accumulated, with accelerate's names.
         dynamo_backend: Backend of torch.compile for prepared models.
-        dynamo_plugin: Options of torch.compile, under well-known names.
+        dynamo_plugin: Options of torch.compile, with accelerate's names.
         kwargs_handlers: At most one each of `AORecipeKwargs`, `AutocastKwargs`,
             `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
-        project_dir: Folder of the run, as ``project_dir`` tells it.
-        project_config: Folders of the run, under well-known names.
+        project_dir: Folder of the run.
+        project_config: Folders of the run, with accelerate's names.
         comm: The communicator of an open world; found from the environment if not given.
-        world: This process's place, if neither the environment nor ``comm`` says it.
-        sink: Takes the events of training; by default the cell's.
-        registry: The strategies to choose from; by default those installed.
-        log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
-            ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
-            ``all`` that are installed, a tracker of your own, or a list of these.
-        deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
-        fsdp_plugin: Train by FSDP2, with options under well-known names.
-        deepspeed_plugins: Refused, as all that follow; there is one configuration.
-        megatron_lm_plugin: Not served.
-        torch_tp_plugin: Not served yet.
-        parallelism_config: Not served yet.
+        world: This process's rank, world size and device, if neither the environment nor ``comm`` provides them.
+        sink: Receives the events of training; by default the cell's sink.
+        registry: The strategies to choose from; by default those that are installed.
+        log_with: Trackers to which `log` writes in addition to the panel, after `init_trackers`: ``jsonl``,
+            ``tensorboard``, ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``,
+            ``dvclive``, ``all`` that are installed, a tracker of your own, or a list of these.
+        deepspeed_plugin: Train with DeepSpeed's ZeRO; accelerate's names, or DeepSpeed's own configuration.
+        fsdp_plugin: Train with FSDP2; accelerate's names.
+        deepspeed_plugins: Not supported: there is one configuration. This and the arguments below raise an error.
+        megatron_lm_plugin: Not supported.
+        torch_tp_plugin: Not supported yet.
+        parallelism_config: Not supported yet.
 
-    Raises `ConfigError`, with every problem at once, for values that cannot be and arguments that disagree.
+    Raises `ConfigError`, which lists every problem, for invalid values and for arguments that contradict each other.
     """
 
     def __init__(
@@ -162,21 +162,21 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         if settings.options.checkpoint.dir is not None or settings.options.checkpoint.resume is not None:
             register_built_accelerator(self)
 
-    # --- what it runs with ---
+    # --- settings ---
 
     @property
     def resolved(self) -> Resolved:
-        """The options and where each came from."""
+        """The options, each with its origin."""
         return self._settings.resolved
 
     @property
     def mixed_precision(self) -> str:
-        """The precision that is really used: never ``auto``."""
+        """The precision in use; never ``auto``."""
         return self.components.strategy.precision.policy.name
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """How many micro-batches make one optimizer step; may be set between windows."""
+        """Number of micro-batches of each optimizer step; may be set between accumulation windows."""
         return self._stepper.window.size
 
     @gradient_accumulation_steps.setter
@@ -187,29 +187,29 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current (or latest) micro-batch closes its accumulation window, so that optimizers step."""
+        """Whether the current (or latest) micro-batch ends its accumulation window, so that optimizers step."""
         return self._stepper.window.syncs_gradients
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the latest optimizer step was left out because float16 gradients overflowed."""
+        """Whether the latest optimizer step was skipped because float16 gradients overflowed."""
         return self._stepper.was_skipped
 
     @property
     def state(self) -> AcceleratorState:
-        """Where this rank stands and in which precision it trains, as a record to read."""
+        """A read-only record of this rank, its world and its precision."""
         return AcceleratorState.from_accelerator(
             self, self.mixed_precision, debug=self._settings.options.debug, plugin=self._settings.sharding_plugin
         )
 
     @property
     def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
-        """The record that was given to train by DeepSpeed, if one was."""
+        """The plugin that was passed to train with DeepSpeed, or None."""
         return self.state.deepspeed_plugin
 
     @property
     def gradient_state(self) -> GradientState:
-        """Where the present micro-batch stands in its accumulation window, as a live view."""
+        """The position of the current micro-batch in its accumulation window, as a live view."""
         return GradientState(self._stepper.window, self._settings.options.accumulation)
 
     @property
@@ -219,7 +219,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def step(self) -> int:
-        """How many micro-batches of the open accumulation window have ended."""
+        """Number of micro-batches of the open accumulation window that have ended."""
         return self._stepper.window.num_pending
 
     @property
@@ -229,22 +229,22 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def native_amp(self) -> bool:
-        """Whether models compute under torch.autocast."""
+        """Whether models compute under `torch.autocast`."""
         return self.components.strategy.precision.policy.compute is not None
 
     @property
     def split_batches(self) -> bool:
-        """Whether a prepared loader's batch is that of all workers together."""
+        """Whether a prepared loader's batch is the batch of all workers together."""
         return self._settings.options.batch == "global"
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether rank 0 alone reads loaders; None if that depends on the loader."""
+        """Whether only rank 0 reads loaders; None if that depends on the loader."""
         return self.components.preparer.data.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        """Whether all ranks take equally many samples; may be set for the loaders that are prepared from then on."""
+        """Whether all ranks read equally many samples; a new value applies to loaders that are prepared later."""
         return self.components.preparer.data.even_batches
 
     @even_batches.setter
@@ -255,7 +255,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def use_seedable_sampler(self) -> bool:
-        """Whether loaders shuffle in an order that depends on seed and epoch only."""
+        """Whether the order in which loaders shuffle depends on seed and epoch only."""
         return self.components.preparer.data.use_seedable_sampler
 
     @property
@@ -265,33 +265,33 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether loaders are replaced by torchdata's, which they never are."""
+        """Always False: loaders are not replaced by those of torchdata."""
         return False
 
     @property
     def project_dir(self) -> str | os.PathLike[str] | None:
-        """Folder of the run, if one was given."""
+        """Folder of the run, or None."""
         return self._project.project_dir
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether anything that trains has been prepared."""
+        """Whether an optimizer has been prepared."""
         return bool(self._stepper.bundle.optimizers)
 
     @property
     def has_interrupted_backward(self) -> bool:
-        """Whether an error ended a backward pass in its middle: models are then to be prepared anew."""
+        """Whether an error interrupted a backward pass; models must then be prepared again."""
         return self._stepper.has_interrupted_backward
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
-        """Everything that is prepared, in the order in which it came."""
+        """All prepared objects, in the order in which they were prepared."""
         return tuple(self.components.preparer.objects)
 
     def sharded_tensors(self) -> list[Tensor]:
-        """Return the prepared parameters, and tensors of optimizers, of which this rank holds a part.
+        """Return the sharded parameters and optimizer tensors, of which this rank holds a part.
 
-        They are the same in the same order on every rank.
+        The order is the same on every rank.
         """
         bundle = self._stepper.bundle
         found = [value for model in bundle.models for value in model.parameters()]
@@ -301,9 +301,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return [value for value in found if sharded.is_sharded(value)]
 
     def memory_map(self) -> dict[str, int]:
-        """Return bytes of parameters (with buffers), gradients and optimizer state on this rank, as last measured.
+        """Return the bytes of parameters (with buffers), gradients and optimizer state on this rank, as last measured.
 
-        They are measured at the first optimizer step, and at most five times a second after that.
+        They are measured at the first optimizer step, and after that at most five times a second.
         """
         return self._stepper.memory_bytes
 
@@ -317,13 +317,14 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def prepare(self, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Make models, optimizers, schedulers and loaders work on this world, in place; return the same objects.
 
-        All of them are prepared jointly, so give everything that is trained together in one call. Anything else is
-        returned as it is. Every rank must call; rank 0's weights become everyone's.
+        The objects are prepared jointly, so pass everything that is trained together in one call. Objects of other
+        types are returned unchanged. Every rank must call; all ranks receive rank 0's weights.
 
-        An object that another accelerator holds is taken over from it: the newest one has it.
+        An object that another accelerator has prepared is moved to this one.
 
-        ``device_placement`` says for each object whether it, or its batches, are moved to this rank's device; None
-        means as the accelerator was told. Raises `MisuseError` for another number of them than objects.
+        ``device_placement`` sets for each object whether it, or its batches, are moved to this rank's device; None
+        means the accelerator's own ``device_placement``. Raises `MisuseError` if its length is not the number of
+        objects.
         """
         if device_placement is not None and len(device_placement) != len(objects):
             raise MisuseError(
@@ -347,7 +348,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def prepare_jointly(self, objects: Sequence[Any], *, batch: BatchMeaning, loops: LoopPolicy) -> list[Any]:
         """Prepare objects, and return those that were not prepared before; every rank must call.
 
-        ``batch`` is the meaning of a loader's batch, and ``loops`` decides which loops train. For packages of accel_nb:
+        ``batch`` is the meaning of a loader's batch, and ``loops`` decides which loops train. Internal to accel_nb:
         scripts call `prepare`.
         """
         if self._is_closed:
@@ -364,8 +365,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     ) -> nn.Module:
         """Prepare one model; see `prepare`.
 
-        With ``evaluation_mode`` it is moved and computes in the run's precision, and that is all: for a model that is
-        not trained, such as a teacher. Ranks then need not all call.
+        With ``evaluation_mode`` the model is only moved to the device and set to the run's precision: for a model that
+        is not trained, such as a teacher. Then not all ranks need to call.
         """
         if evaluation_mode:
             with self.components.preparer.override_placement(
@@ -382,7 +383,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return self.prepare(optimizer, device_placement=[device_placement])
 
     def prepare_scheduler(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> Any:
-        """Prepare one scheduler, whose optimizer is prepared; see `prepare`."""
+        """Prepare one scheduler; its optimizer must be prepared. See `prepare`."""
         return self.prepare(scheduler)
 
     def prepare_data_loader(
@@ -409,12 +410,12 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     ) -> None:
         """Compute gradients of the loss: scaled, weighted and averaged over ranks as the run needs.
 
-        A loss is the mean over this rank's samples. With ``weight`` it is a sum, and ``weight`` says of how much, such
-        as the number of tokens that are not padding: the window's gradient is then the sum over all micro-batches and
-        ranks divided by the sum of all weights, as in one big batch. That takes one number from each rank for each
-        window; a weight that is a tensor on the device is not waited for.
+        Without ``weight`` the loss must be the mean over this rank's samples. With ``weight`` it is a sum, and
+        ``weight`` is the number of summands, such as the number of tokens that are not padding. The window's gradient
+        is then the sum over all micro-batches and ranks, divided by the sum of all weights, as in one big batch. This
+        costs one collective of one number for each window; a weight on the device is not synchronized with.
 
-        Raises `MisuseError` for a loss that is no tensor or has no gradient, and for weights in a part of a window.
+        Raises `MisuseError` if the loss is not a tensor or has no gradient, and if only a part of a window has weights.
         """
         if weight is not None:
             self._stepper.backward(loss, weight, retain_graph=bool(retain_graph), create_graph=create_graph)
@@ -424,10 +425,10 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             self._stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Return the context of one micro-batch: optimizers step, and gradients are averaged, in each window's last.
+        """Return the context of one micro-batch; in the last of each window gradients are averaged and optimizers step.
 
-        A loader's last batch always closes the window. ``models`` is accepted for familiarity: all that are prepared
-        take part.
+        A loader's last batch always closes the window. ``models`` is accepted for compatibility: the context applies
+        to all prepared models.
         """
         return self._stepper.window
 
@@ -439,7 +440,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
         """Average the model's gradients in the backward passes of the block, though their forward was in `no_sync`.
 
-        What they have added up on each rank until then is averaged as well, by the next step at the latest.
+        Gradients that each rank has accumulated before are averaged too, by the next step at the latest.
         """
         self.components.strategy.grad_sync(model, True)
         try:
@@ -452,15 +453,15 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     ) -> AbstractContextManager[None]:
         """Return a context in which ranks may run out of data at different times; every rank must enter it.
 
-        A rank that leaves the block early waits there and takes part in the steps of the others. A step is the mean
-        over the batches that it has seen, on the ranks that had one: as in one process that was given just these. At
-        the end all ranks have the models, optimizers and schedulers of one that stepped to the last.
+        A rank that ends the block early waits there and takes part in the steps of the others. The gradient of a step
+        is the mean over the batches of that step, on the ranks that had one: as in one process with these batches. At
+        the end all ranks have the models, optimizers and schedulers of a rank that made every step.
 
         Gradients are averaged at each step instead of during backward, so keep the block to the training loop.
-        Gather and reduce after it: inside of it they raise `MisuseError`, as nobody answers for a rank that has ended.
-        Batches of an accumulation window that no rank closes are dropped.
+        Call gather and reduce after the block: inside of it they raise `MisuseError`, since a rank that has ended does
+        not take part. Batches of an accumulation window that no rank closes are dropped.
 
-        ``joinables`` is accepted for familiarity: all that is prepared takes part. Prepared loaders never repeat
+        ``joinables`` is accepted for compatibility: all prepared objects take part. Prepared loaders never repeat
         samples to make ranks even, so ``even_batches`` may only be None or False.
         """
         if even_batches:
@@ -477,7 +478,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return join_uneven(self._stepper, self._comm, self._collectives)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return a context that computes in the run's precision; prepared models do so by themselves.
+        """Return a context that computes in the run's precision; prepared models need none.
 
         ``autocast_handler`` replaces options of the run in this context only.
         """
@@ -488,15 +489,15 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return build_precision(self.mixed_precision, self._device, autocast=options).autocast()
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip gradients to a total norm and return the norm before; inside of an open window only measure it."""
+        """Clip gradients to a total norm and return the norm before clipping; in an open window only measure it."""
         return self._stepper.clip_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clip each gradient to ``[-clip_value, clip_value]``; does nothing inside of an open window."""
+        """Clip gradient elements to ``[-clip_value, clip_value]``; does nothing in an open window."""
         self._stepper.clip_value(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Undo the loss scaling in the gradients, of one optimizer or all, before they are read."""
+        """Divide the gradients of one optimizer, or of all, by the loss scale, so that they can be read."""
         for known in self._stepper.bundle.optimizers if optimizer is None else [optimizer]:
             self.components.strategy.unscale(known)
 
@@ -505,10 +506,10 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     ) -> nn.Module:
         """Return the model in its plain class, over the same weights; the model itself stays prepared.
 
-        What is set on one of the two is set on both. `free_memory` takes a model itself out of the accelerator.
+        Both share their attributes. `free_memory` removes the model itself from the accelerator.
 
-        ``keep_fp32_wrapper=False`` leaves the run's precision away, ``keep_torch_compile=False`` compiled code; the
-        latter raises `MisuseError` for a model whose blocks are compiled, as both have the same.
+        ``keep_fp32_wrapper=False`` returns a model without the run's precision, ``keep_torch_compile=False`` without
+        compiled code. The latter raises `MisuseError` if the model's blocks are compiled, since both models share them.
         """
         parts = self.components
         if not keep_torch_compile and parts.compiler.has_compiled_blocks(model):
@@ -522,19 +523,19 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         )
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Give objects back as they came (none named: all), and free cached device memory.
+        """Restore objects (none named: all) to their state before `prepare`, and free cached device memory.
 
-        Returns a None for each object, to overwrite the caller's names with.
+        Return one None for each object, so that callers can overwrite their names.
         """
         self.components.preparer.release(objects or self.components.preparer.objects)
         return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[None]:
-        """Do what `free_memory` does."""
+        """Restore objects and free cached device memory, as `free_memory` does."""
         return self.free_memory(*objects)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Return whether a model was spread over several devices by a device map, and so cannot be prepared."""
+        """Return whether a device map places a model on several devices; such a model cannot be prepared."""
         maps = (getattr(module, "hf_device_map", None) for module in model.modules())
         return any(
             isinstance(found, Mapping) and len(set(cast("Mapping[str, Any]", found).values())) > 1 for found in maps
@@ -543,47 +544,47 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     # --- the run ---
 
     def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
-        """Save in the background each time so many steps, or so many seconds, have passed; neither: when asked only.
+        """Save in the background every so many steps or seconds; with neither, only when a checkpoint is requested.
 
-        A save is made when a loop over a prepared loader asks for its next batch, and goes to ``step_N`` in
+        A checkpoint is saved when a loop over a prepared loader requests its next batch, to ``step_N`` in
         ``checkpoint.dir``. Every rank must call. Raises `MisuseError` without that folder.
         """
         self.components.run.save_every(steps, seconds)
 
     def request_checkpoint(self) -> None:
-        """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
+        """Request a checkpoint at the end of a step, from any rank or signal handler. Needs ``checkpoint.dir``."""
         self.components.run.request_checkpoint()
 
     def request_stop(self) -> bool:
-        """Save and raise KeyboardInterrupt at the end of a step, on every rank after the same one; any thread may ask.
+        """Request that every rank saves and raises KeyboardInterrupt at the end of the same step, from any thread.
 
-        Returns False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
+        Return False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
         """
         return self.components.run.request_stop()
 
     def begin_run(self, resume: str | None = None) -> None:
-        """Count epochs from here: a cell, or a script, begins; ``resume`` is what the option ``checkpoint.resume`` is.
+        """Begin a cell or script: epochs count from here; ``resume`` has the values of option ``checkpoint.resume``.
 
-        Steps of a plain cell count from 1, unless it writes or resumes checkpoints: their numbers continue.
+        The steps of a plain cell count from 1. If it writes or resumes checkpoints, their step numbers continue.
 
-        With it, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that it holds as
-        finished pass empty.
+        With ``resume``, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that are
+        complete in the checkpoint yield no batches.
         """
         self.components.run.begin(resume)
 
     def end_run(self) -> list[str]:
-        """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        """Wait for the background save, and return lines that report what was resumed and saved."""
         return self.components.run.end()
 
     def fingerprint(self) -> str | None:
-        """Return a digest of the weights that were trained since `begin_run`, equal on ranks that hold the same ones.
+        """Return a digest of the weights trained since `begin_run`; ranks with the same weights have the same digest.
 
-        None if nothing was trained, or each rank holds something of its own.
+        None if nothing was trained, or if the ranks hold different shards.
         """
         return self.components.run.fingerprint()
 
     def end_interrupted_run(self) -> list[str]:
-        """Return what a run that was interrupted leaves saved; waits for the other ranks only if all stopped."""
+        """Return lines that report what an interrupted run has saved; wait for the other ranks only if all stopped."""
         return self.components.run.end_interrupted()
 
     # --- reports ---
@@ -603,15 +604,15 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         with_flops: bool | None = None,
         with_modules: bool | None = None,
     ) -> Generator[Profiler, None, None]:
-        """Profile the block with torch's profiler; every rank must enter, and waits for all at the end.
+        """Profile the block with torch's profiler; every rank must enter, and waits for all ranks at the end.
 
         Args:
-            profile_handler: How to profile, as one record, or just the folder; none given: the record among the
-                accelerator's ``kwargs_handlers``. The arguments that follow replace fields of it.
+            profile_handler: A `ProfileKwargs`, or the folder for traces; by default the `ProfileKwargs` among the
+                accelerator's ``kwargs_handlers``. The arguments below replace its fields.
             output_trace_dir: Folder for ``trace_rank<R>.json``, in Chrome's format; made if it is missing.
-            activities: ``cpu``, ``cuda``, ...; by default all that are supported here.
-            schedule_option: ``wait``, ``warmup``, ``active``, ``repeat`` and ``skip_first``, or a schedule of torch's.
-                Call ``step()`` on the profiler then; each cycle writes ``trace_rank<R>_step<N>.json``.
+            activities: ``cpu``, ``cuda``, ...; by default all that this machine supports.
+            schedule_option: ``wait``, ``warmup``, ``active``, ``repeat`` and ``skip_first``, or a schedule of torch's
+                profiler. Then call ``step()`` on the profiler; each cycle writes ``trace_rank<R>_step<N>.json``.
             on_trace_ready: Called with the profiler when a trace is ready.
             record_shapes: Record the shapes of operators' inputs.
             profile_memory: Record allocations.
@@ -619,7 +620,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             with_flops: Estimate floating point operations.
             with_modules: Record the module hierarchy.
 
-        Raises `MisuseError` for a folder that cannot be written, an unknown activity or part of a schedule.
+        Raises `MisuseError` for a folder that cannot be written, an unknown activity or an unknown field of a schedule.
         """
         changes: dict[str, Any] = {
             "output_trace_dir": output_trace_dir,
@@ -641,26 +642,27 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report what this rank runs with as its receipt, with the objects ``chosen`` by id, or all."""
+        """Report this rank's receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
     def has_rank_rng(self) -> bool:
-        """Whether the ranks draw random numbers of their own since this accelerator divided a loader."""
+        """Whether each rank draws different random numbers, because this accelerator has divided a loader."""
         return self._stepper.has_rank_rng
 
     def note_equal_rng(self) -> None:
-        """Record that every rank has the same random numbers again; every rank must call."""
+        """Record that all ranks have the same random state again; every rank must call."""
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return what this rank runs with, as the receipt shows it, with the objects ``chosen`` by id, or all."""
+        """Return the content of this rank's receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:
-        """Give everything back as it came and leave the world; may be called again.
+        """Restore all prepared objects to their state before `prepare`, and close the world; may be called again.
 
-        Every rank must call if a save is in the background, unless ``is_alone``: a rank that is gone is not waited for.
+        If a background save is running, every rank must call. With ``is_alone`` other ranks, which may have ended, are
+        not waited for.
         """
         if self._is_closed:
             return
@@ -668,7 +670,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         self.components.close(is_alone=is_alone)
 
     def __reduce__(self) -> Any:
-        """Refuse to be copied or pickled: it belongs to this process and to what it has prepared."""
+        """Raise `MisuseError`: an accelerator is bound to its process and its prepared objects."""
         raise MisuseError(
             "an Accelerator belongs to its process and can be neither copied nor sent: build it inside of the function "
             "that is launched, and leave it out of what is copied"

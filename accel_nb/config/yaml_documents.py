@@ -1,7 +1,7 @@
-"""YAML documents, read as untrusted input.
+"""Reader of YAML documents as untrusted input.
 
-Only yaml's safe parts are used, with YAML 1.2's plain words (``no`` is text, not false), and without tags, anchors or
-aliases, which no file of options needs. yaml itself is imported on first use, since most runs read no file.
+Only yaml's safe loader is used, with the scalars of YAML 1.2 (``no`` is text, not false). Tags, anchors and aliases are
+refused, since no file of options needs them. yaml is imported on first use, since most runs read no file.
 """
 
 import os
@@ -19,9 +19,9 @@ MAX_DEPTH = 8
 
 
 def read_options(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """Return the values of a file of options, the line of each by name, and problems of the file as a whole.
+    """Return the values of a file of options, the line of each by name, and the problems of the whole file.
 
-    The values are not checked against the schema. Raises `ConfigError` if the file cannot be read.
+    Values are not checked against the schema. Raises `ConfigError` if the file cannot be read.
     """
     source = os.fspath(path)
     text = _read_text(source)
@@ -38,7 +38,7 @@ def read_options(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the mapping that another program's YAML file holds, read as carefully as a file of options.
+    """Return the mapping in another program's YAML file, with the same restrictions as a file of options.
 
     Raises:
         ConfigError: if the file cannot be read or is not a mapping.
@@ -51,11 +51,11 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def dump_yaml(document: dict[str, Any]) -> str:
-    """Return a document as YAML text that `read_options` reads back."""
+    """Return a document as YAML text that `read_options` can read."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Quotes text that YAML 1.1 or 1.2 would read as something else."""
+        """A dumper that quotes text which YAML 1.1 or 1.2 would read as another type."""
 
     _add_plain_words(Dumper)
     return yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True)
@@ -64,7 +64,7 @@ def dump_yaml(document: dict[str, Any]) -> str:
 def _read_text(source: str) -> str:
     advice = "give the path of a YAML file"
     try:
-        # Non-blocking: opening a FIFO must not wait for a writer.
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
         handle = os.open(os.path.expanduser(source), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
@@ -89,7 +89,7 @@ def _read_text(source: str) -> str:
 
 
 class _Refused(Exception):
-    """What the file holds that no file of options may; the message names line and way out."""
+    """A file has content that is not allowed; the message names the line and what to do."""
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -116,7 +116,7 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what could make reading expensive or surprising, before anything is built."""
+    """Raise `_Refused` for content that is expensive or ambiguous to read, before any value is built."""
     import yaml
 
     depth = documents = 0
@@ -136,7 +136,7 @@ def _check_events(text: str) -> None:
 
 
 def _note_lines(node: Any, prefix: str, places: dict[str, str], source: str) -> None:
-    """Note the line of every name and refuse a name that stands twice."""
+    """Record the line of every name in ``places``; raise `_Refused` for a name that occurs twice."""
     for key, value in node.value:
         line = key.start_mark.line + 1
         name = prefix + str(key.value)
@@ -147,7 +147,7 @@ def _note_lines(node: Any, prefix: str, places: dict[str, str], source: str) -> 
             _note_lines(value, f"{name}.", places, source)
 
 
-# YAML 1.2's core schema: only true and false are booleans, no dates, no base 60, no octal 010.
+# YAML 1.2's core schema: only true and false are booleans; no dates, no base-60 numbers, no octal 010.
 _PLAIN_WORDS = {
     "null": (r"~|null|Null|NULL|", "~nN"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -176,7 +176,7 @@ def _loader(text: str) -> Any:
 
 
 def _check_version(values: dict[Any, Any], source: str) -> list[str]:
-    """Take ``version`` out of the values and return what is wrong with it."""
+    """Remove ``version`` from the values and return its problems."""
     version = values.pop("version", SCHEMA_VERSION)
     if isinstance(version, int) and not isinstance(version, bool) and version >= 1:
         if version > SCHEMA_VERSION:

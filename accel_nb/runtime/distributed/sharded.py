@@ -1,8 +1,8 @@
-"""Sharded tensors: the part of this rank, its position, and how to read the full tensor.
+"""Sharded tensors: this rank's part, its position, and collective reads of the full tensor.
 
-They are `torch.distributed.tensor.DTensor`s, divided along their first dim as `fully_shard` divides parameters, or
-parts of a flattened tensor, as ZeRO divides, which `register_flat_part` has registered. Torch is not imported before
-there is such a tensor.
+A sharded tensor is a `torch.distributed.tensor.DTensor` that is divided along its first dim, as by `fully_shard`, or a
+part of a flattened tensor, as in ZeRO, that was registered with `register_flat_part`. Torch is imported only once such
+a tensor exists.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _DONE = -1
 
 _flat: Any = None
-"""Registered flat parts by tensor; created with the first."""
+"""Registered flat parts by tensor; created at the first registration."""
 
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatPart:
-    """The elements of a flattened tensor that each rank holds, as ``(start, length)``, and the memory of this rank's.
+    """The ranges of a flattened tensor that the ranks hold, as ``(start, length)``, and this rank's memory.
 
-    ``held`` begins with this rank's elements and may be longer; None if the tensor itself is this rank's part.
+    ``held`` begins with this rank's elements and may be longer. It is None if the tensor itself is this rank's part.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class FlatPart:
 
 
 def register_flat_part(tensor: Any, part: FlatPart) -> Any:
-    """Register a tensor as standing for one of which this rank holds a part, and return it."""
+    """Register a tensor as representing a full tensor of which this rank holds ``part``, and return it."""
     global _flat
     if _flat is None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -57,18 +57,18 @@ def register_flat_part(tensor: Any, part: FlatPart) -> Any:
 
 
 def unregister_flat_part(tensor: Any) -> None:
-    """Undo `register_flat_part`; does nothing for other tensors."""
+    """Undo `register_flat_part`; do nothing for other tensors."""
     if _flat is not None:
         _flat.pop(tensor, None)
 
 
 def flat_part(tensor: Any) -> FlatPart | None:
-    """Return the part that `register_flat_part` has registered for a tensor; None for other tensors."""
+    """Return the part that is registered for a tensor; None for other tensors."""
     return None if _flat is None or not hasattr(tensor, "untyped_storage") else _flat.get(tensor)
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether this rank holds only a part of a tensor."""
+    """Return whether this rank holds only a part of a tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module is not None and isinstance(tensor, module.DTensor)) or flat_part(tensor) is not None
 
@@ -80,7 +80,7 @@ def full_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def local_part(tensor: Any) -> Any:
-    """Return this rank's part, a view; a plain tensor is returned as it is."""
+    """Return this rank's part as a view; a plain tensor is returned unchanged."""
     part = flat_part(tensor)
     if part is not None:
         return tensor if part.held is None else part.held[: part.ranges[part.rank][1]]
@@ -90,19 +90,19 @@ def local_part(tensor: Any) -> Any:
         return tensor._local_tensor
     import torch
 
-    with torch.no_grad():  # with gradients it would be a view that autograd records
+    with torch.no_grad():  # with gradients enabled, autograd would record the view
         return tensor.to_local()
 
 
 def num_parts(tensor: Any) -> int:
-    """Return the number of parts of a sharded tensor; with replicas it is smaller than the number of ranks."""
+    """Return the number of parts of a sharded tensor; with replicas there are fewer parts than ranks."""
     return math.prod(
         size for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True) if place.is_shard()
     )
 
 
 def first_row(tensor: Any) -> int:
-    """Return the first row of this rank's part."""
+    """Return the index of the first row of this rank's part."""
     rows = -(-tensor.shape[0] // num_parts(tensor))
     coordinate = next(
         index
@@ -113,9 +113,9 @@ def first_row(tensor: Any) -> int:
 
 
 def gather_full(tensor: Any, comm: Communicator) -> Tensor:
-    """Gather a sharded tensor, on the device of its parts; every rank must call.
+    """Return the full tensor, on the device of its parts; every rank must call.
 
-    Over ``comm``, not the tensor's device mesh: that may belong to a process group that has been destroyed.
+    It is gathered over ``comm``. The tensor's device mesh may belong to a process group that has been destroyed.
     """
     import torch
 
@@ -133,7 +133,7 @@ def gather_full(tensor: Any, comm: Communicator) -> Tensor:
 
 
 def shard_like(tensor: Any, part: Tensor) -> Any:
-    """Return a tensor that is sharded like ``tensor`` and of which ``part`` is this rank's part."""
+    """Return a tensor that is sharded like ``tensor``, with ``part`` as this rank's part."""
     flat = flat_part(tensor)
     if flat is not None:
         return register_flat_part(part, FlatPart(flat.shape, flat.ranges, flat.rank))
@@ -144,7 +144,7 @@ def shard_like(tensor: Any, part: Tensor) -> Any:
 
 
 def own_part(tensor: Any, whole: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, cut out of ``whole``; a view where that is contiguous."""
+    """Return this rank's part of ``whole``, which is divided like ``tensor``; a view where that is contiguous."""
     flat = flat_part(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
@@ -152,14 +152,14 @@ def own_part(tensor: Any, whole: Tensor) -> Tensor:
 
 
 def copy_into(tensor: Any, whole: Any) -> None:
-    """Copy a full tensor, or this rank's part of it, into a tensor in place; no other rank is involved."""
+    """Copy a full tensor, or this rank's part of it, into a tensor in place, without communication."""
     if is_sharded(tensor) and not is_sharded(whole):
         whole = own_part(tensor, whole)
     overwrite(local_part(tensor), local_part(whole))
 
 
 def shard_state(values: Any, parameter: Any) -> Any:
-    """Return an optimizer's state of a parameter with tensors of the parameter's shape sharded like it."""
+    """Return a parameter's optimizer state, with tensors of the parameter's shape sharded like the parameter."""
     if not is_sharded(parameter):
         return values
     return {
@@ -171,9 +171,9 @@ def shard_state(values: Any, parameter: Any) -> Any:
 
 
 def full_tensor(tensor: Any) -> Any:
-    """Return the full tensor; a plain tensor is returned as it is.
+    """Return the full tensor; a plain tensor is returned unchanged.
 
-    Raises `MisuseError` outside of `collective_reads` and `lead_reads`, in which all ranks take part in reading.
+    Raises `MisuseError` outside of `collective_reads` and `lead_reads`, in which all ranks take part in the gather.
     """
     if not is_sharded(tensor):
         return tensor
@@ -181,12 +181,12 @@ def full_tensor(tensor: Any) -> Any:
 
 
 def can_read_full() -> bool:
-    """Whether `full_tensor` can gather here."""
+    """Return whether `full_tensor` can gather in this context."""
     return _reader.get() is not None
 
 
 def require_reader() -> Callable[[Any], Any]:
-    """Return the function that gathers full tensors here; raises `MisuseError` as `full_tensor` does."""
+    """Return the function that gathers full tensors in this context; raise `MisuseError` as `full_tensor` does."""
     read = _reader.get()
     if read is None:
         raise MisuseError(
@@ -198,7 +198,7 @@ def require_reader() -> Callable[[Any], Any]:
 
 @contextmanager
 def collective_reads(comm: Communicator) -> Iterator[None]:
-    """Enable `full_tensor` in the block; every rank makes the same calls."""
+    """Enable `full_tensor` in the block, in which every rank must make the same calls."""
     token = _reader.set(lambda tensor: gather_full(tensor, comm))
     try:
         yield
@@ -218,9 +218,9 @@ def no_collective_reads() -> Iterator[None]:
 
 @contextmanager
 def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
-    """Enable `full_tensor` on this rank, rank 0, for ``tensors`` in the block, while the other ranks `serve_reads`.
+    """Enable `full_tensor` for ``tensors`` in the block, on rank 0, while the other ranks run `serve_reads`.
 
-    All ranks pass the same tensors in the same order.
+    All ranks must pass the same tensors in the same order.
     """
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
 
@@ -240,6 +240,6 @@ def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def serve_reads(comm: Communicator, tensors: Sequence[Any]) -> None:
-    """Take part in the gathers that rank 0 makes, until its block of `lead_reads` ends."""
+    """Take part in the gathers of rank 0 until its `lead_reads` block ends."""
     while (number := comm.broadcast_json(None)) != _DONE:
         gather_full(tensors[number], comm)

@@ -1,4 +1,4 @@
-"""Detection of the notebook platform, and what it means for a run. Imports no torch; uses no network."""
+"""Detection of the notebook platform, with its display mode and advice. Imports no torch; uses no network."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from accel_nb.runtime.process.environment import get_variables, notebook_variabl
 from accel_nb.runtime.process.hardware import count_tpu_chips
 
 DisplayMode = Literal["widget", "core widget", "picture", "text"]
-"""How a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
+"""How a front end shows the panel: with anywidget, with ipywidgets alone, as a picture, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformSignals:
-    """What platforms are detected by: variables, loaded modules, names of the notebook, folders, the parent process."""
+    """Data by which platforms are detected: variables, loaded modules, notebook names, folders, the parent process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     home: str = ""
     parent: str = ""
-    """The command line of the process that started this one."""
+    """Command line of the parent process."""
     has_path: Callable[[str], bool] = os.path.exists
     num_tpu_chips: int = 0
-    """Chips on the machine's PCI bus."""
+    """Number of TPU chips on the machine's PCI bus."""
 
     @property
     def has_kernel(self) -> bool:
-        """Whether this is a notebook's kernel."""
+        """Whether this process is a notebook's kernel."""
         return "ipykernel" in self.modules
 
 
@@ -122,21 +122,21 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
     Platform("script", "a script", lambda here: True, display_mode="text"),
 )
-"""In the order of detection: Kaggle's image has Colab's variables too, and other programs inherit VS Code's."""
+"""In the order of detection: Kaggle's image sets Colab's variables too; other programs inherit those of VS Code."""
 
 
 _TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
 
 
 def collect_signals() -> PlatformSignals:
-    """Collect the signals of this process."""
+    """Return the signals of this process."""
     main = sys.modules.get("__main__")
     try:
         parent = " ".join((psutil.Process().parent() or psutil.Process()).cmdline())
-    except psutil.Error:  # it has ended, or belongs to another user
+    except psutil.Error:  # the parent has ended, or belongs to another user
         parent = ""
     app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
-    is_kernel = app is not None and app.initialized()  # other code may have imported the package alone
+    is_kernel = app is not None and app.initialized()  # scripts may import ipykernel too
     return PlatformSignals(
         variables=notebook_variables(),
         modules=frozenset(sys.modules) - (frozenset() if is_kernel else {"ipykernel"}),
@@ -148,15 +148,15 @@ def collect_signals() -> PlatformSignals:
 
 
 def detect_platform(signals: PlatformSignals | None = None) -> Platform:
-    """Return the first platform that is detected; ``script`` without any."""
+    """Return the first platform that is detected, or ``script``."""
     here = signals or collect_signals()
     return next(platform for platform in PLATFORMS if platform.is_detected(here))
 
 
 def find_tpu(signals: PlatformSignals | None = None) -> str | None:
-    """Return the type of this machine's TPU, ``TPU`` where the type is not known; None without one.
+    """Return the type of this machine's TPU, ``TPU`` if the type is unknown, or None without a TPU.
 
-    Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
+    Images of TPU machines set a variable to the type. The chips are on the PCI bus; older drivers also list them as
     ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to an older design and are ignored.
     """
     here = signals or PlatformSignals(get_variables(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())

@@ -1,6 +1,6 @@
-"""DeepSpeed's ZeRO: optimizer state, gradients and parameters are divided among the ranks, by stage.
+"""The strategy `deepspeed`: ZeRO shards optimizer state, gradients and parameters among the ranks, by stage.
 
-The engine divides and communicates. Accumulation windows, clipping, precision and checkpoints are those of all
+DeepSpeed's engine shards and communicates. Accumulation windows, clipping, precision and checkpoints work as in all
 strategies: losses are scaled and gradients clipped outside of the engine, whose own settings for them are off.
 """
 
@@ -59,7 +59,7 @@ def _why_no_deepspeed() -> str | None:
 
 
 class Deepspeed(Stepping):
-    """Trains models whose optimizer state, gradients or parameters are divided among the ranks."""
+    """Training with optimizer state, gradients or parameters sharded among the ranks by DeepSpeed."""
 
     options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
@@ -71,18 +71,18 @@ class Deepspeed(Stepping):
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
         super().__init__(options or DeepspeedOptions(), precision)
         self._prepared: dict[int, nn.Module] = {}
-        # For models on the meta device: where their values come from, until the models are divided.
+        # For models on the meta device: the source of their values, until the models are sharded.
         self._fillings: dict[int, WeightFilling] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
-        # By the id of the optimizer, in the order of `wrap`, which is the same on every rank.
+        # By the optimizer's id, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world; its default process group must be open."""
+        """Open the strategy in a world; its default process group must be open."""
         self._world, self._comm, self._device = world, comm, torch.device(world.device)
-        set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
-        # With this variable DeepSpeed does not warn about the accelerator that it detects.
+        set_local_rank(world)  # DeepSpeed reads LOCAL_RANK when it starts, and in stage 3 in forward passes
+        # With this variable set, DeepSpeed does not warn about the accelerator that it detects.
         with patch_environment(ds_accelerator=self._device.type):
             from accel_nb.strategies.deepspeed.engine import use_default_group
 
@@ -93,7 +93,7 @@ class Deepspeed(Stepping):
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Prepare models and optimizers; what an optimizer steps is divided once both are prepared."""
+        """Prepare models and optimizers; parameters are sharded once their model and optimizer are prepared."""
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
@@ -112,7 +112,7 @@ class Deepspeed(Stepping):
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why models and optimizers cannot be divided together, or with those that are prepared already."""
+        """Return why models and optimizers cannot be sharded together, or with prepared ones; None if they can."""
         models = [model for model in bundle.models if id(model) not in self._prepared]
         waiting = self._undivided()
         new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
@@ -120,7 +120,7 @@ class Deepspeed(Stepping):
         return next(find_refusals(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Restore a model, and those that share its optimizer, whole on every rank; every rank must call."""
+        """Restore a model, and the models that share its optimizer, in full on every rank; every rank must call."""
         if self._prepared.pop(id(model), None) is None:
             return model
         self._fillings.pop(id(model), None)
@@ -135,14 +135,14 @@ class Deepspeed(Stepping):
         return model
 
     def data_coords(self) -> tuple[int, int]:
-        """Return rank and size: each rank reads a share of its own."""
+        """Return rank and world size: each rank reads its own share of the data."""
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Do nothing: stage 1 averages once a window, before the step, and the others with every backward pass."""
+        """Do nothing: stage 1 averages once per window, before the step; stages 2 and 3 in every backward pass."""
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Raise MisuseError: gradients are divided among the ranks."""
+        """Raise `MisuseError`: gradients are sharded among the ranks."""
         raise MisuseError(
             "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold parts of them: use ddp"
         )
@@ -159,7 +159,7 @@ class Deepspeed(Stepping):
             zero.end_backward()
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Average what is not averaged yet, and multiply all by ``factor``."""
+        """Average the gradients that are not averaged yet, and multiply all by ``factor``."""
         for zero in self._zeros_of(bundle):
             if zero.has_gradients:
                 zero.finish_gradients()
@@ -172,7 +172,7 @@ class Deepspeed(Stepping):
             zero.drop_gradients()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the loss scale, once for each step, and share an overflow with all ranks."""
+        """Divide the gradients by the loss scale, once per step, and report an overflow to all ranks."""
         zero = self._zeros.get(id(optimizer))
         if zero is not None and self.precision.policy.loss_scaling and zero.has_gradients:
             scaled = self._scaled.setdefault(id(optimizer), _Scaled(zero))
@@ -183,7 +183,7 @@ class Deepspeed(Stepping):
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one collective of one number."""
+        """Clip to ``max_norm`` and return the norm over all shards before clipping; one collective of one number."""
         chosen = list(self._chosen(bundle, parameters))
         own = torch.zeros((), device=self._device)
         if chosen:
@@ -198,16 +198,16 @@ class Deepspeed(Stepping):
 
     @torch.no_grad()
     def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
-        """Clip each element of a gradient."""
+        """Clip each gradient element to ``[-clip_value, clip_value]``."""
         for gradient in self._chosen(bundle, parameters):
             gradient.clamp_(-clip_value, clip_value)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
-        """Step this rank's part of what the optimizer steps, and gather the result where weights are whole."""
+        """Step this rank's shard of the parameters, and gather the result if weights are not sharded."""
         zero = self._zeros.get(id(optimizer))
         if zero is None:
             return super().step(optimizer)
-        vars(optimizer)["_opt_called"] = True  # which schedulers read, to warn if the optimizer was not stepped
+        vars(optimizer)["_opt_called"] = True  # schedulers read it, to warn if the optimizer was not stepped
         if not self.precision.policy.loss_scaling or not zero.has_gradients:
             return "ran" if zero.step() else "skipped"
         self.unscale(optimizer)
@@ -218,7 +218,7 @@ class Deepspeed(Stepping):
         return "ran" if ran else "skipped"
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return all training state; of what is divided this rank's share of the rows, as a `Slice`."""
+        """Return all training state; of each sharded tensor this rank's rows, as a `Slice`."""
         for zero in self._zeros_of(bundle):
             zero.reload_changed_weights()
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
@@ -231,7 +231,7 @@ class Deepspeed(Stepping):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state; tensors that are not read yet are read one at a time, and divided at once."""
+        """Load state; stored tensors are read and sharded one at a time."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
             named.update(model.named_buffers(remove_duplicate=False))
@@ -258,16 +258,16 @@ class Deepspeed(Stepping):
         self.precision.load_state_dict(state["precision"])
 
     def hidden_bytes(self) -> tuple[int, int]:
-        """Return the bytes of this rank's gradients, and of the weights that it steps a copy of."""
+        """Return the bytes of this rank's gradients, and of the copies of weights that it steps."""
         zeros = self._zeros.values()
         return sum(zero.gradient_bytes for zero in zeros), sum(zero.master_bytes for zero in zeros)
 
     def describe(self) -> dict[str, Any]:
-        """Return the stage, and the options that are not at their default."""
+        """Return the stage, and the options that differ from their defaults."""
         return {"zero_stage": self.options.zero_stage, **self.options.model_dump(mode="json", exclude_defaults=True)}
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the dictionary that each of DeepSpeed's engines was given."""
+        """Return the configuration of each DeepSpeed engine."""
         return [zero.settings for zero in self._zeros.values()]
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class Deepspeed(Stepping):
             self.unwrap(model)
 
     def _prepare(self, model: nn.Module) -> None:
-        """Give a model the weights of rank 0 and the run's precision, before an optimizer of it is prepared."""
+        """Copy rank 0's weights to a model and set the run's precision, before its optimizer is prepared."""
         if any(value.is_meta for value in model.parameters()):
             assert self.options.weights is not None, "`find_refusals` refuses models without values otherwise"
             filling = self._fillings[id(model)] = WeightFilling(model, open_safetensors(self.options.weights))
@@ -290,13 +290,13 @@ class Deepspeed(Stepping):
         """Override the methods of a model that its engine changes, and set the run's precision."""
         _restore_plain_class(model)
         zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
-        if zero is not None:  # several engines of one model need the same methods
+        if zero is not None:  # all engines of one model need the same methods
             patch_instance(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, self.precision))
 
     def _undivided(self) -> list[Optimizer]:
-        """Return the optimizers that have no engine: none of their models is prepared, or not yet."""
+        """Return the optimizers that have no engine, since none of their models is prepared yet."""
         living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
         return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
 
@@ -323,7 +323,7 @@ class Deepspeed(Stepping):
                 yield zero
 
     def _chosen(self, bundle: Bundle, parameters: Iterable[Tensor] | None) -> Iterator[Tensor]:
-        """Yield this rank's part of each gradient of some parameters; none given: of all."""
+        """Yield this rank's shard of the gradient of each of ``parameters``; None means all."""
         wanted = None if parameters is None else {id(value) for value in parameters}
         for optimizer in bundle.optimizers:
             zero = self._zeros.get(id(optimizer))
@@ -335,7 +335,7 @@ class Deepspeed(Stepping):
                     yield gradient
 
     def _whole(self, value: Any) -> Any:
-        """Return the whole tensor of a `Slice`, a stored or a divided tensor; every rank must call."""
+        """Return the full tensor of a `Slice`, a stored tensor or a sharded tensor; every rank must call."""
         if isinstance(value, Slice):
             return dict(gather_weights({"": value}, self._comm))[""]
         if isinstance(value, StoredTensor):
@@ -343,7 +343,7 @@ class Deepspeed(Stepping):
         return sharded.gather_full(value, self._comm) if sharded.is_sharded(value) else value
 
     def _sliced(self, state: Any, copied: bool) -> Any:
-        """Return a state with a `Slice` of whole rows in place of each tensor of which this rank holds a part."""
+        """Return a state in which each sharded tensor is replaced by a `Slice` of this rank's rows."""
 
         def slice_leaf(leaf: Any) -> Any:
             if sharded.is_sharded(leaf):
@@ -362,7 +362,7 @@ class Deepspeed(Stepping):
 
 
 class _Scaled:
-    """A divided optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
+    """A sharded optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
 
     def __init__(self, zero: ZeroModel) -> None:
         self.ran = False
@@ -375,13 +375,13 @@ class _Scaled:
         return [{"params": [_holding(value) for value in (self._found, *self._gradients())]}]
 
     def share_overflow(self, comm: Communicator, device: torch.device) -> None:
-        """Find out whether any rank has an infinite gradient; every rank must call."""
+        """Record whether any rank has an infinite or NaN gradient; every rank must call."""
         finite = all(bool(value.isfinite().all()) for value in self._gradients())
         seen = comm.all_reduce(torch.tensor([0.0 if finite else 1.0], device=device), "max")
         self._found = torch.where(seen > 0, math.inf, 0.0)
 
     def step(self) -> None:
-        """Step; called by the scaler if no gradient overflowed."""
+        """Step the optimizer; the scaler calls it if no gradient overflowed."""
         self.ran = self._zero.step()
 
     def _gradients(self) -> Iterator[Tensor]:
@@ -400,12 +400,12 @@ def _restore_plain_class(model: nn.Module) -> None:
 
 
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a divided module that differ from those of its plain class."""
+    """Return the methods of a sharded module that differ from those of its plain class."""
 
     def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Return the parameters, whole where ranks read together, as in a plain cell; refuse elsewhere.
+        """Return the full parameters where all ranks gather, as in a plain cell; raise `MisuseError` elsewhere.
 
-        Between steps a divided parameter is empty, and would be saved so. ``keep_vars`` returns them as they are.
+        Between steps a sharded parameter is empty, and would be saved empty. ``keep_vars`` returns them unchanged.
         """
         state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
         for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
@@ -414,7 +414,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load whole tensors, of which each rank uses its part."""
+        """Load full tensors, of which each rank uses its shard."""
         if assign:
             raise MisuseError("a divided model cannot be given other tensors: load_state_dict without assign=True")
         with zero.whole():
@@ -425,7 +425,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return twin
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        zero.reload_changed_weights()  # so that what was written into weights has effect before they are used
+        zero.reload_changed_weights()  # so that values written into weights take effect before the forward pass
         return plain.__call__(self, *args, **kwargs)
 
     more = {"__call__": __call__} if zero.divides_weights else {}

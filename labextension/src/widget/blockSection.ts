@@ -1,4 +1,4 @@
-/** The allocator's blocks on each rank at one moment, and who holds most of them. There only once somebody has asked. */
+/** The allocator's blocks on each rank at one step, and their largest holders. Hidden until a map was requested. */
 
 import { layOut, type IBorder } from '../chart/blockMap';
 import { capText, formatBytes, formatCount } from '../chart/format';
@@ -93,7 +93,7 @@ function drawBlocks(map: IMemoryMap, figures: string): HTMLElement {
   return drawing;
 }
 
-/** Put something on its line of the drawing. */
+/** Position an element on its line of the drawing. */
 function place(made: HTMLElement, { line, left }: IBorder): HTMLElement {
   made.style.left = percent(left);
   made.style.top = `${line * (LINE_HEIGHT + GAP)}px`;

@@ -1,4 +1,4 @@
-/** The memory maps of all ranks, one below the other on common scales. */
+/** The memory maps of the ranks, on common scales. */
 
 import type { ColumnTable } from '../chart/columns';
 import { formatBytes } from '../chart/format';
@@ -10,15 +10,16 @@ import type { IFacts } from '../model/protocol';
 import { actionButton, element, paintSwatch, setText } from './dom';
 import type { Action } from './runControls';
 
-/** Ranks whose map is drawn; the figures of the others are the kernel's to show. */
+/** Maximum number of ranks whose map is drawn. */
 export const MAX_MEMORY_MAPS = 8;
 
 const CAPTION_HEIGHT = 20;
 const MIN_MAP_HEIGHT = 70;
 const TIME_AXIS_HEIGHT = 22;
 
-/** Maps go side by side where there is this much room for each, and below the chart where they are more than it is high. */
+/** Minimum width of a map, in pixels; maps are side by side if the section is wide enough. */
 const MIN_MAP_WIDTH = 220;
+/** Maximum number of maps in a column beside the chart; more are drawn below it. */
 const MAX_BESIDE = 3;
 
 interface IMap {
@@ -77,12 +78,12 @@ export class MemorySection {
     }
   }
 
-  /** Whether the maps are few enough for a column beside the chart. */
+  /** Whether the maps fit into a column beside the chart. */
   get fitsBeside(): boolean {
     return this.model.memory.size <= MAX_BESIDE;
   }
 
-  /** Draw every map, into a column of about `height` pixels where there is one beside the chart. */
+  /** Draw every map; beside the chart, in a column of about `height` pixels. */
   draw(height: number, isBeside: boolean): void {
     const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
@@ -159,14 +160,14 @@ export class MemorySection {
   private readonly more = element('div', 'accel-nb-more');
 }
 
-/** As many columns as there is room for, in rows that are about equally full. */
+/** Return the number of columns that fit into `width` pixels, reduced so that rows are about equally long. */
 export function numColumns(numMaps: number, width: number): number {
   const most = Math.max(1, Math.floor(width / MIN_MAP_WIDTH));
   const numRows = Math.max(1, Math.ceil(numMaps / most));
   return Math.max(1, Math.ceil(numMaps / numRows));
 }
 
-/** Only the allocator of CUDA devices can be looked into, and only while somebody listens. */
+/** Whether memory blocks can be mapped: a rank has a CUDA device, and the running cell receives actions. */
 function hasAllocator(facts: IFacts | null): boolean {
   return (
     facts !== null &&
@@ -186,7 +187,7 @@ function showReading(target: HTMLElement, reading: IMemoryReading | null): void 
   }
   const free = reading.free > 0 ? `free ${formatBytes(reading.free)}` : '';
   const figures = [formatBytes(reading.total), `peak ${formatBytes(reading.peak)}`, free];
-  // One that there is no room for goes into a line that is not seen, and is in the title all the same.
+  // A figure that does not fit wraps into a hidden line; the title contains it too.
   figures.forEach((figure, index) => {
     setText(target.children[index] as HTMLElement, figure);
   });
