@@ -240,6 +240,6 @@ def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def serve_reads(comm: Communicator, tensors: Sequence[Any]) -> None:
-    """Take part in the gathers of rank 0 until its `lead_reads` block ends."""
+    """Join the gathers of rank 0 until its `lead_reads` block ends."""
     while (number := comm.broadcast_json(None)) != _DONE:
         gather_full(tensors[number], comm)
