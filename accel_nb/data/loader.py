@@ -1,11 +1,11 @@
-"""Sharding a ``DataLoader`` in place: the same object, of which each rank reads its share.
+"""Sharding of a ``DataLoader`` in place: the object stays the same, and each rank reads its share.
 
-Two ways to get at a share:
+A share is read in one of two ways:
 
-- *by index*: the loader has a batch sampler. Only the samples of this rank are read: in this process, or where there
-  are worker processes or the loader's class iterates in its own way, by an inner loader that is equal but for the batch
-  sampler.
-- *by batch*: the dataset is a stream or gives ready batches (``batch_size=None``); see `accel_nb.data.streams`.
+- *by index*: the loader has a batch sampler. Only the samples of this rank are read. They are read in this process. If
+  there are worker processes or the loader's class defines its own iteration, an inner loader reads them, which differs
+  from the loader in its batch sampler only.
+- *by batch*: the dataset is a stream or yields complete batches (``batch_size=None``); see `accel_nb.data.streams`.
 """
 
 from __future__ import annotations
@@ -95,26 +95,26 @@ def shard_loader(
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
 
     ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``: as
-    many consecutive batches as there are shares make a global one, one for each, and ``len`` shrinks accordingly.
+    many consecutive batches as there are shares form a global batch, one for each, and ``len`` shrinks accordingly.
 
     - ``observer`` decides which loops train, and receives the events of all loops. A batch counts as trained on when
       `LoaderObserver.num_trained` has grown by one since the batch was yielded, or when the next one is requested.
-    - ``coords`` is which share of the data this rank reads, and how many there are; by default rank and world size.
-      Ranks with the same coordinates read the same.
-    - ``options`` is the section of the configuration about loaders; ``seed`` is what it falls back to for the order of
-      ``use_seedable_sampler``. ``lane`` replaces the way in which batches are copied ahead of time.
-    - ``place_batch`` returns a batch as it is yielded, if that is more than moving it to ``device``.
+    - ``coords`` is the index of the share of the data that this rank reads, and the number of shares; by default rank
+      and world size. Ranks with the same coordinates read the same share.
+    - ``options`` is the section of the configuration about loaders; ``seed`` is the default of its ``data_seed``, for
+      the order of ``use_seedable_sampler``. ``transfer`` replaces the prefetch of batches to the device.
+    - ``place_batch`` moves a batch to the device, in place of a copy to ``device``, and returns it.
     - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather at the
-      first batch; generators of its own, a sampler that torch did not define, a stream that is read or dispatched in
-      this process, further messages.
-    - A stream that is read whole must yield the same samples on every rank: do not split it by rank. What it does with
-      ``get_worker_info`` to split itself among worker processes is left alone.
-    - Batches come in the order of the sampler, whatever ``in_order`` says.
-    - The loader has ``set_epoch``, ``total_batch_size``, ``total_dataset_length``, ``end_of_dataloader`` and
-      ``remainder`` as well.
-    - Sharding a sharded loader replaces the settings. Copying or pickling it gives a plain loader.
+      first batch. Generators of the loader, a sampler class not defined by torch, and a stream that is read or
+      dispatched in this process cost further messages.
+    - A stream that every rank reads must yield the same samples on every rank: do not split it by rank. Splits among
+      worker processes with ``get_worker_info`` are not changed.
+    - Batches come in the order of the sampler, for each value of ``in_order``.
+    - The loader gains ``set_epoch``, ``total_batch_size``, ``total_dataset_length``, ``end_of_dataloader`` and
+      ``remainder``.
+    - Sharding a sharded loader replaces the settings. Copying or pickling it returns a plain loader.
 
-    Raises :class:`MisuseError` for what is no ``DataLoader`` and for one that is divided among the ranks already.
+    Raises :class:`MisuseError` for objects other than a ``DataLoader``, and for a loader that is divided already.
     """
     if not isinstance(loader, DataLoader):
         raise MisuseError(f"only a torch DataLoader can be sharded, not a {type(loader).__name__}")
@@ -124,15 +124,15 @@ def shard_loader(
     plain = type(loader)
     options = options or DataOptions()
     index, count = coords or (comm.world.rank, comm.world.size)
-    place = DataShard(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
-    sharding = _ShardedLoading(plain, place, torch.device(device), observer, options, seed, transfer, place_batch)
+    shard = DataShard(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
+    sharding = _ShardedLoading(plain, shard, torch.device(device), observer, options, seed, transfer, place_batch)
     setattr(loader, _ATTRIBUTE, sharding)
     loader.__class__ = _sharded_class(plain, has_own_length=batch == "per-worker")
     return loader
 
 
 def unshard_loader(loader: DataLoader[T]) -> DataLoader[T]:
-    """Undo :func:`shard_loader`; a plain loader is left as it is. Iterations under way go on as they were."""
+    """Undo :func:`shard_loader`; do nothing for a plain loader. Iterations in progress continue unchanged."""
     if is_sharded(loader):
         loader.__class__ = _sharding(loader).plain
         delattr(loader, _ATTRIBUTE)
@@ -140,27 +140,27 @@ def unshard_loader(loader: DataLoader[T]) -> DataLoader[T]:
 
 
 def is_sharded(loader: object) -> bool:
-    """Whether :func:`shard_loader` changed this object."""
+    """Return whether :func:`shard_loader` has changed this object."""
     return _ATTRIBUTE in getattr(loader, "__dict__", ())
 
 
 def count_remaining(loader: DataLoader[Any], position: LoaderPosition) -> int | None:
-    """Return how many samples of the epoch a sharded loader has left at ``position``, if that is known."""
+    """Return the number of samples in the epoch after ``position``, None if the length is not known."""
     return _sharding(loader).count_remaining(loader, position)
 
 
 def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare], object] | None) -> None:
-    """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None calls nothing."""
+    """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None removes it."""
     _sharding(loader).on_batch = on_batch
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
-    """Count a sharded loader's epochs from here."""
+    """Restart a sharded loader's count of epochs at 0."""
     _sharding(loader).reset_epochs()
 
 
 def get_position(loader: DataLoader[Any]) -> LoaderPosition:
-    """Return where a sharded loader is; what rank 0 returns is whole, and counts."""
+    """Return the position of a sharded loader; only that of rank 0 is complete, and is to be stored."""
     return _sharding(loader).position(loader)
 
 
@@ -171,24 +171,24 @@ def resume_loader(
     passes: bool = False,
     on_resume: Callable[[], object] | None = None,
 ) -> None:
-    """Let a sharded loader's next iteration go on from ``position``; every rank must call.
+    """Make a sharded loader's next iteration resume at ``position``; every rank must call.
 
-    With ``passes`` as many iterations as epochs are over pass empty before that. ``on_resume`` is called when the first
-    batch after that is asked for. Ask `explain_no_resume` first.
+    With ``passes`` the loader first yields no batches in an iteration for each finished epoch. ``on_resume`` is called
+    when the iteration after these starts. Check `explain_no_resume` before the call.
     """
     _sharding(loader).resume(loader, position, passes, on_resume)
 
 
 def explain_no_resume(loader: DataLoader[Any], position: LoaderPosition) -> str | None:
-    """Return why a sharded loader cannot go on from ``position``, such as a stream that does not know where it was."""
+    """Return why a sharded loader cannot resume at ``position``, such as a stream without a state; None if it can."""
     return _sharding(loader).explain_no_resume(loader, position)
 
 
 def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> SkippedBatchesLoader:
-    """Return what iterates a prepared loader without this rank's first batches; they are not read.
+    """Return an iterable over a prepared loader without this rank's first batches, which are not read.
 
-    After `Accelerator.load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
-    Raises `MisuseError` for a loader that is not prepared, and for what is no number of batches.
+    Not needed after `Accelerator.load_state`, which resumes prepared loaders. Every rank must call.
+    Raises `MisuseError` for a loader that is not prepared, and for an invalid number of batches.
     """
     if not is_sharded(dataloader):
         raise MisuseError("skip_first_batches takes a loader that is prepared: call prepare(loader) first")
@@ -202,7 +202,7 @@ def _sharding(loader: DataLoader[Any]) -> _ShardedLoading:
 
 
 def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> type[DataLoader[Any]]:
-    """Return a subclass for one instance; it goes by the name of ``plain``, and its copies are of ``plain``."""
+    """Return a subclass for one instance, with the name of ``plain``; copies of the instance are of class ``plain``."""
 
     def __iter__(self: DataLoader[Any]) -> Iterator[Any]:
         return _sharding(self).iterate(self)
@@ -211,66 +211,66 @@ def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> typ
         return _sharding(self).length(self)
 
     def __reduce_ex__(self: DataLoader[Any], protocol: Any) -> Any:
-        # Protocol 1 names the class as an argument; later ones insist that it is the class of the pickled object.
-        return _plain_twin(self, plain).__reduce_ex__(1)
+        # Protocol 1 passes the class as an argument; later protocols require the class of the pickled object.
+        return _plain_copy(self, plain).__reduce_ex__(1)
 
     body: dict[str, Any] = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__}
     if has_own_length:
         body["__len__"] = __len__
-    known = {
+    attributes = {
         "set_epoch": lambda self, epoch: _sharding(self).set_epoch(self, epoch),
         "total_batch_size": property(lambda self: _sharding(self).total_batch_size(self)),
         "total_dataset_length": property(lambda self: len(self.dataset)),
         "end_of_dataloader": property(lambda self: _sharding(self).is_at_end),
         "remainder": property(lambda self: _sharding(self).remainder(self)),
     }
-    body.update({name: value for name, value in known.items() if name == "set_epoch" or not hasattr(plain, name)})
+    body.update({name: value for name, value in attributes.items() if name == "set_epoch" or not hasattr(plain, name)})
     return make_instance_class(plain, plain, body)
 
 
-def _plain_twin(loader: DataLoader[Any], plain: type[DataLoader[Any]]) -> DataLoader[Any]:
-    # By way of __dict__, since a DataLoader refuses to have most attributes set after its construction.
-    twin = object.__new__(plain)
-    twin.__dict__.update({name: value for name, value in loader.__dict__.items() if name != _ATTRIBUTE})
-    return twin
+def _plain_copy(loader: DataLoader[Any], plain: type[DataLoader[Any]]) -> DataLoader[Any]:
+    # Copy __dict__, since a DataLoader raises if most attributes are set after its construction.
+    copied = object.__new__(plain)
+    copied.__dict__.update({name: value for name, value in loader.__dict__.items() if name != _ATTRIBUTE})
+    return copied
 
 
 class _ShardedLoading:
-    """What a sharded loader carries: its settings, and what reads for it."""
+    """The settings and readers of a sharded loader, stored in an attribute of it."""
 
     def __init__(
         self,
         plain: type[DataLoader[Any]],
-        place: DataShard,
+        shard: DataShard,
         device: torch.device,
         observer: LoaderObserver,
         options: DataOptions,
         seed: int | None,
-        lane: BatchTransfer | None,
+        transfer: BatchTransfer | None,
         place_batch: Callable[[Any], Any] | None,
     ) -> None:
         self.plain = plain
         self.observer = observer
         self.on_batch: Callable[[Any, BatchShare], object] | None = None
-        # The share delivered last; None before the first one of an iteration.
+        # The share of the batch yielded last; None before the first batch of an iteration.
         self.latest: BatchShare | None = None
-        self._place = place
-        self._comm = place.comm
+        self._shard = shard
+        self._comm = shard.comm
         self._device = device
         self._options = options
         self._seed = seed if options.data_seed is None else options.data_seed
-        self._lane = lane
+        self._transfer = transfer
         self._side_stream: StreamTransfer | None = None
-        # Kept from epoch to epoch, so that persistent workers survive.
+        # Reused in all epochs, so that persistent workers stay alive.
         self._inner: DataLoader[Any] | None = None
-        self._feed: IndexSampler | None = None
+        self._index_sampler: IndexSampler | None = None
         self._worker_seeds = torch.Generator()
-        # What a dataset that divides itself gave this rank.
-        self._own_part: Any = None
+        # The part for this rank of a dataset that has a method ``shard``.
+        self._dataset_shard: Any = None
         self._place_batch = place_batch
         self._num_epochs = 0
         self._epoch: EpochProgress | None = None
-        # What the next iterations are to be: empty ones, then one from a position.
+        # The next iterations: the number of empty ones, then the position at which to resume.
         self._num_empty = 0
         self._resumed: LoaderPosition | None = None
         self._on_resume: Callable[[], object] | None = None
@@ -281,23 +281,25 @@ class _ShardedLoading:
 
     def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return None if size is None else size * self._place.group_size
+        return None if size is None else size * self._shard.group_size
 
     @property
     def is_at_end(self) -> bool:
         return self.latest is not None and self.latest.is_last
 
     def remainder(self, loader: DataLoader[Any]) -> int:
-        """Return how many samples of the last global batch are no repeats, if it is short; -1 if that is not known."""
+        """Return the number of samples in a short last global batch, repeats excluded, or 0; -1 if it is not known."""
         total, length = self.total_batch_size(loader), length_of(loader.dataset)
         return -1 if not total or length is None or loader.drop_last else length % total
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         if hasattr(self.plain, "set_epoch"):
             self.plain.set_epoch(loader, epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        feed, sampler = self._build_sampler(loader), loader.batch_sampler
+        index_sampler, sampler = self._build_sampler(loader), loader.batch_sampler
         inner: Any = getattr(sampler, "sampler", None)
-        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, feed and feed.seedable_sampler)
+        set_epoch(
+            epoch, sampler, inner, loader.sampler, loader.dataset, index_sampler and index_sampler.seedable_sampler
+        )
         if self._inner is not None and self._inner.dataset is not loader.dataset:
             set_epoch(epoch, self._inner.dataset)
 
@@ -316,23 +318,23 @@ class _ShardedLoading:
             on_resume()
         resumed, self._resumed = self._resumed, None
         if skipped is not None:
-            resumed = self._after(loader, skipped, resumed)
+            resumed = self._position_after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = EpochProgress(self._place.group_size, self.observer.num_trained, resumed)
+        self._epoch = epoch = EpochProgress(self._shard.group_size, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
-        lane = self._transfer_for(loader)
-        if lane is None:
+        transfer = self._transfer_for(loader)
+        if transfer is None:
             return _LoaderIterator(pairs, self, epoch, move)
-        return _LoaderIterator(BatchPrefetcher(pairs, lane), self, epoch, None)
+        return _LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
 
     def end_epoch(self, epoch: EpochProgress | None) -> None:
-        """Count an epoch that is over, once: read to its end, or left for another."""
+        """Count an epoch that was read to its end or abandoned for another, once."""
         if epoch is not None and not epoch.is_over:
             epoch.is_over = True
             self._num_epochs += 1
 
     def reset_epochs(self) -> None:
-        """Count epochs from here; those that were still to pass empty belong to the run before."""
+        """Restart the count of epochs, and drop the empty iterations left from an earlier resume."""
         self._num_epochs = self._num_empty = 0
         self._on_resume = None
         self._epoch = None
@@ -341,14 +343,16 @@ class _ShardedLoading:
         epoch = self._epoch
         if self._resumed is not None:  # loaded, and not iterated since
             return self._resumed
-        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._place.count)
+        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._shard.count)
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
             seen, batches = epoch.count_trained()
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
             return replace(here, seen=seen, batches=batches, drawing=epoch.sampler_state, stream=stream, is_inside=True)
-        feed = self._build_sampler(loader)
+        index_sampler = self._build_sampler(loader)
         return (
-            here if feed is None else replace(here, drawing=capture_sampler_state(feed.sampler, own_generators(loader)))
+            here
+            if index_sampler is None
+            else replace(here, drawing=capture_sampler_state(index_sampler.sampler, own_generators(loader)))
         )
 
     def resume(
@@ -359,15 +363,15 @@ class _ShardedLoading:
         self._resumed = position if position.is_within_epoch else None
         self._on_resume = on_resume
         if self._options.use_seedable_sampler and position.seed is not None and position.seed != self._seed:
-            self._seed, self._feed = position.seed, None
-        feed = self._build_sampler(loader)
-        if feed is not None and position.sampler_state is not None and not position.is_within_epoch:
-            restore_sampler_state(position.sampler_state, feed.sampler, own_generators(loader))
+            self._seed, self._index_sampler = position.seed, None
+        index_sampler = self._build_sampler(loader)
+        if index_sampler is not None and position.sampler_state is not None and not position.is_within_epoch:
+            restore_sampler_state(position.sampler_state, index_sampler.sampler, own_generators(loader))
 
     def count_remaining(self, loader: DataLoader[Any], position: LoaderPosition) -> int | None:
-        feed, sampler = self._build_sampler(loader), loader.batch_sampler
+        index_sampler, sampler = self._build_sampler(loader), loader.batch_sampler
         inner: Any = getattr(sampler, "sampler", None)
-        total = length_of(loader.dataset) if feed is None or inner is None else length_of(inner)
+        total = length_of(loader.dataset) if index_sampler is None or inner is None else length_of(inner)
         if total is None:
             return None
         if loader.drop_last and loader.batch_size:
@@ -375,7 +379,7 @@ class _ShardedLoading:
         return max(total - position.num_samples, 0)
 
     def explain_no_resume(self, loader: DataLoader[Any], position: LoaderPosition) -> str | None:
-        """Return why the loader cannot go on from a position."""
+        """Return why the loader cannot resume at a position, None if it can."""
         num_generators, drawing = len(own_generators(loader)), position.sampler_state
         is_stream = isinstance(loader.dataset, IterableDataset)
         if drawing is not None and not is_stream and num_generators != len(drawing.generators):
@@ -386,8 +390,8 @@ class _ShardedLoading:
         if not is_stream or not position.num_batches:
             return None
         name = type(loader.dataset).__name__
-        if self._divides_itself(loader) and not self._is_dispatched(loader):
-            if position.num_parts != self._place.count:
+        if self._can_shard_dataset(loader) and not self._is_dispatched(loader):
+            if position.num_parts != self._shard.count:
                 return (
                     f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
                     f"in the middle of an epoch: go on with as many, or save between epochs"
@@ -402,9 +406,11 @@ class _ShardedLoading:
             "these samples again without training on them"
         )
 
-    def _after(self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None) -> LoaderPosition:
-        """Return the position after so many of each rank's batches, in the epoch that is resumed or in a new one."""
-        batches = num_batches * self._place.group_size
+    def _position_after(
+        self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None
+    ) -> LoaderPosition:
+        """Return the position after ``num_batches`` of each rank, in the resumed epoch or a new one."""
+        batches = num_batches * self._shard.group_size
         seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
         if resumed is None:
             return LoaderPosition(self._num_epochs, seen, batches)
@@ -418,7 +424,7 @@ class _ShardedLoading:
         return replace(resumed, seen=seen, batches=batches, stream=None)
 
     def _iterate_whole(self, loader: DataLoader[Any], move: Callable[[Any], Any] | None) -> Iterator[Any]:
-        if loader.batch_sampler is not None and self._reads_here(loader):
+        if loader.batch_sampler is not None and self._reads_in_process(loader):
             indices = iter(loader.batch_sampler)
             self._draw_base_seed(loader)
             source = map(build_reader(loader), indices)
@@ -427,31 +433,31 @@ class _ShardedLoading:
         return _WholeIterator(source, self.observer, move)
 
     def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        """Start an epoch: this rank's batches, and what they are of their global batches."""
-        feed = self._build_sampler(loader)
-        if feed is not None:
-            feed.epoch = epoch
-            feed.generators = own_generators(loader)
+        """Start an epoch; return an iterator over pairs of this rank's batch and its share of the global batch."""
+        index_sampler = self._build_sampler(loader)
+        if index_sampler is not None:
+            index_sampler.epoch = epoch
+            index_sampler.generators = own_generators(loader)
         if self._is_dispatched(loader):
             return self._dispatch(loader, epoch)
-        if feed is None:
+        if index_sampler is None:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
-        if feed.yields_lists and self._reads_here(loader):
+        if index_sampler.yields_lists and self._reads_in_process(loader):
             if is_new:
                 self._draw_base_seed(loader)
-            return FetchedBatches(feed, loader)
+            return FetchedBatches(index_sampler, loader)
         inner = self._updated_inner(loader)
-        # An epoch that goes on has drawn the seed of its workers before: the next draw is not of these.
+        # A resumed epoch drew the seed of its workers before it was saved: do not advance the generator again.
         with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
-            if self._place.index > 0:
-                inner.generator = self._seed_workers_apart(loader, inner)
-            feed.pending_shares = None
+            if self._shard.index > 0:
+                inner.generator = self._worker_seed_generator(loader, inner)
+            index_sampler.pending_shares = None
             source = iter(inner)
-        if feed.yields_lists:
-            return MatchedBatches(source, feed)
-        cutter = BatchDivider(self._place, loader.batch_size)
-        return read_everywhere(source, feed.num_groups(), self._place, cutter, loader.drop_last)
+        if index_sampler.yields_lists:
+            return MatchedBatches(source, index_sampler)
+        divider = BatchDivider(self._shard, loader.batch_size)
+        return read_everywhere(source, index_sampler.num_groups(), self._shard, divider, loader.drop_last)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:
@@ -459,18 +465,18 @@ class _ShardedLoading:
         if self._options.dispatch_batches:
             return True
         is_stream = isinstance(loader.dataset, IterableDataset)
-        return is_stream and self._place.group_size > 1 and not self._divides_itself(loader)
+        return is_stream and self._shard.group_size > 1 and not self._can_shard_dataset(loader)
 
-    def _divides_itself(self, loader: DataLoader[Any]) -> bool:
-        """Whether the dataset can give each rank files of its own, and may: batches are each worker's."""
-        dataset, count = cast(Any, loader.dataset), self._place.count
-        if self._place.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
+    def _can_shard_dataset(self, loader: DataLoader[Any]) -> bool:
+        """Return whether to divide the dataset by its method ``shard``; only for batches that are each worker's."""
+        dataset, count = cast(Any, loader.dataset), self._shard.count
+        if self._shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
             return False
         num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
         return isinstance(num_shards, int) and num_shards >= count
 
-    def _reads_here(self, loader: DataLoader[Any]) -> bool:
-        """Whether nothing but sampler, dataset and collate function has a part in a batch of this loader."""
+    def _reads_in_process(self, loader: DataLoader[Any]) -> bool:
+        """Return whether batches need only sampler, dataset and collate function, so this process can read them."""
         if isinstance(loader.dataset, IterableDataset | MapDataPipe):
             return False
         plain = self.plain
@@ -478,7 +484,7 @@ class _ShardedLoading:
         return is_usual and not loader.num_workers and not loader.pin_memory
 
     def _draw_base_seed(self, loader: DataLoader[Any]) -> None:
-        """Draw what a plain loader draws to seed its workers, though there are none: later draws are then the same."""
+        """Draw the seed that a plain loader draws for workers, also if it has none, so that later draws are equal."""
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def _mover(self, loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
@@ -489,10 +495,10 @@ class _ShardedLoading:
         return lambda batch: to_device(batch, device, non_blocking)
 
     def _transfer_for(self, loader: DataLoader[Any]) -> BatchTransfer | None:
-        """Return the lane that batches are copied ahead of time on, if they are."""
+        """Return the transfer that prefetches batches to the device, None without prefetch."""
         wanted = self._options.non_blocking
-        if self._lane is not None:
-            return None if wanted is False else self._lane
+        if self._transfer is not None:
+            return None if wanted is False else self._transfer
         kind = device_type(self._device)
         if not kind.has_streams or wanted is False:
             return None
@@ -503,9 +509,9 @@ class _ShardedLoading:
         return self._side_stream
 
     def _build_sampler(self, loader: DataLoader[Any]) -> IndexSampler | None:
-        if self._feed is None and not isinstance(loader.dataset, IterableDataset):
-            self._feed = IndexSampler(loader, self._place, self._order_seed())
-        return self._feed
+        if self._index_sampler is None and not isinstance(loader.dataset, IterableDataset):
+            self._index_sampler = IndexSampler(loader, self._shard, self._order_seed())
+        return self._index_sampler
 
     def _order_seed(self) -> int | None:
         """Return the seed of the seedable sampler, None if there is none."""
@@ -517,32 +523,32 @@ class _ShardedLoading:
 
     def _updated_inner(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         if self._inner is None:
-            self._inner = _plain_twin(loader, self.plain)
+            self._inner = _plain_copy(loader, self.plain)
             self._inner._iterator = None
         inner = self._inner
-        # What may be set on a loader at any time, such as collate_fn, counts from the next iteration on.
+        # Attributes that may be set at any time, such as collate_fn, take effect at the next iteration.
         inner.__dict__.update({name: value for name, value in loader.__dict__.items() if not name.startswith("_")})
-        feed = self._build_sampler(loader)
-        if feed is not None:
+        index_sampler = self._build_sampler(loader)
+        if index_sampler is not None:
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-            # Out of order, the shares of one step would be of different batches.
-            inner.__dict__.update({name: feed, "in_order": True})
+            # Without order, the shares of one step would belong to different batches.
+            inner.__dict__.update({name: index_sampler, "in_order": True})
         return inner
 
-    def _seed_workers_apart(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> torch.Generator:
-        """Return the generator of this share's worker seeds: other seeds than rank 0's, drawn as a plain run draws."""
-        if inner._iterator is None:  # persistent workers keep the seed that they started with
+    def _worker_seed_generator(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> torch.Generator:
+        """Return the generator of this share's worker seeds, derived from the seed that a plain loader draws."""
+        if inner._iterator is None:  # persistent workers keep their initial seed
             drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self._place.index))
+            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self._shard.index))
         return self._worker_seeds
 
     def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
         drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-        return num_groups(num_batches, self._place.group_size, drop_short=self._place.drops_incomplete(drop_last))
+        return num_groups(num_batches, self._shard.group_size, drop_short=self._shard.drops_incomplete(drop_last))
 
     def _expected(self, loader: DataLoader[Any], epoch: EpochProgress) -> int | None:
-        """Return how many global batches a stream announces, where it can be believed."""
-        # With worker processes the length is a guess, and looking ahead is free.
+        """Return the number of remaining global batches of a stream by its length, None if that is not reliable."""
+        # With worker processes the length is an estimate, and reading one batch ahead costs nothing.
         if loader.num_workers or (num_samples := length_of(loader.dataset)) is None:
             return None
         size = loader.batch_size or 1
@@ -550,23 +556,23 @@ class _ShardedLoading:
         return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
 
     def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        comm, place = self._comm, self._place
+        comm, shard = self._comm, self._shard
         inner = self._updated_inner(loader)
         epoch.sampler_state = SamplerState()
         generators = own_generators(loader)
         check_same_loaders(comm, loader.dataset, None, generators)
-        if self._divides_itself(loader):
-            own = iter(self._divided(loader, inner))
-            return read_own_shard(islice(own, epoch.num_batches // place.group_size, None), place)
+        if self._can_shard_dataset(loader):
+            own = iter(self._loader_over_own_shard(loader, inner))
+            return read_own_shard(islice(own, epoch.num_batches // shard.group_size, None), shard)
         with rank_0_random_states(comm, rng.ALL_PARTS, generators):
             source = self._from_position(inner, epoch)  # starts the dataset's iterator, or the workers that do
         if not loader.num_workers and comm.world.size > 1:
             source = self._fetch_in_step(source)
         expected = self._expected(loader, epoch)
-        return read_everywhere(source, expected, place, BatchDivider(place, loader.batch_size), loader.drop_last)
+        return read_everywhere(source, expected, shard, BatchDivider(shard, loader.batch_size), loader.drop_last)
 
     def _from_position(self, inner: DataLoader[Any], epoch: EpochProgress) -> Iterator[Any]:
-        """Return a stream's batches from where the epoch goes on: at once where it has a state, else reading on."""
+        """Return a stream's batches from where the epoch resumes: load its state, or read and drop earlier batches."""
         dataset, resumed = cast(Any, inner.dataset), epoch.resumed
         has_state = is_stateful(dataset) and not inner.num_workers
         if resumed is not None and has_state and resumed.dataset_state is not None:
@@ -578,45 +584,45 @@ class _ShardedLoading:
             source = epoch.snapshots = DatasetSnapshots(source, dataset, epoch)
         return source
 
-    def _divided(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> DataLoader[Any]:
-        """Return the inner loader over this rank's own part of the dataset."""
+    def _loader_over_own_shard(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> DataLoader[Any]:
+        """Return the inner loader over this rank's shard of the dataset."""
         dataset = cast(Any, loader.dataset)
         if inner._iterator is None or not loader.persistent_workers:
-            self._own_part = dataset.shard(num_shards=self._place.count, index=self._place.index)
-        inner.__dict__["dataset"] = self._own_part
+            self._dataset_shard = dataset.shard(num_shards=self._shard.count, index=self._shard.index)
+        inner.__dict__["dataset"] = self._dataset_shard
         return inner
 
     def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        place = self._place
-        feed = self._build_sampler(loader)
+        shard = self._shard
+        index_sampler = self._build_sampler(loader)
         epoch.sampler_state = SamplerState()
 
         def steps(indices: Sequence[int]) -> Iterator[list[SharedBatch]]:
-            # Rank 0 alone: an epoch of the plain loader, in the order of the seedable sampler if there is one.
+            # On rank 0 only: an epoch of the plain loader, in the order of the seedable sampler if there is one.
             inner = self._updated_inner(loader)
-            if feed is not None:
+            if index_sampler is not None:
                 name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-                inner.__dict__[name] = DrawnIndices(feed)
-            cutter = BatchDivider(place, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
-            drop_short = place.drops_incomplete(
+                inner.__dict__[name] = DrawnIndices(index_sampler)
+            divider = BatchDivider(shard, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
+            drop_short = shard.drops_incomplete(
                 loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
             )
-            expected = self._expected(loader, epoch) if feed is None else feed.num_groups()
-            source = self._from_position(inner, epoch) if feed is None else self._started(inner, epoch)
-            for group, is_last in flag_last(grouped(source, place.group_size, drop_short=drop_short), expected):
-                pairs = cutter.divide(group, is_last, indices)
+            expected = self._expected(loader, epoch) if index_sampler is None else index_sampler.num_groups()
+            source = self._from_position(inner, epoch) if index_sampler is None else self._start_iteration(inner, epoch)
+            for group, is_last in flag_last(grouped(source, shard.group_size, drop_short=drop_short), expected):
+                pairs = divider.divide(group, is_last, indices)
                 group.clear()
                 yield pairs
 
-        return receive_dispatched(place, steps, self._device)
+        return receive_dispatched(shard, steps, self._device)
 
-    def _started(self, inner: DataLoader[Any], epoch: EpochProgress) -> Iterator[Any]:
+    def _start_iteration(self, inner: DataLoader[Any], epoch: EpochProgress) -> Iterator[Any]:
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
         with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
             return iter(inner)
 
     def _fetch_in_step(self, source: Iterator[Any]) -> Iterator[Any]:
-        # The stream draws in this process, from the generators that the model draws from as well.
+        # The stream draws random numbers in this process, from the same generators as the model.
         while True:
             with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
                 batch = next(source, _END)
@@ -626,7 +632,7 @@ class _ShardedLoading:
 
 
 class SkippedBatchesLoader:
-    """A prepared loader without its first batches; everything else is the loader's."""
+    """A prepared loader without its first batches; other attributes are the loader's."""
 
     def __init__(self, loader: DataLoader[Any], num_batches: int) -> None:
         self._loader = loader
@@ -643,7 +649,7 @@ class SkippedBatchesLoader:
 
 
 class _LoaderIterator(Iterator[Any]):
-    """What a loop over a sharded loader gets: each batch on the device, announced just before."""
+    """The iterator of a sharded loader: moves each batch to the device, after reporting its share to the observer."""
 
     __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
 
@@ -680,7 +686,7 @@ class _LoaderIterator(Iterator[Any]):
 
 
 class _WholeIterator(Iterator[Any]):
-    """The iterator of a loader that is read whole; an observer may keep a weak reference to see whether it lives."""
+    """The iterator of a loader that every rank reads; observers may hold weak references to detect its end."""
 
     __slots__ = ("__weakref__", "_move", "_observer", "_source")
 

@@ -1,10 +1,14 @@
-"""Every message that kernel, zygote and workers exchange, as typed records with one encoding.
+"""The messages between kernel, zygote and workers, as typed records with one encoding.
 
-kernel -> zygote: `Fork`, `Kill`, `TraceStack`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
-                                                               `StackTraced`.
-kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`, `ActionDone`.
-kernel -> worker's monitor thread: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`, `QueryPosition`. The thread reads a channel
-of its own, also while the worker is busy, and sends `FinishAnswer`, `StepCount`, `Stopped` and `PositionReport`.
+- kernel -> zygote: `Fork`, `Kill`, `TraceStack`
+- zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`, `StackTraced`
+- kernel -> worker: `TaskRequest`
+- worker -> kernel: `WorkerReady`, `Note`, `Reply`, `ActionDone`
+- kernel -> monitor thread of a worker: `FinishStep`, `ProposeAction`, `DecideAction`, `Interrupt`, `AbortCollective`,
+  `QueryPosition`
+- monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `PositionReport`
+
+The monitor thread has a channel of its own, which it reads also while the worker is busy.
 """
 
 from __future__ import annotations
@@ -142,7 +146,7 @@ class FinishAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProposeAction:
-    """If request ``number`` still runs: hold at the next end of a step until the `DecideAction` with the same ``action_id``."""
+    """If request ``number`` still runs: wait at the next end of a step for the `DecideAction` of this ``action_id``."""
 
     kind: ClassVar[str] = "steer"
     number: int
@@ -162,7 +166,7 @@ class StepCount:
 
 @dataclass(frozen=True, slots=True)
 class DecideAction:
-    """Continue, and do the proposed action when ``at`` ends of steps are counted; None: do not do it."""
+    """Continue, and do the proposed action when ``count`` ends of steps are counted; None: do not do it."""
 
     kind: ClassVar[str] = "decide"
     number: int

@@ -1,4 +1,4 @@
-"""Plain PyTorch cells: finding what to prepare, and what plain calls mean while such a cell runs."""
+"""Plain PyTorch cells: detection of objects to prepare, and replacements of torch functions while a cell runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _FACTORIES = (
 
 @dataclass(frozen=True)
 class UnpreparedObjects:
-    """What a cell's names hold that can be prepared and is not: root modules only, each object once."""
+    """Objects of a cell that can be prepared and are not: root modules only, without duplicates."""
 
     modules: tuple[nn.Module, ...] = ()
     optimizers: tuple[Optimizer, ...] = ()
@@ -66,12 +66,12 @@ class UnpreparedObjects:
 
     @property
     def objects(self) -> tuple[Any, ...]:
-        """All of them, in the order to prepare them in."""
+        """All objects, in the order of preparation."""
         return (*self.modules, *self.optimizers, *self.schedulers, *self.loaders)
 
 
 def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], within: Iterable[Any] = ()) -> None:
-    """Give back what neither the names of the notebook nor ``within`` lead to, such as the model of an earlier run."""
+    """Release prepared objects that neither the notebook nor ``within`` references, such as an earlier run's model."""
     objects = accelerator.prepared_objects
     if not objects:
         return
@@ -81,62 +81,64 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
 
 
 class PlainCells:
-    """Prepares for one accelerator what plain cells train. Every rank must run the same cells.
+    """Prepares the objects that plain cells train, for one accelerator. Every rank must run the same cells.
 
-    What a cell's own names lead to is prepared jointly by `prepare`, before the statements that could train. What it
-    makes inside of functions and loops is prepared when it is first used: when a module is called or a loader
-    iterated, when gradients are cleared, or in the backward pass.
+    Objects that the names of a cell reference are prepared jointly by `prepare`, before the statements that could
+    train. Objects made in functions and loops are prepared at first use: when a module is called, a loader is
+    iterated or gradients are cleared, or in the backward pass.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
         self._stepper.is_plain_cell = True
-        self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
-        # What this rank had of the batch that the latest cell ended in; None if that was not divided.
+        self._stepper.window.counts_batches = False  # a plain cell accumulates gradients as on one device
+        # This rank's share of the batch in which the latest cell ended; None if the batch was not divided.
         self.last_share: BatchShare | None = None
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
         self._calls = ModuleCallHooks()
         self._proof = LossProof(accelerator, self._calls)
-        # What was prepared although no name of the notebook led to it.
-        self._has_hidden = False
-        self._is_told = True
-        # The ids of what the present cell uses: what its receipt names.
+        # Whether an object was prepared that no name of the notebook references.
+        self._has_unnamed_objects = False
+        self._is_reported = True
+        # The ids of the objects that the current cell uses, which its receipt lists.
         self._used: set[int] = set()
-        self._read_whole = False
-        # The loop over a loader, by code and loader, that began in evaluation mode; those that then called backward.
+        self._has_undivided_loop = False
+        # The loop, by code and loader, that began in evaluation mode; and all such loops that then called backward.
         self._unproven_loop: tuple[types.CodeType, int] | None = None
         self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
-        # The names of the present cell, and those of what its loops train outside of modules, by their places.
+        # The names of the current cell; and the names of tensors outside of modules that its loops train, by location.
         self._names: tuple[str, ...] = ()
-        self._loose: dict[Any, list[str]] = {}
-        # Tensors of earlier cells, by names that this one binds anew.
-        self._stale: list[weakref.ref[Tensor]] | None = None
-        # Something has to be done before the next backward pass; all that the hot path looks at.
-        self._needs_attention = False
-        # By owner and name: a function of torch's, and what takes its place while a cell runs.
+        self._unmanaged_names: dict[Any, list[str]] = {}
+        # Tensors of earlier cells, in names that the current cell rebinds.
+        self._stale_tensors: list[weakref.ref[Tensor]] | None = None
+        # Whether to run the checks before the next backward pass: the only condition for them on the hot path.
+        self._needs_backward_check = False
+        # By owner and name: a function of torch, and its replacement while a cell runs.
         self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
         self._files = file_writes.PrivateFiles()
         self._writes_once = False
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
-        """Find what is not prepared yet behind ``names``.
+        """Return the objects referenced by ``names`` that are not prepared.
 
-        Containers, closures and the attributes of the user's own objects are looked into too. A scheduler brings its
-        optimizer.
+        The search includes containers, closures and attributes of the user's objects, and the optimizers of
+        schedulers.
         """
         return self._unprepared(find_training_objects(namespace[name] for name in names if name in namespace))
 
     def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> UnpreparedObjects:
-        """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
+        """Prepare the objects of a cell's names jointly, once there is an optimizer; return the new objects.
 
-        A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
-        nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
-        ``bound`` are those that the cell binds before it reads them: what they hold at first is of an earlier cell.
+        A loader's batch is the global batch unless the options set another meaning, and is divided only in loops that
+        train. Prepared objects that are no longer referenced are released. Every rank must call, with the same names.
+        ``bound`` are the names that the cell binds before it reads them: their values are those of an earlier cell.
         """
-        if self._stale is None:
-            self._stale = [weakref.ref(namespace[name]) for name in bound if isinstance(namespace.get(name), Tensor)]
+        if self._stale_tensors is None:
+            self._stale_tensors = [
+                weakref.ref(namespace[name]) for name in bound if isinstance(namespace.get(name), Tensor)
+            ]
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
         self._release_unreachable(())
@@ -152,18 +154,18 @@ class PlainCells:
 
     @contextmanager
     def run_cell(self, *, may_depend_on_rank: bool = False) -> Iterator[None]:
-        """While the block runs, plain PyTorch calls mean what the cell's author meant.
+        """Replace functions of torch while the block runs, so that plain calls work on many workers.
 
-        ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, the device
-        ``cuda`` is this worker's own, and a file that every rank writes is the one that the first rank writes, unless
-        the cell ``may_depend_on_rank``. torch is changed for the whole process and put back at the end.
+        ``loss.backward()`` goes through the accelerator, gradient clipping waits for complete gradients, and the
+        device ``cuda`` is the device of this worker. Of a file that every rank writes, the first rank's is kept,
+        unless the cell ``may_depend_on_rank``. The replacements apply to the whole process until the block ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
-        self._is_told, self._read_whole, self._needs_attention = False, False, True
+        self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
         self._unproven_loop = self.last_share = None
         self._used.clear()
-        self._loose.clear()
-        self._stale = None
+        self._unmanaged_names.clear()
+        self._stale_tensors = None
         self._proof.begin()
         accelerator = self._accelerator
         with ExitStack() as stack:
@@ -185,10 +187,10 @@ class PlainCells:
         accelerator, world = self._accelerator, self._stepper.world
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
-        replace((Tensor,), "backward", self._backward)
-        replace((Tensor,), "register_hook", self._noting_hook)
-        replace((Optimizer,), "__init__", self._noting)
-        replace((DataLoader,), "__iter__", self._iterating)
+        replace((Tensor,), "backward", self._wrap_backward)
+        replace((Tensor,), "register_hook", self._wrap_register_hook)
+        replace((Optimizer,), "__init__", self._wrap_optimizer_init)
+        replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
         replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
         replace((Tensor, nn.Module), "to", functools.partial(_to, move))
@@ -209,7 +211,7 @@ class PlainCells:
                 replace((owner,), name, make)
 
     def _replace(self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> None:
-        """Put ``make(function)`` in a function's place until ``stack`` is closed; each is made once."""
+        """Replace a function by ``make(function)`` until ``stack`` is closed; each replacement is made once."""
         for owner in owners:
             plain = getattr(owner, name)
             known = self._replacements.get((owner, name))
@@ -222,15 +224,15 @@ class PlainCells:
             setattr(owner, name, known[1])
 
     def is_training(self) -> bool:
-        """Whether gradients are on, and a model that some optimizer steps is in training mode."""
+        """Return whether gradients are enabled, and a model that an optimizer steps is in training mode."""
         models = self._stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
-        """Whether this rank reads only its share of a loader that is about to be iterated; prepares what is trained.
+        """Return whether this rank reads only its share in a loop over ``loader`` that starts; prepare trained objects.
 
-        A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads it
-        whole, and the receipt says so.
+        A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads the
+        whole loader, which the receipt shows.
         """
         is_divided = self._is_divided(loader)
         if self._accelerator.components.preparer.record_division(loader, is_undivided=not is_divided):
@@ -242,68 +244,68 @@ class PlainCells:
             return False
         code = find_training_code()
         if code is None:
-            self._read_whole = self._needs_attention = True
+            self._has_undivided_loop = self._needs_backward_check = True
             return False
-        self._settle(loader)
-        if self._trains_loose() or not _has_batches(loader) or self._may_evaluate(code, loader):
-            self._read_alike()
+        self._prepare_new_optimizers(loader)
+        if self._trains_unmanaged_tensors() or not _has_batches(loader) or self._may_evaluate(code, loader):
+            self._read_undivided()
             return False
         if is_sharded(loader):
             self._proof.trace_loop(code, loader)
         return True
 
     def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
-        """Whether a loop over ``loader`` may only evaluate, although its code can train: no model is in training mode.
+        """Return whether a loop over ``loader`` may only evaluate, since no model is in training mode.
 
-        It trains if an earlier loop at this place, over this loader and in evaluation mode, has called backward.
+        It trains if an earlier loop of the same code, over this loader and in evaluation mode, has called backward.
         """
         self._unproven_loop = None
         if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
             return False
         self._unproven_loop = code, id(loader)
-        self._needs_attention = True
+        self._needs_backward_check = True
         return True
 
-    def _read_alike(self) -> None:
+    def _read_undivided(self) -> None:
         """Make every rank read the same batches in a loop that trains; every rank must call."""
         self._stepper.window.set_share(None)
         if self._stepper.has_rank_rng:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()
 
-    def _trains_loose(self) -> bool:
-        """Whether the cell trains tensors that are in no module: nothing averages their gradients.
+    def _trains_unmanaged_tensors(self) -> bool:
+        """Return whether the cell trains tensors that are in no module, whose gradients are not averaged.
 
-        Those are looked for when a loop begins its first epoch: nothing that it makes can be among them.
+        The search runs once for each location, when a loop starts: tensors that the loop itself makes are not included.
         """
         if self._stepper.strategy.capabilities.shards_params:
-            return False  # a list of parameters may hold those from before they were divided
+            return False  # a list may reference parameters from before the strategy sharded them
         frames = list(cell_frames(self._namespace))
-        place = tuple((frame.f_code, frame.f_lineno) for frame in frames)
-        if place not in self._loose:
+        location = tuple((frame.f_code, frame.f_lineno) for frame in frames)
+        if location not in self._unmanaged_names:
             names = {name: self._namespace[name] for name in self._names if name in self._namespace}
             for frame in frames:
                 names |= frame.f_locals if frame.f_globals is not frame.f_locals else {}
-            stale = [ref() for ref in self._stale or ()]
+            stale = [ref() for ref in self._stale_tensors or ()]
             names = {name: value for name, value in names.items() if not any(value is item for item in stale)}
-            found = self._loose[place] = find_unmanaged_names(names, self._stepper.averaged_parameters)
+            found = self._unmanaged_names[location] = find_unmanaged_names(names, self._stepper.averaged_parameters)
             if found:
                 warn_tensors_without_module(self._accelerator, found)
-        return bool(self._loose[place])
+        return bool(self._unmanaged_names[location])
 
     def _unprepared(self, objects: Iterable[Any]) -> UnpreparedObjects:
         prepared = self._accelerator.components.preparer
         kinds = ObjectsByKind.sort(without_divided(objects))
         known = set(map(id, kinds.optimizers))
-        behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
-        optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
+        of_schedulers = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
+        optimizers = [*kinds.optimizers, *(item for key, item in of_schedulers.items() if key not in known)]
         inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
         stepped = {
             id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in stepped_parameters(item)
         }
         roots = [model for model in kinds.models if id(model) not in inside and model not in prepared]
         return UnpreparedObjects(
-            modules=tuple(model for model in roots if not _is_skeleton(model, stepped)),
+            modules=tuple(model for model in roots if not _is_untrained_meta_model(model, stepped)),
             optimizers=tuple(item for item in optimizers if item not in prepared),
             schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
             loaders=tuple(item for item in kinds.loaders if item not in prepared),
@@ -316,19 +318,19 @@ class PlainCells:
         )
         self._used.update(map(id, new))
         if new:
-            self._is_told = True
+            self._is_reported = True
             self._accelerator.report(self._used)
 
     def _release_unreachable(self, within: Iterable[Any]) -> None:
-        """Give back what neither the notebook nor ``within`` leads to, such as the model of a cell's earlier run."""
+        """Release what neither the notebook nor ``within`` references, such as the model of a cell's earlier run."""
         release_unreachable(self._accelerator, self._namespace, within)
 
-    def _settle(self, *iterated: DataLoader[Any]) -> None:
-        """Prepare the optimizers that were made since the last point, with the models that hold their parameters.
+    def _prepare_new_optimizers(self, *iterated: DataLoader[Any]) -> None:
+        """Prepare the optimizers that were made since the last call, with the models that own their parameters.
 
-        ``iterated`` are loaders that are in use although no name may lead to them.
+        ``iterated`` are loaders that are in use, although possibly no name references them.
         """
-        if not (self._pending or self._has_hidden):
+        if not (self._pending or self._has_unnamed_objects):
             return
         pending = self._forget_pending(list(self._pending.values()))
         local = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
@@ -347,7 +349,7 @@ class PlainCells:
         if len(optimizers) < sum(id(item) in found_here for item in pending):
             warn_unprepared_model(self._accelerator)
         if optimizers or schedulers:
-            self._has_hidden = True
+            self._has_unnamed_objects = True
             self._prepare([*owners, *optimizers, *schedulers])
 
     def _forget_pending(self, objects: Iterable[Any]) -> list[Optimizer]:
@@ -359,34 +361,35 @@ class PlainCells:
         return forgotten
 
     def _prepare_pending(self) -> None:
-        """Prepare pending optimizers when the user's code calls a module: a graph must not hold the weights of before.
+        """Prepare pending optimizers when the user's code calls a module.
 
-        A library's trainer decides by itself how it trains, although it calls the user's code.
+        Preparation may replace weights, and an autograd graph must not reference the old ones. Models in a library's
+        trainer are excluded, although it calls the user's code: the trainer chooses how to distribute its training.
         """
         if self._pending and is_called_by_user() and not is_run_by_library(self._namespace):
-            self._settle()
+            self._prepare_new_optimizers()
 
-    def _attend(self, loss: Tensor) -> None:
-        self._needs_attention = False
-        if is_called_by_user():  # a library's trainer knows how to train on many devices, or does not, by itself
-            self._settle()
+    def _check_before_backward(self, loss: Tensor) -> None:
+        self._needs_backward_check = False
+        if is_called_by_user():  # a library's trainer chooses how to distribute its training
+            self._prepare_new_optimizers()
         stepper = self._stepper
-        if not self._is_told and stepper.bundle.models:
-            self._is_told = True
+        if not self._is_reported and stepper.bundle.models:
+            self._is_reported = True
             self._accelerator.report(self._used)
         if self._unproven_loop is not None:
             self._trains_in_evaluation_mode.add(self._unproven_loop)
             self._unproven_loop = None
             warn_evaluation_mode(self._accelerator)
-        if self._read_whole and stepper.bundle.models:
-            self._read_whole = False
+        if self._has_undivided_loop and stepper.bundle.models:
+            self._has_undivided_loop = False
             if self._accelerator.components.preparer.undivided_batch.is_current(stepper.window.share):
-                stepper.window.set_share(None)  # of a loop that was left
+                stepper.window.set_share(None)  # the share is of a loop that was left
             if stepper.window.share is None:
                 warn_undivided_loader(self._accelerator)
         self._proof.check_loss(loss)
 
-    def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
 
         @functools.wraps(plain)
@@ -400,15 +403,15 @@ class PlainCells:
             if stepper.is_inside_backward or gradient is not None or inputs is not None:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
-            if self._needs_attention or type(loss.grad_fn) not in self._proof.checked_kinds:
-                self._attend(loss)
+            if self._needs_backward_check or type(loss.grad_fn) not in self._proof.checked_kinds:
+                self._check_before_backward(loss)
                 with self._proof.paused():
-                    descend(loss, retain_graph, create_graph)
+                    run_backward(loss, retain_graph, create_graph)
             else:
-                descend(loss, retain_graph, create_graph)
+                run_backward(loss, retain_graph, create_graph)
 
-        def descend(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
-            # The last two: torch has its own errors for them.
+        def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
+            # The last two conditions: torch raises its own errors for them.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
                 plain(loss, None, retain_graph, create_graph)
             elif retain_graph is None and not create_graph:
@@ -418,8 +421,8 @@ class PlainCells:
 
         return backward
 
-    def _noting_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``Tensor.register_hook`` that records whether the user's code calls it, and not torch's."""
+    def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
 
         @functools.wraps(plain)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
@@ -429,19 +432,19 @@ class PlainCells:
 
         return register_hook
 
-    def _noting(self, plain: Callable[..., None]) -> Callable[..., None]:
-        """Return an optimizer's constructor that notes the optimizer, to be prepared when it is first used."""
+    def _wrap_optimizer_init(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return an optimizer's constructor that registers the optimizer, to be prepared when it is first used."""
 
         @functools.wraps(plain)
         def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain(optimizer, *args, **kwargs)
             self._pending[id(optimizer)] = optimizer
-            self._needs_attention = True
+            self._needs_backward_check = True
             self._calls.set_before(self._prepare_pending)
 
             def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_called_by_user():
-                    self._settle()
+                    self._prepare_new_optimizers()
                 else:
                     self._forget_pending([optimizer])
                 return optimizer.zero_grad(*args, **kwargs)
@@ -450,16 +453,16 @@ class PlainCells:
 
         return construct
 
-    def _iterating(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Return the loader's ``__iter__`` that shards a loader which no name of the cell led to, if it trains."""
+    def _wrap_loader_iter(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Return an ``__iter__`` that shards a loader that no name of the cell references, if the loop trains."""
 
         @functools.wraps(plain)
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
-            asker = sys._getframe(1).f_globals.get("__name__", "")
+            caller = sys._getframe(1).f_globals.get("__name__", "")
             is_ours = (
                 is_sharded(loader)
                 or is_divided_loader(loader)
-                or asker.startswith("accel_nb.")
+                or caller.startswith("accel_nb.")
                 or type(loader).__iter__ is not __iter__
             )
             if not is_ours and (self._pending or self._accelerator.has_optimizers) and self.begin_loop(loader):
@@ -470,26 +473,26 @@ class PlainCells:
         return __iter__
 
 
-def _is_skeleton(model: nn.Module, stepped: Collection[int]) -> bool:
-    """Whether a model has no values and is not trained: it is called with those of others, as `torch.func` does."""
+def _is_untrained_meta_model(model: nn.Module, stepped: Collection[int]) -> bool:
+    """Return whether a model is on the meta device and not trained: it is called with other weights by `torch.func`."""
     values = list(model.parameters())
     return any(value.is_meta for value in values) and not any(id(value) in stepped for value in values)
 
 
 def _has_batches(loader: DataLoader[Any]) -> bool:
-    """Whether the loader itself puts samples together: what a dataset gives may be one sample, or many."""
+    """Return whether the loader's items are batches: without a batch sampler the dataset's may be single samples."""
     return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
 
 
 def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
-    """Return a hook that stops an optimizer which nobody prepared from stepping on one worker's share of a batch."""
+    """Return a hook that raises if an optimizer that is not prepared steps on one worker's share of a batch."""
     stepper = accelerator.components.stepper
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if stepper.window.share is None or id(optimizer) in stepper.optimizer_proxies or stepper.world.size == 1:
             return
-        if any(gate.is_stepping for gate in stepper.optimizer_proxies.values()):
-            return  # it steps a part of what a prepared one steps
+        if any(proxy.is_stepping for proxy in stepper.optimizer_proxies.values()):
+            return  # it is called by the step of a prepared optimizer
         raise UnsyncedGradientError(
             f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
             f"on one worker's share of a batch: {stepper.world.size} workers would drift apart. Bind model and "
@@ -538,7 +541,7 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
 
 
 def _mover(device: torch.device) -> Callable[[Any], Any]:
-    """Return a function that turns what names a CUDA device into the worker's own device."""
+    """Return a function that replaces a CUDA device, however it is named, by the device of this worker."""
 
     def move(wanted: Any) -> Any:
         kind = type(wanted)

@@ -1,4 +1,4 @@
-"""Support for TorchScript and export while a plain cell runs: they get torch's own functions and plain models."""
+"""Support for TorchScript and export while a plain cell runs: they receive the original functions and plain models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from accel_nb.runtime.tensors.instance_patching import plain_class, plain_view
 
 @contextmanager
 def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """Let TorchScript, inside of the block, compile calls of replacements as calls of torch's own functions.
+    """Make TorchScript compile calls of replacements as calls of the original functions, inside of the block.
 
-    TorchScript finds the operator of a function by the function's identity. ``replaced`` are pairs of torch's own
-    function and its replacement.
+    TorchScript maps functions to operators by identity. ``replaced`` are pairs of a function of torch and its
+    replacement.
     """
     table = _builtins._get_builtin_table()
     added = {id(function): table[id(plain)] for plain, function in replaced if id(plain) in table}
@@ -31,7 +31,7 @@ def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterat
 
 
 def compile_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that replaces a prepared model, as its first argument, by the plain one of the same weights."""
+    """Return ``plain`` for prepared models: a prepared first argument becomes a plain model with the same weights."""
 
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:

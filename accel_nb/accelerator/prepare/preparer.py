@@ -1,4 +1,4 @@
-"""Taking objects in: each is changed in place to work with the others, and given back at the end."""
+"""Preparation of models, optimizers, schedulers and loaders: each is changed in place, and restored on release."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forw
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
 
-_CLAIM = "_accel_nb_claim"
+_OWNERSHIP = "_accel_nb_claim"
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Which accelerator an object belongs to, and how to free the object when that accelerator is gone."""
+    """The accelerator that prepared an object, and a function that restores the object without it."""
 
     owner: weakref.ref[Any]
     release: Callable[[Any], object]
@@ -57,7 +57,7 @@ class Ownership:
 
 @dataclass
 class ObjectsByKind:
-    """Objects by what is done with them."""
+    """Objects grouped by kind, since each kind is prepared differently."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ObjectsByKind:
 
     @classmethod
     def sort(cls, objects: Iterable[Any]) -> ObjectsByKind:
-        """Sort objects, each once."""
+        """Group objects by kind, without duplicates."""
         kinds = cls()
         seen: set[int] = set()
         for item in objects:
@@ -78,7 +78,7 @@ class ObjectsByKind:
         return kinds
 
     def outermost_models(self) -> list[nn.Module]:
-        """Return the models that are no part of others."""
+        """Return the models that are not submodules of others."""
         inside = {id(part) for model in self.models for part in model.modules() if part is not model}
         return [model for model in self.models if id(model) not in inside]
 
@@ -95,14 +95,14 @@ class ObjectsByKind:
 
 
 class LoopPolicy(Protocol):
-    """Decides which loops over prepared loaders train, and so read their rank's share only."""
+    """Decides which loops over prepared loaders train: these read only the share of their rank."""
 
     def is_training(self) -> bool:
         """Return whether a loop that started now would train; a loader's length depends on it."""
         ...
 
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
-        """Return whether the loop that starts over ``loader`` trains; prepares for its first batch if so.
+        """Return whether the loop that starts over ``loader`` trains; if so, prepare for its first batch.
 
         Every rank must call.
         """
@@ -125,13 +125,13 @@ class TrainingLoops:
 
 
 class _LoopEvents:
-    """Passes the events of loops over one loader to the parts that react to them. Batches are the hot path."""
+    """Forwards events of loops over one loader. Runs for each batch, so callbacks are bound directly for speed."""
 
     def __init__(
-        self, loops: LoopPolicy, window: AccumulationWindow, whole_reading: UndividedBatch, observer: RunObserver
+        self, loops: LoopPolicy, window: AccumulationWindow, undivided_batch: UndividedBatch, observer: RunObserver
     ) -> None:
         self._window = window
-        self._whole_reading = whole_reading
+        self._undivided_batch = undivided_batch
         self.is_training = loops.is_training
         self.on_epoch_start = loops.begin_loop
         self.on_share = window.set_share
@@ -141,7 +141,7 @@ class _LoopEvents:
         return self._window.num_trained
 
     def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
-        self._whole_reading.record(iterator, self._window.share, num_samples)
+        self._undivided_batch.record(iterator, self._window.share, num_samples)
 
 
 class Preparer:
@@ -167,25 +167,25 @@ class Preparer:
         self._comm = comm
         self._device = device
         self._compiler = compiler
-        self._recomputer = checkpointer
+        self._checkpointer = checkpointer
         self._float8 = float8
         self._schedule = options.schedule
         # The options of loaders that are prepared from now on.
         self.data = options.data
         self._seed = options.seed
-        # Whether things are moved to the device: as a rule, and those that are told apart.
+        # Whether objects are moved to the device: the default, and exceptions by id.
         self._is_placing = is_placing
-        self._placing: Mapping[int, bool] = {}
+        self._placement_overrides: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
         self._observer = observer
         self.undivided_batch = UndividedBatch()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
-        # A schedule was built when a loader of each worker's batches still had the length of all of them.
+        # Whether a schedule was built from the length of a loader before the loader was divided and became shorter.
         self.has_early_schedule = False
         # Whether a loader's batch is that of each worker.
-        self._multiplies = False
-        # The meaning of each loader's batch, as "64 = 2 x 32".
+        self._has_per_worker_batches = False
+        # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}
         # The loaders that every rank reads whole, by id.
         self.undivided_loaders: set[int] = set()
@@ -195,11 +195,11 @@ class Preparer:
 
     @property
     def objects(self) -> list[Any]:
-        """Everything that is prepared, in the order in which it came."""
+        """All prepared objects, in the order of preparation."""
         return list(self._objects.values())
 
     def epoch_lengths(self) -> list[int]:
-        """Return how many batches this rank reads of each loader in an epoch, where that is known."""
+        """Return the number of batches that this rank reads from each loader of known length in an epoch."""
         lengths: list[int] = []
         for item in self._objects.values():
             if isinstance(item, DataLoader):
@@ -216,13 +216,13 @@ class Preparer:
     ) -> None:
         """Prepare objects that are not prepared yet, jointly; objects of other kinds stay as they are.
 
-        If it fails, every object is as it was before, or as another accelerator has released it.
+        If it fails, every object is restored, and objects of another accelerator stay released from that.
         """
         kinds = ObjectsByKind.sort(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
-            _take_over(item)
-        models = self._roots(kinds.models)
-        self._refuse(models, kinds.optimizers)
+            _release_from_owner(item)
+        models = self._select_roots(kinds.models)
+        self._check_supported(models, kinds.optimizers)
         bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
         try:
             for model in models:
@@ -230,15 +230,15 @@ class Preparer:
                 self._compile(model)
             for optimizer in kinds.optimizers:
                 self._move_state(optimizer)
-                self._gate_optimizer(optimizer)
+                self._wrap_optimizer(optimizer)
             for scheduler in kinds.schedulers:
-                self._gate_scheduler(scheduler, batch)
+                self._wrap_scheduler(scheduler, batch)
             for loader in kinds.loaders:
                 self._shard(loader, batch, loops)
-            # The last that may fail: to undo what a strategy has finished, some need all ranks, and one may fail alone.
+            # Wrap last of all steps that may fail: some strategies need all ranks to unwrap, and one rank may fail.
             self._stepper.strategy.wrap(bundle)
         except BaseException:
-            self._give_back((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
+            self._restore((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
             raise
         new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
         for item in new:
@@ -246,8 +246,8 @@ class Preparer:
         self._stepper.add(bundle)
         try:
             for model in models:
-                self._recomputer.apply(model)
-            self._claim_models(models)
+                self._checkpointer.apply(model)
+            self._record_ownership(models)
         except Exception:
             self.release(new)
             raise
@@ -260,7 +260,7 @@ class Preparer:
             self._observer.on_loader_prepared(loader)
 
     def record_division(self, loader: DataLoader[Any], *, is_undivided: bool) -> bool:
-        """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
+        """Record whether every rank reads a whole loader; return whether that changes its line in the receipt."""
         if is_undivided == (id(loader) in self.undivided_loaders) or loader not in self:
             return False
         (self.undivided_loaders.add if is_undivided else self.undivided_loaders.discard)(id(loader))
@@ -268,7 +268,7 @@ class Preparer:
         return True
 
     def refresh(self) -> None:
-        """Prepare anew the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
+        """Prepare again the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
         changed = self._stepper.changed_models()
         if not changed:
             return
@@ -278,8 +278,8 @@ class Preparer:
             self._compile(model)
         self._stepper.strategy.wrap(Bundle(tuple(changed)))
         for model in changed:
-            self._recomputer.apply(model)
-        self._claim_models(changed)
+            self._checkpointer.apply(model)
+        self._record_ownership(changed)
         self._stepper.refresh_trainable(changed)
 
     def begin_epoch(self) -> bool:
@@ -292,10 +292,10 @@ class Preparer:
         return True
 
     def seed_ranks_apart(self) -> None:
-        """Seed the generators of data ranks above 0 anew, once: dropout must not repeat between ranks.
+        """Seed the generators of data ranks above 0 once, so that dropout differs between ranks.
 
         While no loader is divided, every rank trains on the same batches and must draw the same numbers. The order of
-        a divided loader is rank 0's all the same.
+        a divided loader comes from rank 0 in any case.
         """
         if self._stepper.has_rank_rng:
             return
@@ -306,50 +306,50 @@ class Preparer:
 
     @contextmanager
     def override_placement(self, chosen: Mapping[int, bool]) -> Iterator[None]:
-        """Say of objects, by id, whether the block moves them to the device; the others go by the rule."""
-        self._placing = chosen
+        """Set by id whether objects prepared in the block are moved to the device; others follow the default."""
+        self._placement_overrides = chosen
         try:
             yield
         finally:
-            self._placing = {}
+            self._placement_overrides = {}
 
     def prepare_for_evaluation(self, model: nn.Module, precision: Precision) -> None:
-        """Move a model and let it compute in the run's precision; no other rank is involved."""
+        """Move a model to the device and make it compute in ``precision``; no other rank is involved."""
         if model in self:
             return
-        _take_over(model)
+        _release_from_owner(model)
         self._move(model, ())
         self._compile(model)
         if precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, precision))
-            self._claim_models([model])
+            self._record_ownership([model])
         self._evaluated.add(id(model))
         self._objects[id(model)] = model
 
     def _is_placed(self, item: Any) -> bool:
-        return self._placing.get(id(item), self._is_placing)
+        return self._placement_overrides.get(id(item), self._is_placing)
 
     def _compile(self, model: nn.Module) -> None:
         if self._float8 is not None:
             self._float8.apply(model, self._compiler.compile_function)
         self._compiler.compile(model)
 
-    def _refuse(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-        """Raise `MisuseError` for what the strategy does not serve, before anything is changed.
+    def _check_supported(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Raise `MisuseError` for objects that the strategy does not support, before any is changed.
 
-        Models that are not to be moved may lie anywhere, and are the strategy's business when it wraps them.
+        Models that are not moved may be on any device; the strategy checks them when it wraps them.
         """
         refused = self._stepper.strategy.refusal(Bundle(tuple(filter(self._is_placed, models)), tuple(optimizers)))
         if refused is not None:
             raise MisuseError(str(refused))
 
-    def _claim_models(self, models: Iterable[nn.Module]) -> None:
+    def _record_ownership(self, models: Iterable[nn.Module]) -> None:
         for model in models:
             if plain_class(model) is not type(model):
-                setattr(type(model), _CLAIM, Ownership(self._owner, self._free_model))
+                setattr(type(model), _OWNERSHIP, Ownership(self._owner, self._free_model))
 
     def _free_model(self, model: nn.Module) -> None:
-        self._recomputer.undo(model)
+        self._checkpointer.undo(model)
         if id(model) in self._evaluated:
             self._evaluated.discard(id(model))
             if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
@@ -361,31 +361,31 @@ class Preparer:
             self._float8.undo(model)
 
     def release(self, objects: Iterable[Any]) -> None:
-        """Give objects back as they came; what is not prepared is left alone."""
+        """Restore prepared objects to their state before preparation; ignore others."""
         released = [item for item in objects if item in self]
         for item in released:
             del self._objects[id(item)]
             self.undivided_loaders.discard(id(item))
-        self._give_back(released)
+        self._restore(released)
         self._stepper.remove(released)
 
-    def _give_back(self, objects: Iterable[Any]) -> None:
-        """Undo what was done to objects, where anything was."""
+    def _restore(self, objects: Iterable[Any]) -> None:
+        """Undo the preparation of objects, also where it is incomplete."""
         for item in objects:
             if isinstance(item, nn.Module):
                 self._free_model(item)
             elif isinstance(item, Optimizer):
-                gate = self._stepper.optimizer_proxies.pop(id(item), None)
-                if gate is not None:
-                    gate.restore()
+                proxy = self._stepper.optimizer_proxies.pop(id(item), None)
+                if proxy is not None:
+                    proxy.restore()
             elif isinstance(item, LRScheduler):
                 unwrap_scheduler(item)
             elif isinstance(item, DataLoader):
                 self.batch_descriptions.pop(id(item), None)
                 unshard_loader(item)
 
-    def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
-        """Leave out modules inside of others, and free those that were prepared before the module around them."""
+    def _select_roots(self, models: list[nn.Module]) -> list[nn.Module]:
+        """Return the models that are not submodules of others; release prepared models that are submodules of these."""
         inside = {
             id(part): part
             for model in [*models, *self._stepper.bundle.models]
@@ -398,29 +398,29 @@ class Preparer:
         return roots
 
     def _move(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-        # What is divided among the ranks may be too large for a device: it is moved part by part.
+        # A model that the strategy shards may be too large for a device: the strategy moves it shard by shard.
         if not self._is_placed(model) or self._stepper.strategy.capabilities.shards_params:
             return
         if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
             move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)
 
     def _move_state(self, optimizer: Optimizer) -> None:
-        """Move an optimizer's state to where its parameters are now."""
+        """Move an optimizer's state to the device of its parameters."""
         if not self._is_placed(optimizer):
             return
         state = [value for values in optimizer.state.values() for value in values.values()]
         if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
             optimizer.load_state_dict(optimizer.state_dict())
 
-    def _gate_optimizer(self, optimizer: Optimizer) -> None:
-        gate = self._stepper.optimizer_proxies[id(optimizer)] = OptimizerProxy(optimizer, self._stepper)
-        gate.defer_zero_grad(self._stepper.defers_zero_grad)
+    def _wrap_optimizer(self, optimizer: Optimizer) -> None:
+        proxy = self._stepper.optimizer_proxies[id(optimizer)] = OptimizerProxy(optimizer, self._stepper)
+        proxy.defer_zero_grad(self._stepper.defers_zero_grad)
         step: Any = optimizer.step
-        setattr(step.__func__, _CLAIM, Ownership(self._owner, lambda _, gate=gate: gate.restore()))
+        setattr(step.__func__, _OWNERSHIP, Ownership(self._owner, lambda _, proxy=proxy: proxy.restore()))
 
-    def _gate_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
-        gate = self._stepper.optimizer_proxies.get(id(scheduler.optimizer))
-        if gate is None:
+    def _wrap_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
+        proxy = self._stepper.optimizer_proxies.get(id(scheduler.optimizer))
+        if proxy is None:
             raise MisuseError(
                 f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
                 "prepare(model, optimizer, scheduler)"
@@ -429,15 +429,15 @@ class Preparer:
         if measures and self._comm.world.size > 1:
             average_metric(scheduler, self._comm)
         if self._schedule != "calls":
-            # Of a batch that all ranks share, one process would take as many steps. What is measured is no step.
+            # One process takes as many steps on batches that ranks share. ReduceLROnPlateau counts metrics, not steps.
             is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._comm.world.size if is_ahead else 1
-            wrap_scheduler(scheduler, gate, num_calls, self._observer.schedule_observer)
+            wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)
         if plain_class(scheduler) is not type(scheduler):
-            setattr(type(scheduler), _CLAIM, Ownership(self._owner, unwrap_scheduler))
+            setattr(type(scheduler), _OWNERSHIP, Ownership(self._owner, unwrap_scheduler))
 
     def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, loops: LoopPolicy) -> None:
-        self._multiplies = batch == "per-worker"
+        self._has_per_worker_batches = batch == "per-worker"
         strategy = self._stepper.strategy
         is_placed = self._is_placed(loader)
         shard_loader(
@@ -451,24 +451,24 @@ class Preparer:
             seed=self._seed,
             place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
-        setattr(type(loader), _CLAIM, Ownership(self._owner, unshard_loader))
+        setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
         self.batch_descriptions[id(loader)] = self._describe_batch(loader)
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
-        """Return how large a prepared loader's batches are and what of them each rank reads."""
+        """Return the batch size of a prepared loader and the share that each rank reads, as text."""
         size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
         if workers == 1 or id(loader) in self.undivided_loaders:
             batch = "no batch size" if size is None else f"batch {size}"
             return batch if workers == 1 else f"{batch}, read whole by every worker"
         if size is None:
             return "no batch size"
-        total = size * workers if self._multiplies else size
+        total = size * workers if self._has_per_worker_batches else size
         share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
         return f"batch {total} = {workers} x {share}"
 
 
 def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:
-    """Return one prepared object in a few words, for the receipt."""
+    """Return a short description of a prepared object, for the receipt."""
     label = f"{name} " if name else ""
     kind = type(item).__name__
     if isinstance(item, nn.Module):
@@ -480,16 +480,16 @@ def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str
 
 
 def is_prepared(item: Any) -> bool:
-    """Whether an accelerator that is in use has prepared a model, optimizer, scheduler or loader."""
-    claim = _claim_on(item)
-    owner = None if claim is None else claim.owner()
+    """Return whether an accelerator that is not closed has prepared a model, optimizer, scheduler or loader."""
+    ownership = _find_ownership(item)
+    owner = None if ownership is None else ownership.owner()
     return owner is not None and not owner.is_closed and any(item is known for known in owner.prepared_objects)
 
 
 def collect_notes(
     objects: Sequence[Any], num_workers: int, device: torch.device, undivided: Collection[int]
 ) -> list[str]:
-    """Return what cannot equal a run on one device, one line each; ``whole`` are the ids of loaders read whole."""
+    """Return differences from a run on one device, a line each; ``undivided`` are the ids of loaders read whole."""
     if num_workers == 1:
         return []
     notes: list[str] = []
@@ -507,22 +507,22 @@ def collect_notes(
     return notes
 
 
-def _take_over(item: Any) -> None:
-    """Free the object from the accelerator that prepared it: the newest one has it.
+def _release_from_owner(item: Any) -> None:
+    """Release the object from the accelerator that prepared it, so that another one can prepare it.
 
-    In a notebook a cell that builds an accelerator and prepares is run again and again.
+    In a notebook a cell that builds an accelerator and prepares objects is run repeatedly.
     """
-    claim = _claim_on(item)
-    if claim is None:
+    ownership = _find_ownership(item)
+    if ownership is None:
         return
-    owner = claim.owner()
+    owner = ownership.owner()
     if owner is not None and not owner.is_closed:
         owner.free_memory(item)
     else:
-        claim.release(item)
+        ownership.release(item)
 
 
-def _claim_on(item: Any) -> Ownership | None:
+def _find_ownership(item: Any) -> Ownership | None:
     if isinstance(item, Optimizer):
-        return getattr(getattr(item.step, "__func__", None), _CLAIM, None)
-    return vars(type(item)).get(_CLAIM)
+        return getattr(getattr(item.step, "__func__", None), _OWNERSHIP, None)
+    return vars(type(item)).get(_OWNERSHIP)

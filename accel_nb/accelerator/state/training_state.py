@@ -1,4 +1,4 @@
-"""The state of a training run: collected into one tree for a checkpoint, checked against what is live, and put back."""
+"""The state of a training run: collect it into a tree for a checkpoint, check a tree against objects, restore it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LoadHook = Callable[[list[nn.Module], str], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What was loaded, and what does not go on exactly as it was, one note each."""
+    """The loaded checkpoint, and a note for each part of the state that is not restored exactly."""
 
     url: str
     step: int
@@ -56,7 +56,7 @@ class LoadReport:
     world_size: int
     notes: tuple[str, ...] = ()
     positions: tuple[LoaderPosition, ...] = ()
-    """Where each loader goes on, in the order in which they were prepared."""
+    """Where each loader resumes, in the order in which they were prepared."""
 
     def __str__(self) -> str:
         text = f"loaded {self.url}: step {self.step}, saved by {self.saved_world_size} ranks, now {self.world_size}"
@@ -64,18 +64,18 @@ class LoadReport:
 
 
 class HookHandle:
-    """Takes a hook away again."""
+    """Removes a hook."""
 
     def __init__(self, hooks: dict[int, Any]) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
-        """Take the hook away; may be called again."""
+        """Remove the hook; further calls do nothing."""
         self._hooks.pop(id(self), None)
 
 
 class TrainingState:
-    """Saves and loads what one accelerator trains; every rank makes the same calls."""
+    """Saves and loads the training state of one accelerator; every rank must make the same calls."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class TrainingState:
         self._resolved = resolved
         self._prepared = prepared
         self._saver = CheckpointSaver(comm, device)
-        # The same for all checkpoints of a training, those after a resume included.
+        # Identifies the training run: equal in all its checkpoints, also in those saved after a resume.
         self._run = uuid.uuid4().hex[:12]
         self._registered: list[Any] = []
         self._save_hooks: dict[int, SaveHook] = {}
         self._load_hooks: dict[int, LoadHook] = {}
         self._tracked = tracked
         self._observer = observer
-        # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
-        self._begun: tuple[int, str, float] | None = None
-        # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
-        self._waiting: dict[int, tuple[LoaderPosition, bool, Callable[[], object] | None]] = {}
+        # The latest save until it is reported: its step, its URL, and for how many seconds it blocked the training.
+        self._unreported_save: tuple[int, str, float] | None = None
+        # Of loaders in the loaded checkpoint that are not prepared yet, by number: arguments to resume them.
+        self._unprepared_positions: dict[int, tuple[LoaderPosition, bool, Callable[[], object] | None]] = {}
 
     def register(self, objects: Sequence[Any]) -> None:
-        """Save and load these objects too; raises `MisuseError` for one without the two methods that it takes."""
+        # Of loaders in the loaded checkpoint that are not prepared yet, by number: what is needed to resume them.
         for item in objects:
             lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(item, name, None))]
             if lacking:
@@ -117,14 +117,14 @@ class TrainingState:
 
     def add_save_hook(self, hook: SaveHook) -> HookHandle:
         """Call ``hook(models, weights, url)`` before each save."""
-        return _add(self._save_hooks, hook)
+        return _add_hook(self._save_hooks, hook)
 
     def add_load_hook(self, hook: LoadHook) -> HookHandle:
         """Call ``hook(models, url)`` before each load."""
-        return _add(self._load_hooks, hook)
+        return _add_hook(self._load_hooks, hook)
 
     def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool) -> str:
-        """Write a checkpoint and return where it is; see `Accelerator.save_state`."""
+        """Write a checkpoint and return its URL; see `Accelerator.save_state`."""
         options = self._resolved.config.checkpoint
         keep = None
         if output_dir is not None:
@@ -136,9 +136,9 @@ class TrainingState:
         started = time.monotonic()
         store = open_store(root)
         self.wait()
-        # Hooks write into the checkpoint's own folder, which becomes complete with their files in it.
+        # Hooks write into the folder of the checkpoint, which is renamed when complete, with their files in it.
         place: ReservedFolder | None = None
-        # A name of the user's own is written over, as in torch.save: a cell or a script is run again.
+        # A name that the user chose is overwritten, as by torch.save, since cells and scripts are run repeatedly.
         may_replace = output_dir is not None
         if self._save_hooks and store.supports_rename:
             place = reserve_folder(store, name, self._run, self._comm, may_replace=may_replace)
@@ -149,44 +149,51 @@ class TrainingState:
                 store.discard(place.folder, ())
             raise
         url = self._saver.save(
-            store, name, tree, self._facts(), blocking=blocking, keep=keep, reserved=place, may_replace=may_replace
+            store,
+            name,
+            tree,
+            self._build_origin(),
+            blocking=blocking,
+            keep=keep,
+            reserved=place,
+            may_replace=may_replace,
         )
-        self._begun = self._stepper.num_steps, url, time.monotonic() - started
+        self._unreported_save = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
-            self._tell_saved()
+            self._report_save()
         return url
 
     @property
     def is_behind(self) -> bool:
-        """Whether the save in the background is slower than one waits for."""
+        """Whether the save in the background takes too long to wait for."""
         return self._saver.is_slow
 
     def end_replay(self) -> None:
-        """Hear that no more loops of finished epochs pass by."""
+        """Mark the replay of finished epochs, whose loops run empty after a resume, as over."""
         self._stepper.is_replaying = False
 
     def wait(self) -> None:
         """Wait for the save in the background."""
         self._saver.wait()
-        self._tell_saved()
+        self._report_save()
 
     def close(self, *, is_alone: bool) -> None:
-        """Wait for the save in the background, and raise if it failed; alone, give it up if it takes longer."""
+        """Wait for the save in the background, and raise if it failed; with ``is_alone``, abandon a slow one."""
         if is_alone:
             self._saver.close_alone()
             return
         self._saver.close()
-        self._tell_saved()
+        self._report_save()
 
-    def _tell_saved(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            step, url, stall_s = begun
+    def _report_save(self) -> None:
+        unreported, self._unreported_save = self._unreported_save, None
+        if unreported is not None:
+            step, url, stall_s = unreported
             cost = SaveCost(self._saver.num_bytes, stall_s, max(self._saver.last_duration_s, stall_s))
             self._observer.on_checkpoint_saved(CompletedSave(step, url, cost))
 
     def state_tree(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
-        """Return the state tree, whose tensors are the live ones; hooks are given ``draft_url``, or else ``url``."""
+        """Return the state tree, whose tensors are not copied; hooks receive ``draft_url``, or else ``url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
         if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
             raise CheckpointError(
@@ -211,11 +218,11 @@ class TrainingState:
         }
 
     def resume_loader(self, loader: DataLoader[Any]) -> None:
-        """Hear of a loader that was just prepared: one that the loaded checkpoint knows goes on from there."""
-        if not self._waiting:
+        """Resume a loader that was just prepared, if the loaded checkpoint has its position."""
+        if not self._unprepared_positions:
             return
         number = next(index for index, known in enumerate(self.loaders()) if known is loader)
-        position, passes, on_resume = self._waiting.pop(number, (None, False, None))
+        position, passes, on_resume = self._unprepared_positions.pop(number, (None, False, None))
         if position is None:
             return
         problem = explain_no_resume(loader, position)
@@ -226,10 +233,10 @@ class TrainingState:
     def load(
         self, input_dir: str | os.PathLike[str] | None, *, strict: bool, skips_finished: bool = False
     ) -> LoadReport:
-        """Put a checkpoint back; see `Accelerator.load_state`.
+        """Restore a checkpoint; see `Accelerator.load_state`.
 
-        With ``passes`` loaders pass the epochs that are over empty, and random numbers are put back once more when the
-        first batch after that is asked for: what the code between these loops has drawn leaves no trace.
+        With ``skips_finished`` loaders yield no batch in the epochs that were finished. Random states are restored
+        again when the first batch after these is requested, since code between the loops may draw random numbers.
         """
         self.wait()
         where = self._resolved.config.checkpoint.dir if input_dir is None else input_dir
@@ -239,7 +246,7 @@ class TrainingState:
             checkpoint = open_checkpoint(where, self._comm)
         except NoCheckpoint as error:
             if is_accelerate_folder(where):
-                raise NoCheckpoint(f"{error}; a folder of accelerate is read by {_FOREIGN}") from None
+                raise NoCheckpoint(f"{error}; a folder of accelerate is read by {_ACCELERATE_CALL}") from None
             raise
         tree: dict[str, Any] = {}
         problem: str | None = None
@@ -247,7 +254,7 @@ class TrainingState:
             tree = checkpoint.read_tree()
         except CheckpointError as error:
             problem = str(error)
-        self._agree(problem)
+        self._raise_on_all_ranks(problem)
         models = list(self._stepper.bundle.models)
         for hook in list(self._load_hooks.values()):
             hook(models, checkpoint.url)
@@ -255,9 +262,9 @@ class TrainingState:
         live = self._stepper.strategy.read_state(bundle, copied=False)
         state, problems = match_state(tree, live, bundle, self._registered)
         positions = [LoaderPosition.from_json(values) for values in tree.get("data", [])]
-        self._waiting.clear()
-        self._agree(format_mismatches(checkpoint.url, problems) if problems and strict else None)
-        self._agree(self._resume_loaders(positions, skips_finished, tree, checkpoint))
+        self._unprepared_positions.clear()
+        self._raise_on_all_ranks(format_mismatches(checkpoint.url, problems) if problems and strict else None)
+        self._raise_on_all_ranks(self._resume_loaders(positions, skips_finished, tree, checkpoint))
         notes = [f"passed over: {reason}" for reason in checkpoint.skipped] + problems
         if not tree["precision"] and live["precision"]:
             state["precision"] = live["precision"]
@@ -265,7 +272,7 @@ class TrainingState:
         strategy = self._stepper.strategy
         strategy.write_state(bundle, state if strategy.capabilities.shards_params else materialize(state))
         for item, values in zip(self._registered, tree["registered"], strict=False):
-            item.load_state_dict(_owned(materialize(values)))
+            item.load_state_dict(_copy_tensors(materialize(values)))
         notes += self._restore_window(tree, checkpoint)
         notes += self._restore_random(tree, checkpoint)
         self._run = checkpoint.manifest.origin.run
@@ -284,7 +291,7 @@ class TrainingState:
         return report
 
     def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
-        """Put a folder of ``accelerate`` in; see `Accelerator.load_state`."""
+        """Restore a folder that ``accelerate`` saved; see `Accelerator.load_state`."""
         self.wait()
         found = AccelerateState(os.fspath(folder))
         problem: str | None = None
@@ -292,7 +299,7 @@ class TrainingState:
             found = read_accelerate_folder(folder)
         except CheckpointError as error:
             problem = str(error)
-        self._agree(problem)
+        self._raise_on_all_ranks(problem)
         bundle = self._stepper.bundle
         live = self._stepper.strategy.read_state(bundle, copied=False)
         tree = {
@@ -307,7 +314,7 @@ class TrainingState:
             "precision": found.precision,
         }
         state, problems = match_state(tree, live, bundle, self._registered)
-        self._agree(format_mismatches(found.url, problems) if problems and strict else None)
+        self._raise_on_all_ranks(format_mismatches(found.url, problems) if problems and strict else None)
         notes = [*problems, *found.unread]
         if not found.precision and live["precision"]:
             state["precision"] = live["precision"]
@@ -337,7 +344,7 @@ class TrainingState:
     def _resume_loaders(
         self, positions: list[LoaderPosition], passes: bool, tree: dict[str, Any], checkpoint: StoredCheckpoint
     ) -> str | None:
-        """Let the loaders go on; those that are prepared later will when they are. Returns what does not fit."""
+        """Resume the loaders, those prepared later by `resume_loader`; return why one cannot resume, or None."""
         restored = False
 
         def restore() -> None:
@@ -356,18 +363,18 @@ class TrainingState:
         for loader, position in known:
             resume_loader(loader, position, passes=passes, on_resume=on_resume)
         self._stepper.is_replaying = passes and any(position.num_epochs for position in positions)
-        self._waiting = {
+        self._unprepared_positions = {
             number: (position, passes, on_resume) for number, position in enumerate(positions) if number >= len(loaders)
         }
         return None
 
-    def _agree(self, problem: str | None) -> None:
-        """Raise on every rank what went wrong on one, so that none goes on alone."""
+    def _raise_on_all_ranks(self, problem: str | None) -> None:
+        """Raise `CheckpointError` on every rank if one has a problem, so that no rank continues without the others."""
         for rank, text in enumerate(self._comm.all_gather_json(problem)):
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}" if rank else text)
 
-    def _facts(self) -> CheckpointOrigin:
+    def _build_origin(self) -> CheckpointOrigin:
         return CheckpointOrigin(
             run=self._run,
             step=self._stepper.num_steps,
@@ -381,7 +388,7 @@ class TrainingState:
     # --- random numbers ---
 
     def _random_state(self) -> dict[str, Any]:
-        """Return every rank's generators as rows of one tensor each, and the seed that other worlds derive from."""
+        """Return the states of generators, with a row for each rank, and a seed for other world sizes."""
         rank, size = self._comm.world.rank, self._comm.world.size
         states = rng.capture(self._device)
         seed = self._resolved.config.seed
@@ -412,9 +419,9 @@ class TrainingState:
     # --- the open accumulation window ---
 
     def _gradients(self) -> list[dict[str, Slice]]:
-        """Return what an open window has summed up so far: each rank's own, as rows of one tensor.
+        """Return the gradients that the open window has accumulated: tensors with a row for each rank.
 
-        Of gradients that are sharded there is one row: their mean over ranks.
+        Sharded gradients have one row, their mean over ranks.
         """
         rank, size = self._comm.world.rank, self._comm.world.size
         parameters = [
@@ -423,14 +430,14 @@ class TrainingState:
             for name, value in model.named_parameters()
             if value.requires_grad
         ]
-        anywhere = any_rank_has_gradient(self._comm, [value for _, _, value in parameters])
+        has_gradient = any_rank_has_gradient(self._comm, [value for _, _, value in parameters])
         found: list[dict[str, Slice]] = [{} for _ in self._stepper.bundle.models]
-        for (index, name, value), is_there in zip(parameters, anywhere, strict=True):
-            if not is_there:
+        for (index, name, value), is_present in zip(parameters, has_gradient, strict=True):
+            if not is_present:
                 continue
             held = sharded.local_part(value)
             gradient = torch.zeros_like(held) if value.grad is None else sharded.local_part(value.grad)
-            if sharded.is_sharded(value):  # of the mean over ranks, which is one row, each holds a part
+            if sharded.is_sharded(value):  # one row, the mean over ranks, of which each rank stores a part
                 start, num_rows, place = sharded.first_row(value), 1, 0
             else:
                 start, num_rows, place = 0, size, rank
@@ -461,7 +468,7 @@ class TrainingState:
         return notes
 
     def _restore_gradients(self, model: nn.Module, saved: dict[str, StoredTensor]) -> None:
-        """Give each rank its own sum back; where there are more or fewer, rank 0 gets all, scaled to the same mean."""
+        """Restore each rank's sum; with another number of ranks rank 0 gets the total, scaled to the same mean."""
         rank, size = self._comm.world.rank, self._comm.world.size
         for name, value in model.named_parameters():
             if name not in saved:
@@ -480,14 +487,14 @@ class TrainingState:
             value.grad = gradient.to(value.device, value.dtype)
 
 
-_FOREIGN = "load_state(PATH, layout='accelerate')"
+_ACCELERATE_CALL = "load_state(PATH, layout='accelerate')"
 _NO_FOLDER = (
     "give one, as in save_state('checkpoints/step_100'), or set checkpoint.dir (flag --checkpoint, or "
     "config={'checkpoint': {'dir': ...}}), which names checkpoints step_N by itself"
 )
 
 
-def _add(hooks: dict[int, Any], hook: Any) -> HookHandle:
+def _add_hook(hooks: dict[int, Any], hook: Any) -> HookHandle:
     handle = HookHandle(hooks)
     hooks[id(handle)] = hook
     return handle
@@ -499,13 +506,13 @@ def _row(stored: StoredTensor, row: int) -> Tensor:
     return stored.read(Region((row, *(0 for _ in rest)), (1, *rest)))[0]
 
 
-def _owned(tree: Any) -> Any:
-    """Return a tree whose tensors are no views of a file: what keeps them may outlive it."""
+def _copy_tensors(tree: Any) -> Any:
+    """Return the tree with copied tensors: they may be used after the file that they are views of is closed."""
     return map_state(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
-    """Return a model's tensors and the versions of its modules; buffers are rank 0's, since each rank has its own."""
+    """Return a model's tensors and the versions of its modules; buffers, which differ by rank, are rank 0's."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {

@@ -15,7 +15,7 @@ from accel_nb.data.loader import BatchShare
 
 
 class AccumulationWindow:
-    """Counts micro-batches by backward passes and calls of step; of loaders it gets the `BatchShare` of each batch only."""
+    """Counts micro-batches by backward passes and calls of step; loaders report only the `BatchShare` of each batch."""
 
     def __init__(
         self,

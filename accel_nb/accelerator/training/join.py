@@ -1,8 +1,9 @@
 """Training with uneven inputs: ranks that have run out of data take part in the steps of the others.
 
-Inside of the block nothing is averaged during backward. Before each step ranks exchange which optimizer they step and
-after how many micro-batches. Then gradients are summed over ranks and divided by the total number of micro-batches. A
-rank that has run out of data adds the gradients of its last open accumulation window once, and zeros after that.
+Inside of the block gradients are not averaged during backward. Before each step ranks exchange which optimizer they
+step and after how many micro-batches. Then gradients are summed over ranks and divided by the total number of
+micro-batches. A rank that has run out of data adds the gradients of its last open accumulation window once, and zeros
+after that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would no
 
 @contextmanager
 def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) -> Iterator[None]:
-    """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
+    """Allow ranks to run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
     if comm.world.size == 1:
         yield
         return
@@ -57,8 +58,8 @@ class _UnevenRun:
         self._comm = comm
         self._proxies = list(stepper.optimizer_proxies.values())
         # By optimizer: the number of micro-batches in the gradients of this rank's last open window.
-        self._num_rest = [0] * len(self._proxies)
-        # The first rank of those that stepped last, and whether another had run out of data before.
+        self._num_leftover = [0] * len(self._proxies)
+        # The lowest rank of those that made the last step, and whether a rank had run out of data before that.
         self._source = 0
         self._is_uneven = False
 
@@ -72,9 +73,9 @@ class _UnevenRun:
         self._stepper.strategy.finish_gradients(bundle, 1.0)
 
     def follow_others(self) -> None:
-        """Take part in the steps of other ranks, after this rank has run out of data, until no rank steps."""
+        """Join the steps of other ranks, after this rank has run out of data, until no rank steps."""
         window = self._stepper.window
-        self._num_rest = [window.num_pending if window.has_gradients else 0] * len(self._proxies)
+        self._num_leftover = [window.num_pending if window.has_gradients else 0] * len(self._proxies)
         window.discard()
         while True:
             rows = self._exchange([0, 0, 0])
@@ -82,18 +83,18 @@ class _UnevenRun:
             if not stepping:
                 break
             self._merge(stepping[0], rows)
-            self._drop(stepping[0])
+            self._drop_gradients(stepping[0])
         for index in range(len(self._proxies)):
-            if self._num_rest[index]:
-                self._drop(index)
+            if self._num_leftover[index]:
+                self._drop_gradients(index)
 
     def synchronize(self, collectives: Collectives) -> None:
-        """Broadcast the training state of a rank that made the last step, if another had ended before."""
+        """Broadcast the training state of a rank that made the last step, if another ran out of data before."""
         if not self._is_uneven:
             return
         strategy, bundle = self._stepper.strategy, self._stepper.bundle
         own = strategy.read_state(bundle)
-        sent = {**own, "schedulers": [_sendable(state) for state in own["schedulers"]]}
+        sent = {**own, "schedulers": [_serializable(state) for state in own["schedulers"]]}
         found = collectives.broadcast_object(sent, self._source)
         if self._comm.world.rank != self._source:
             schedulers = zip(own["schedulers"], found["schedulers"], strict=True)
@@ -101,8 +102,8 @@ class _UnevenRun:
             strategy.write_state(bundle, {**found, "schedulers": merged})
 
     def _exchange(self, own: list[int]) -> list[list[int]]:
-        """Return a row for each rank: whether it steps, which optimizer, after how many micro-batches, and rests."""
-        rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_rest]))).tolist()
+        """Return a row for each rank: if it steps, which optimizer, its micro-batches, and leftover micro-batches."""
+        rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_leftover]))).tolist()
         stepping = [rank for rank, row in enumerate(rows) if row[0]]
         if stepping:
             self._source = stepping[0]
@@ -120,8 +121,8 @@ class _UnevenRun:
         all_reduce_bucketed(self._comm, gradients)
         multiply_tensors(gradients, self._stepper.window.size / total)
 
-    def _drop(self, index: int) -> None:
-        self._num_rest[index] = 0
+    def _drop_gradients(self, index: int) -> None:
+        self._num_leftover[index] = 0
         for parameter in self._parameters(index):
             parameter.grad = None
 
@@ -129,8 +130,8 @@ class _UnevenRun:
         return [value for value in stepped_parameters(self._proxies[index].optimizer) if value.requires_grad]
 
 
-def _sendable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state without what cannot be serialized, such as functions, which are equal on all ranks."""
+def _serializable(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's state without values that cannot be serialized, such as functions, equal on all ranks."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         try:
