@@ -108,7 +108,7 @@ class TrainingState:
         self._unprepared_positions: dict[int, tuple[LoaderPosition, bool, Callable[[], object] | None]] = {}
 
     def register(self, objects: Sequence[Any]) -> None:
-        # Of loaders in the loaded checkpoint that are not prepared yet, by number: what is needed to resume them.
+        """Save and load these objects too; raise `MisuseError` if ``state_dict`` or ``load_state_dict`` is missing."""
         for item in objects:
             lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(item, name, None))]
             if lacking:
