@@ -117,7 +117,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "headless",
         "papermill or nbconvert",
         lambda here: here.has_kernel and any(word in here.parent for word in _RUNNERS),
-        advice=("nobody looks on: the panel's picture and the last lines stay in the notebook",),
+        advice=("no front end is connected: the panel's picture and the last lines stay in the notebook",),
     ),
     Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
     Platform("script", "a script", lambda here: True, display_mode="text"),
