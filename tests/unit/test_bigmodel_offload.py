@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def through_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostTransfer, "can_lend", lambda *_, **__: False)
+    monkeypatch.setattr(HostTransfer, "can_lease", lambda *_, **__: False)
 
 
 def empty(**options: Any) -> Transformer:
