@@ -345,10 +345,19 @@ class _ShardedLoading:
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
             seen, batches = epoch.count_trained()
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
-            return replace(here, seen=seen, batches=batches, drawing=epoch.sampler_state, stream=stream, is_inside=True)
+            return replace(
+                here,
+                num_samples=seen,
+                num_batches=batches,
+                sampler_state=epoch.sampler_state,
+                dataset_state=stream,
+                is_within_epoch=True,
+            )
         feed = self._build_sampler(loader)
         return (
-            here if feed is None else replace(here, drawing=capture_sampler_state(feed.sampler, own_generators(loader)))
+            here
+            if feed is None
+            else replace(here, sampler_state=capture_sampler_state(feed.sampler, own_generators(loader)))
         )
 
     def resume(
@@ -415,7 +424,7 @@ class _ShardedLoading:
                 "goes on by itself",
                 stacklevel=4,
             )
-        return replace(resumed, seen=seen, batches=batches, stream=None)
+        return replace(resumed, num_samples=seen, num_batches=batches, dataset_state=None)
 
     def _iterate_whole(self, loader: DataLoader[Any], move: Callable[[Any], Any] | None) -> Iterator[Any]:
         if loader.batch_sampler is not None and self._reads_here(loader):
