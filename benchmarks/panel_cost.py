@@ -22,7 +22,7 @@ _TEXT = '''
 import pathlib, time, torch
 from torch import nn
 from accel_nb import Accelerator
-from accel_nb.telemetry.events import NullSink, current_sink
+from accel_nb.telemetry.events import NullEventSink, current_sink
 size = {size}
 if "trained" not in globals():
     torch.manual_seed(0)
@@ -31,7 +31,7 @@ key = {on}
 if key not in trained:
     model = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    own = Accelerator(sink=None if key else NullSink())
+    own = Accelerator(sink=None if key else NullEventSink())
     own.prepare(model, optimizer)
     trained[key] = own, model, optimizer
 own, model, optimizer = trained[key]
