@@ -48,8 +48,8 @@ from accel_nb.data.prefetch import BatchPrefetcher, BatchTransfer, SharedBatch, 
 from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import BatchDivider, read_everywhere, read_own_shard
 from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.tensors.instance_patching import make_instance_class
 from accel_nb.runtime.tensors.nested import first_batch_size, to_device
 
