@@ -246,7 +246,7 @@ def _load(who: str, model: Any, folder: Path, places: dict[str, Any]) -> Any:
         from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 
         loaded = load_checkpoint_and_dispatch(model, folder, places, mmap=who == MAPPED)
-        for file in {piece.source.file for unit in _units(loaded) for piece in unit.pieces} if who == PAST else ():
+        for file in {piece.source.file for unit in _units(loaded) for piece in unit.weights} if who == PAST else ():
             file.bypass_cache()
         return loaded
     from accelerate import load_checkpoint_and_dispatch
@@ -298,8 +298,8 @@ def _forwards(folder: Path, depth: int, rounds: int) -> None:
 
         def read_all() -> None:
             for unit in units:
-                for piece in unit.pieces:
-                    view = buffer[piece.begin : piece.begin + piece.nbytes].view(piece.empty.dtype)
+                for piece in unit.weights:
+                    view = buffer[piece.offset : piece.offset + piece.nbytes].view(piece.placeholder.dtype)
                     piece.source.read_into(view)
 
         read_all()

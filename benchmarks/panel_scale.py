@@ -51,7 +51,7 @@ def _events(first, last):
             if step % 100 == 0:
                 yield MemorySample(rank, step, now, 2**26, 2**26, 2**27, 2**20, 2**22, 2**34)
 def _stream(seconds, steps_per_s):
-    panel = Panel("fast", 2, rung="widget")
+    panel = Panel("fast", 2, display="widget")
     _sent.clear()
     started, step = time.perf_counter(), 1
     while (passed := time.perf_counter() - started) < seconds:
@@ -67,7 +67,7 @@ def _long(steps):
     global _panel
     gc.collect()
     before = psutil.Process().memory_info().rss
-    _panel = Panel("long", 2, rung="widget")
+    _panel = Panel("long", 2, display="widget")
     started = time.perf_counter()
     for first in range(1, steps + 1, 5000):
         _panel.feed(list(_events(first, min(steps + 1, first + 5000))))

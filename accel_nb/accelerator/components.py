@@ -23,10 +23,10 @@ from accel_nb.accelerator.training_run import TrainingRun
 from accel_nb.config import Resolved
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
+from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Strategy, StrategyRegistry, choose
 from accel_nb.strategies.choice import AUTO

@@ -21,7 +21,7 @@ from torch import Tensor
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.layout import MAX_JSON_BYTES, checked_file_name, parse_json
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint, NoCheckpoint
-from accel_nb.runtime.process.rng import RngStates
+from accel_nb.runtime.rng import RngStates
 
 OLDEST_TORCH = "2.10"
 """Older versions have known vulnerabilities of ``weights_only``."""
@@ -170,7 +170,7 @@ def _unpickled(file: Path) -> Any:
 
 
 def _random(file: Path) -> RngStates:
-    """Return generator states in the form of `accel_nb.runtime.process.rng.capture`."""
+    """Return generator states in the form of `accel_nb.runtime.rng.capture`."""
     content = _unpickled(file)
     try:
         version, words, gauss = content["random_state"]

@@ -34,7 +34,7 @@ from accel_nb.data.order import (
 )
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator

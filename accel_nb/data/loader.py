@@ -48,8 +48,8 @@ from accel_nb.data.prefetch import BatchPrefetcher, BatchTransfer, SharedBatch, 
 from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import BatchDivider, read_everywhere, read_own_shard
 from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.tensors.instance_patching import make_instance_class
 from accel_nb.runtime.tensors.nested import first_batch_size, to_device
 
@@ -347,12 +347,19 @@ class _ShardedLoading:
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
             seen, batches = epoch.count_trained()
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
-            return replace(here, seen=seen, batches=batches, drawing=epoch.sampler_state, stream=stream, is_inside=True)
+            return replace(
+                here,
+                num_samples=seen,
+                num_batches=batches,
+                sampler_state=epoch.sampler_state,
+                dataset_state=stream,
+                is_within_epoch=True,
+            )
         index_sampler = self._build_sampler(loader)
         return (
             here
             if index_sampler is None
-            else replace(here, drawing=capture_sampler_state(index_sampler.sampler, own_generators(loader)))
+            else replace(here, sampler_state=capture_sampler_state(index_sampler.sampler, own_generators(loader)))
         )
 
     def resume(
@@ -421,7 +428,7 @@ class _ShardedLoading:
                 "goes on by itself",
                 stacklevel=4,
             )
-        return replace(resumed, seen=seen, batches=batches, stream=None)
+        return replace(resumed, num_samples=seen, num_batches=batches, dataset_state=None)
 
     def _iterate_whole(self, loader: DataLoader[Any], move: Callable[[Any], Any] | None) -> Iterator[Any]:
         if loader.batch_sampler is not None and self._reads_in_process(loader):

@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from accel_nb.data.order import BatchShare, grouped
 from accel_nb.data.sampler import SeedableRandomSampler, set_epoch
 from accel_nb.errors import CheckpointError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 _END = object()
 _NUM_COMPARED = 16

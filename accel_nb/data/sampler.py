@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 
 class SeededOrder:

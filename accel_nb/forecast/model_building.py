@@ -20,7 +20,7 @@ from accel_nb.forecast.memory import Activations
 from accel_nb.forecast.plans import Forecast, RunSetting, forecast
 from accel_nb.forecast.request import InputSpec
 from accel_nb.forecast.sizes import ModelSizes, with_optimizer
-from accel_nb.runtime.process.rng import fork_rng
+from accel_nb.runtime.rng import fork_rng
 
 MAX_CONFIG_BYTES = 1 << 20
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}

@@ -157,7 +157,7 @@ class LocalJob:
         else:
             variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
             variables.setdefault("MPLBACKEND", INLINE)
-        task = replace(self.task, report=report, place=place, parent=os.getpid())
+        task = replace(self.task, report_file=report, position_file=place, parent=os.getpid())
         process = subprocess.Popen(
             task.command(sys.executable, self.args),
             env={**variables, **self.variables},

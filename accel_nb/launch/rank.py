@@ -98,7 +98,7 @@ class RankProgram:
 
     def _finish(self, signum: int, frame: FrameType | None) -> None:
         self._signal = signum
-        answers = [item.ask_to_stop() for item in self._built]  # each of them must be notified
+        answers = [item.request_stop() for item in self._built]  # each of them must be notified
         if not any(answers):
             raise KeyboardInterrupt
         if self._task.report_file is not None:

@@ -181,7 +181,7 @@ def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None
         session = _concurrent_session(main, specs, first)
         try:
             name = f"{call.bound_name}_{threading.get_ident()}"
-            return _run(session, replace(call, bound_to=name), resolved, specs)
+            return _run(session, replace(call, bound_name=name), resolved, specs)
         finally:
             session.stop()
 

@@ -396,7 +396,7 @@ def unload_ipython_extension(shell: Any) -> None:
     """End the workers and remove the magics; does nothing where they were never loaded."""
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
-        shell.events.unregister("pre_run_cell", magics.begin_cell)
+        shell.events.unregister("pre_run_cell", magics.apply_background_results)
         magics.session.stop()
         if magics.sidebar is not None:
             magics.sidebar.close()

@@ -142,7 +142,6 @@ PRIVATE_USES = (
         (
             "accelerator/state/state_matching.py",
             "accelerator/state/training_state.py",
-            "strategies/deepspeed/strategy.py",
             "strategies/fsdp/strategy.py",
         ),
         ("state_dict._metadata",),
@@ -252,7 +251,7 @@ PRIVATE_USES = (
             "accelerator/plain_cells/file_writes.py",
             "accelerator/prepare/compiling.py",
             "compat/hf_utils.py",
-            "notebook/session/session.py",
+            "notebook/session/local_workers.py",
             "notebook/worker/program.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),

@@ -52,7 +52,7 @@ def test_methods_and_properties_of_public_classes_are_documented(name: str) -> N
 
 
 def test_arguments_of_the_accelerator_are_described() -> None:
-    doc = accel_nb.Accelerator.__init__.__doc__ or ""
+    doc = accel_nb.Accelerator.__doc__ or ""
     for name in inspect.signature(accel_nb.Accelerator).parameters:
         assert re.search(rf"^\s+{name}: \S", doc, re.MULTILINE), f"Accelerator({name}=...) is not described"
 

@@ -175,6 +175,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "__init__.py": TABLE,
             "compat/finder.py": TABLE,
             "config/__init__.py": TABLE,
+            "runtime/devices/registry.py": TABLE,
             "telemetry/trackers/selection.py": TABLE,
             "cli/main.py": TABLE,
             "pool/local/worker.py": "the program that the kernel names when it starts the pool",

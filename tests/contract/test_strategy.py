@@ -281,9 +281,9 @@ def keeps_local(world: World, strategy: str) -> list[list[float]]:
     for is_local in (True, False):
         accelerator.components.strategy.keep_local(model, is_local)
         accelerator.backward(model(torch.full((2, 5), 1.0 + world.rank)).square().mean())
-        accelerator.components.stepper.finish(list(model.parameters()))
+        accelerator.components.stepper.complete_gradients(list(model.parameters()))
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist())
-        accelerator.components.stepper.window.attempt()
+        accelerator.components.stepper.window.begin_step()
         optimizer.zero_grad()
     accelerator.close()
     return found

@@ -67,7 +67,9 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert re.fullmatch(r"every 5 steps are reported, after step \d+\n", say(kernel, "set log-every=5"))
     assert re.fullmatch(r"step \d+ is being saved\n", say(kernel, "checkpoint"))
     kernel.run("session = get_ipython().magics_manager.magics['cell']['accelerate'].__self__.session")
-    kernel.run("from accel_nb.telemetry.actions import MapMemory\nwish = session.last.controls.ask(MapMemory())")
+    kernel.run(
+        "from accel_nb.telemetry.actions import MapMemory\nwish = session.last_run.controls.request(MapMemory())"
+    )
     assert kernel.value("(wish.wait(20), wish.text)") == (True, NO_MEMORY_MAP)
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
     assert int(looked[0].removeprefix("num_steps = ")) > 1

@@ -14,7 +14,7 @@ import threading
 from accel_nb.ui.panel import Panel
 from accel_nb.telemetry.events import MetricLogged
 asked, heard = [], threading.Event()
-panel = Panel("run", 1, rung="widget", on_control=lambda action: (asked.append(action), heard.set()))
+panel = Panel("run", 1, display="widget", on_control=lambda action: (asked.append(action), heard.set()))
 panel.feed([MetricLogged(0, step, 0.1 * step, "loss", 1.0) for step in range(8)])
 panel.refresh(force=True)  # the main shell has sent on the panel's comm
 heard.wait({WAIT_S})

@@ -14,7 +14,7 @@ from tests.support.kernel import Kernel, running_kernel
 WHERE = """
 import sys
 from accel_nb.runtime.process.platforms import detect_platform
-from accel_nb.ui.fallback import find_display_facts, choose_rung
+from accel_nb.ui.fallback import find_display_facts, choose_display
 """
 COLAB = (
     "import types\ngoogle = types.ModuleType('google')\nsys.modules['google.colab'] = types.ModuleType('google.colab')"
@@ -68,7 +68,7 @@ def test_a_kernel_knows_where_it_runs(
     with running_kernel() as kernel:
         assert kernel.run(WHERE + code).error is None
         assert kernel.value("detect_platform().name") == name
-        rung = kernel.value("choose_rung(find_display_facts(), 'live')")
+        rung = kernel.value("choose_display(find_display_facts(), 'live')")
         rungs = {"kaggle": "core widget", "deepnote": "picture", "studiolab": "picture", "databricks": "picture"}
         assert rung == rungs.get(name, "widget")
         assert kernel.value("'torch' in sys.modules") is False

@@ -8,9 +8,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from accel_nb.data.loader import BatchShare, shard_loader
 from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import DefaultGroup
-from accel_nb.runtime.process import rng
 from tests.ranks.launch import run_ranks
 from tests.support.loops import Loops
 

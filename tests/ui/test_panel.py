@@ -28,7 +28,7 @@ events = list(training_events({num_steps}))
 earlier = EarlierRuns()
 
 def run_before(title, num_steps):
-    before = Panel(title, 2, rung="text", earlier=earlier)
+    before = Panel(title, 2, display="text", earlier=earlier)
     before.feed(list(training_events(num_steps)))
     before.finish("done")
 
@@ -45,7 +45,8 @@ RUN_ALL = 'feed(events)\npanel.finish("done")'
 RUN_CORE = """
 import threading
 asked, pressed = [], threading.Event()
-panel = Panel("<b>digits</b>", 2, rung="core widget", on_control=lambda action: (asked.append(action), pressed.set()))
+press = lambda action: (asked.append(action), pressed.set())
+panel = Panel("<b>digits</b>", 2, display="core widget", on_control=press)
 feed(events)
 panel.refresh(force=True)
 pressed.wait(60)

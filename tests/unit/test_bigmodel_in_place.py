@@ -68,7 +68,7 @@ def test_bits_are_the_same_wherever_tensors_start(
 ) -> None:
     if no_matter is None:
         no_matter = mmap_weights.is_alignment_irrelevant()
-    monkeypatch.setattr(mmap_weights, "alignment_is_no_matter", lambda: no_matter)
+    monkeypatch.setattr(mmap_weights, "is_alignment_irrelevant", lambda: no_matter)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def through_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostTransfer, "can_lend", lambda *_, **__: False)
+    monkeypatch.setattr(HostTransfer, "can_lease", lambda *_, **__: False)
 
 
 def empty(**options: Any) -> Transformer:
@@ -531,7 +531,7 @@ def test_a_weight_in_memory_is_copied_from_there() -> None:
 
 LIMITED = """
 import resource, sys, torch
-from accel_nb.bigmodel.offload.weight_transfer import HostLane
+from accel_nb.bigmodel.offload.weight_transfer import HostTransfer
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
 from tests.support.memory import peak_bytes
@@ -554,7 +554,7 @@ tokens = torch.arange(4)[None]
 with torch.inference_mode():
     for step in range(4):
         if step == 2:
-            HostLane.can_lend = lambda *_, **__: False  # from here on through buffers
+            HostTransfer.can_lease = lambda *_, **__: False  # from here on through buffers
         tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
 grown = peak_bytes() - before
 assert grown < size // 2, (grown, size)

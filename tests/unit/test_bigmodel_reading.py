@@ -146,7 +146,7 @@ def test_reading_ahead_is_left_where_nothing_is_gained(tmp_path: Path, gains: bo
 def test_a_model_that_the_cache_cannot_keep_is_read_past_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.offload.dispatch.cache_room", lambda: room)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.dispatch.available_memory", lambda: room)
     resident = Transformer(width=512, depth=1)
     with init_empty_weights():
         model = Transformer(width=512, depth=1)

@@ -130,7 +130,7 @@ def plan(layout: Layout, total: int, checkpoints: bool = False, host: int = 0) -
 
 
 def everything_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layout, "is_served", True)
+    monkeypatch.setattr(Layout, "is_supported", True)
     monkeypatch.setattr("accel_nb.forecast.plans.has_checkpointing", lambda: True)
 
 

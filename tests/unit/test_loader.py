@@ -28,7 +28,7 @@ from torch.utils.data import (
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import BatchShare, is_sharded, shard_loader, unshard_loader
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 from accel_nb.runtime.world import World
 from tests.support.loops import Loops
 

@@ -22,8 +22,8 @@ from torch.utils.data import (
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import BatchShare
 from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm
-from accel_nb.runtime.process import rng
 from tests.unit.test_loader import (
     LOADERS,
     Setup,

@@ -85,7 +85,7 @@ def test_a_name_that_is_deleted_here_is_taken_away_there(sides):
     del sides.kernel["model"]
     assert sides.ship("numbers") == []
     assert sides.worker.keys() == {"numbers", "optimizer"}
-    assert sides.ledger.names(sides.kernel) == ["numbers", "optimizer"]
+    assert sides.ledger.shared_names(sides.kernel) == ["numbers", "optimizer"]
     assert sides.ship("optimizer") == []
 
 
@@ -197,7 +197,7 @@ def test_shared_memory_of_tensors_survives(sides):
 
 def test_a_small_window_does_not_drag_its_storage_along(sides):
     sides.kernel["window"] = torch.zeros(1_000_000)[:10]
-    payload = sides.ledger.prepare(["window"], sides.kernel, SharedPayloads()).payload
+    payload = sides.ledger.serialize_changes(["window"], sides.kernel, SharedPayloads()).payload
     assert sum(size for _, size in payload.buffers) == 40
     payload.close()
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 from accel_nb.runtime.world import World
 
 

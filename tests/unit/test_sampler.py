@@ -6,7 +6,7 @@ from torch.utils.data import RandomSampler
 
 from accel_nb.data.sampler import SeedableRandomSampler, set_epoch
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 
 def test_an_epoch_is_a_permutation_that_seed_and_epoch_determine():

@@ -9,7 +9,7 @@ import torch
 import accel_nb
 from accel_nb import release_memory, set_seed, synchronize_rng_states
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
 from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.data.loader import BatchShare, is_sharded, watch_batches
-from accel_nb.runtime.process import rng
+from accel_nb.runtime import rng
 
 _MAX_BATCHES = 50
 _NOTHING: frozenset[type] = frozenset()

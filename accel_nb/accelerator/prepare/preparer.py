@@ -36,10 +36,10 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import full_shape
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle

@@ -8,9 +8,9 @@ from enum import Enum
 import torch
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.current_world import current_comm, current_world
-from accel_nb.runtime.process import rng
 
 _TYPES = (*rng.ALL_PARTS, "cuda", "generator")
 

@@ -35,10 +35,10 @@ from accel_nb.config import Resolved
 from accel_nb.data.loader import explain_no_resume, get_position, resume_loader
 from accel_nb.data.position import LoaderPosition
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
+from accel_nb.runtime import rng
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.runtime.tensors.state_tree import map_state
 

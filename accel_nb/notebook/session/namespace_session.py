@@ -198,7 +198,7 @@ class NamespaceSession:
         """Return the digest of the kernel's generator states, and the states if rank 0's differ or if ``always``."""
         if "torch" not in sys.modules:
             return None, None
-        from accel_nb.runtime.process import rng
+        from accel_nb.runtime import rng
 
         states = rng.capture_cpu()
         digest = rng.digest(states)

@@ -48,10 +48,10 @@ from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_paths import root_name
 from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, PackedReturn, ResultSender
+from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.environment import patch_environment, set_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action

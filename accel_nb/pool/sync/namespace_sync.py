@@ -74,7 +74,7 @@ class NamespaceDelta:
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: Any = None
-    """Generator states, as returned by `accel_nb.runtime.process.rng.capture_cpu`."""
+    """Generator states, as returned by `accel_nb.runtime.rng.capture_cpu`."""
     removed: tuple[str, ...] = ()
     """Names whose old values the receiver must delete."""
 
@@ -170,7 +170,7 @@ class NamespaceDelta:
         for name in self.removed:
             namespace.pop(name, None)
         if self.rng is not None:
-            from accel_nb.runtime.process import rng
+            from accel_nb.runtime import rng
 
             rng.restore_cpu(self.rng)
         return errors

@@ -36,7 +36,7 @@ _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, t
 
 @dataclass(frozen=True, slots=True)
 class ObjectAttributes:
-    """The attributes of an object; ``is_whole`` is False if some cannot be copied, which stay unchanged."""
+    """The attributes of an object; ``is_complete`` is False if some cannot be copied, which stay unchanged."""
 
     values: dict[str, Any]
     is_complete: bool = True
@@ -269,7 +269,7 @@ def set_content(value: Any, content: Any) -> None:
         if isinstance(value, defaultdict):
             value.default_factory = factory
         _set_attributes(value, own)
-    elif content.is_whole:
+    elif content.is_complete:
         _set_attributes(value, content.values)
     else:
         vars(value).update(content.values)

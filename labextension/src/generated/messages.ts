@@ -63,7 +63,7 @@ export interface IMark {
   readonly text: string;
 }
 
-/** What the allocator of one rank's device has cut its memory into, and who holds most of it, at one moment. Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`). */
+/** Segments and blocks of the allocator of one rank's device, and the largest holders of memory, at one moment. Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`). */
 export interface IMemoryMapped {
   readonly kind: 'memory map';
   readonly rank: number;
@@ -81,7 +81,7 @@ export interface IMemoryMapped {
 
 // Panel to kernel.
 
-/** End the cell after the step, as a finished one; saved, where checkpoints are. */
+/** End the cell after the step as if it had finished; save, if the run has checkpoints. */
 export interface IStopAfterStep {
   readonly kind: 'stop';
 }
@@ -91,7 +91,7 @@ export interface ISaveNow {
   readonly kind: 'checkpoint';
 }
 
-/** Multiply learning rates, and what their schedules will make of them, by ``factor``. */
+/** Multiply learning rates, present and scheduled, by ``factor``. */
 export interface IScaleRate {
   readonly kind: 'scale_rate';
   readonly factor: number;
@@ -103,18 +103,18 @@ export interface ISetRate {
   readonly value: number;
 }
 
-/** Report every so many steps, until the cell ends: their mean to the panel, and what is logged in that step. */
+/** Report every ``steps`` steps until the cell ends: their mean to the panel, and values logged in that step. */
 export interface ISetInterval {
   readonly kind: 'interval';
   readonly steps: number;
 }
 
-/** Report after the step what the allocator of every rank's device has cut its memory into, and who holds it. */
+/** Report after the step the allocator's blocks on every rank's device, and which variables hold them. */
 export interface IMapMemory {
   readonly kind: 'map_memory';
 }
 
-/** Say what names hold on rank 0 after the step. */
+/** Report the values of variables on rank 0 after the step. */
 export interface IInspect {
   readonly kind: 'inspect';
   readonly names: readonly string[];

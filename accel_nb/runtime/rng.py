@@ -181,7 +181,7 @@ def _check(states: Mapping[str, Tensor]) -> None:
         if states[name].shape != (size,) or f"{name}_gauss" not in states:
             raise ValueError(
                 f"the state {name!r} has shape {tuple(states[name].shape)}, not ({size},), or lacks '{name}_gauss': "
-                "it does not come from accel_nb.runtime.process.rng.capture"
+                "it does not come from accel_nb.runtime.rng.capture"
             )
     if "python" in states and int(states["python"][0]) != _PYTHON_VERSION:
         raise ValueError(f"Python random state of version {int(states['python'][0])}; known is {_PYTHON_VERSION}")
