@@ -66,10 +66,10 @@ class SamplerState:
 class LoaderPosition:
     """The completed epochs of a loader, and its progress in the current one.
 
-    ``seen`` counts samples in the order of one process, ``batches`` the loader's own batches. ``drawing`` is the state
-    that the epoch (between epochs: the next one) is drawn from. ``stream`` is the dataset's own state after these
-    batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the number of ranks with data of
-    their own.
+    ``num_samples`` counts samples in the order of one process, ``num_batches`` the loader's own batches.
+    ``sampler_state`` is the state that the epoch (between epochs: the next one) is drawn from. ``dataset_state`` is the
+    dataset's own state after these batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the
+    number of ranks with data of their own.
     """
 
     num_epochs: int = 0
