@@ -137,7 +137,8 @@ def launcher(request: pytest.FixtureRequest) -> tuple[str, Executed]:
             "04_launcher.ipynb",
             '{"results": results, "accuracy": accuracy, "same": first_weight is model[0].weight, "ranks": ranks, '
             '"seconds": seconds, "revived": revived, '
-            '"platform": __import__("accel_nb.runtime.process.platforms").runtime.process.platforms.detect_platform().name}',
+            '"platform": __import__("accel_nb.runtime.process.platforms")'
+            ".runtime.process.platforms.detect_platform().name}",
         )
     finally:
         os.environ.clear()
