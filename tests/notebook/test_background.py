@@ -105,7 +105,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert (run.outcome, len(run.checkpoints), run.config["background"][0]) == ("done", 2, True)
     assert read_metrics(RunRegistry().folder / run.id)
     # After the first of its epochs, of six steps, the plan of its schedule was drawn, ten epochs ahead.
-    plan = "session.last.output.panel_state.tables['plan', 0, '0'].columns"
+    plan = "session.last_run.output.panel_state.tables['plan', 0, '0'].columns"
     assert kernel.value(f"(list({plan}[0][:4]), len({plan}[0]))") == ([1, 6, 7, 12], 22)
     assert kernel.value("session.earlier.others(0)[0].title") == "deep"
     # Replicas took the same steps: another cell trains on from them, and finds them equal.

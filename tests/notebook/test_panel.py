@@ -23,7 +23,7 @@ from tests.ui.synthetic import training_events
 """
 
 RUN = """
-panel = Panel("digits", 2, mode={mode!r}, rung={rung!r})
+panel = Panel("digits", 2, mode={mode!r}, display={rung!r})
 for event in training_events(60):
     panel.feed([event])
     panel.refresh()

@@ -94,7 +94,11 @@ class _UnevenRun:
             return
         strategy, bundle = self._stepper.strategy, self._stepper.bundle
         own = strategy.read_state(bundle)
-        sent = {**own, "schedulers": [_serializable(state) for state in own["schedulers"]]}
+        sent = {
+            **own,
+            "models": [dict(state) for state in own["models"]],
+            "schedulers": [_serializable(state) for state in own["schedulers"]],
+        }
         found = collectives.broadcast_object(sent, self._source)
         if self._comm.world.rank != self._source:
             schedulers = zip(own["schedulers"], found["schedulers"], strict=True)

@@ -141,7 +141,7 @@ def remove_hook_from_submodules(model: nn.Module) -> None:
 def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and values of a dispatched model's ``state_dict``, on the CPU, one at a time."""
     handle = model.__dict__.get(_HANDLE)
-    away = {} if handle is None else {name: piece for piece in handle.pieces for name in piece.aliases}
+    away = {} if handle is None else {name: piece for piece in handle.weights for name in piece.aliases}
     for name, tensor in model.state_dict(keep_vars=True).items():
         yield name, (_value(away[name]) if name in away else tensor.detach().cpu())
 
@@ -149,7 +149,7 @@ def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def has_offloaded_params(model: nn.Module) -> bool:
     """Whether a model has weights that are loaded for each forward."""
     handle = model.__dict__.get(_HANDLE)
-    return handle is not None and bool(handle.pieces)
+    return handle is not None and bool(handle.weights)
 
 
 def get_dispatch_record(model: nn.Module) -> DispatchRecord:
@@ -163,7 +163,7 @@ def get_dispatch_record(model: nn.Module) -> DispatchRecord:
 def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
     """Return the prefetcher of a dispatched model, with its counters; None if nothing is offloaded."""
     handle = model.__dict__.get(_HANDLE)
-    return None if handle is None else handle.stream
+    return None if handle is None else handle.prefetcher
 
 
 @dataclass(eq=False)
