@@ -34,7 +34,7 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
             record_outcome(found, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
             continue
         if rule is None:
-            found.unmapped[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
+            found.left[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
             continue
         record_outcome(found, name, rule(value, values), source)
     return found

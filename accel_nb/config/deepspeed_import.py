@@ -37,7 +37,7 @@ def import_deepspeed(document: Mapping[str, Any], source: str) -> ImportReport:
         elif name in _RULES:
             record_outcome(found, name, _RULES[name](value, values), source)
         else:
-            found.unmapped[name] = _SECTIONS.get(name.partition(".")[0], "no option of accel_nb stands for it")
+            found.left[name] = _SECTIONS.get(name.partition(".")[0], "no option of accel_nb stands for it")
     return found
 
 

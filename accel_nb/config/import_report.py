@@ -31,7 +31,7 @@ class ImportReport:
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     taken: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     needless: dict[str, str] = field(default_factory=dict[str, str])
-    unmapped: dict[str, str] = field(default_factory=dict[str, str])
+    left: dict[str, str] = field(default_factory=dict[str, str])
 
     def table(self) -> str:
         """Return a line for each value of the file, those without an option last."""
@@ -40,7 +40,7 @@ class ImportReport:
             for name, options in self.taken.items()
         ]
         rows += [(name, "ok", reason) for name, reason in self.needless.items()]
-        rows += [(name, "LEFT", reason) for name, reason in self.unmapped.items()]
+        rows += [(name, "LEFT", reason) for name, reason in self.left.items()]
         width = max((len(name) for name, _, _ in rows), default=0)
         return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
 
@@ -50,7 +50,7 @@ def record_outcome(found: ImportReport, name: str, outcome: ImportOutcome, sourc
     if isinstance(outcome, str):
         found.needless[name] = outcome
     elif isinstance(outcome, NotImported):
-        found.unmapped[name] = outcome.reason
+        found.left[name] = outcome.reason
     else:
         _take(found, name, outcome, source)
 
@@ -59,7 +59,7 @@ def _take(found: ImportReport, name: str, options: dict[str, Any], source: str) 
     try:
         resolve([Layer("file", options, f"{name} in {source}")])
     except ConfigError as error:
-        found.unmapped[name] = error.problems[0]
+        found.left[name] = error.problems[0]
         return
     found.taken[name] = options
     found.options.update(options)

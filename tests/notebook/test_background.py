@@ -107,7 +107,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     # After the first of its epochs, of six steps, the plan of its schedule was drawn, ten epochs ahead.
     plan = "session.last_run.output.panel_state.tables['plan', 0, '0'].columns"
     assert kernel.value(f"(list({plan}[0][:4]), len({plan}[0]))") == ([1, 6, 7, 12], 22)
-    assert kernel.value("session.earlier.others(0)[0].title") == "deep"
+    assert kernel.value("session.earlier_runs.others(0)[0].title") == "deep"
     # Replicas took the same steps: another cell trains on from them, and finds them equal.
     code = "import torch\nheld = accelerator.gather(model.weight.detach()).flatten().tolist()"
     output = kernel.run(f"%%accelerate --cpus 2\n{code}")

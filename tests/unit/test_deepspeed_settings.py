@@ -76,7 +76,7 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
         "accumulate": 4,
         "clip": 1.0,
     }
-    assert set(found.unmapped) == {"optimizer.type", "optimizer.params.lr"}
+    assert set(found.left) == {"optimizer.type", "optimizer.params.lr"}
     told = found.table()
     assert all(name in told for name in ("train_batch_size", "left open", "speed only", "LEFT", "made in the script"))
 
@@ -92,7 +92,7 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
     ids=str,
 )
 def test_what_cannot_be_is_left_with_its_reason(document: dict[str, Any], name: str) -> None:
-    left = import_deepspeed(document, "ds.json").unmapped
+    left = import_deepspeed(document, "ds.json").left
     assert [key for key in left if key.endswith(name)]
     with pytest.raises(ConfigError, match=name):
         DeepSpeedPlugin(document).as_options()
@@ -134,7 +134,7 @@ def test_what_is_shown_accounts_for_every_value_and_reads_back(stage: int, offlo
     back = import_deepspeed(json.loads(found.json), "ds.json")
     assert {name: back.options.get(f"deepspeed.{name}", "no") for name in given} == given
     told = [line.split()[0] for line in found.table.splitlines()]
-    assert {*back.taken, *back.needless, *back.unmapped} == set(told)
+    assert {*back.taken, *back.needless, *back.left} == set(told)
 
 
 def test_what_deepspeed_is_not_told_of_is_said_with_its_origin() -> None:

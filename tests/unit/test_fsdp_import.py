@@ -56,8 +56,8 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         "activation_checkpointing": True,
     }
     assert found.needless["fsdp_config.fsdp_min_num_params"] == "nothing is chosen by size"
-    assert set(found.unmapped) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
-    assert len(found.taken) + len(found.needless) + len(found.unmapped) == 4 + len(FILE["fsdp_config"])
+    assert set(found.left) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
+    assert len(found.taken) + len(found.needless) + len(found.left) == 4 + len(FILE["fsdp_config"])
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Baton:
 
     def take(self, rank):
         with self.condition:
-            assert self.condition.copy_after(lambda: self.turn == rank, timeout=60), "the baton never came"
+            assert self.condition.wait_for(lambda: self.turn == rank, timeout=60), "the baton never came"
         rng.restore(self.states[rank])
 
     def pass_on(self, rank):

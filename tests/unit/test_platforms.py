@@ -80,7 +80,7 @@ def test_the_panel_takes_the_rung_of_the_table(platform):
     facts = DisplayFacts(
         platform.name, platform.name != "script", frozenset({"anywidget", "ipywidgets", "matplotlib"}), True
     )
-    assert choose_display(facts, "live") == platform.rung
+    assert choose_display(facts, "live") == platform.display_mode
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class Rank:
         )
         self.num_steps = 0
 
-    def do(self, action: Any) -> str:
+    def run_action(self, action: Any) -> str:
         self.done.append((self.steering.count, action.steps))
         return ""
 

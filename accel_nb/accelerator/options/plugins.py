@@ -424,7 +424,7 @@ class DeepSpeedPlugin:
         arguments that contradict the file.
         """
         found = self.differences()
-        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.unmapped.items()]
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
         if self.zero3_init_flag:
             problems.append(
                 "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: leave it out, and build a model that is "

@@ -111,12 +111,12 @@ class ControlReceiver:
             self.stopped_step = step
             raise TrainingStopped
 
-    def _do(self, action: Action, helm: RunController) -> str:
+    def _do(self, action: Action, controller: RunController) -> str:
         if isinstance(action, Inspect):
             return "\n".join(f"{name} = {self._describe_name(name)}" for name in action.names)
         if isinstance(action, MapMemory):
-            return self._map_memory(helm.num_steps)
-        return helm.run_action(action)
+            return self._map_memory(controller.num_steps)
+        return controller.run_action(action)
 
 
 @dataclass(slots=True)
