@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.dispatch import receive_dispatched
@@ -33,6 +33,7 @@ from accel_nb.data.index_distribution import (
     own_generators,
     rank_0_random_states,
 )
+from accel_nb.data.loader_checks import refuse_divided
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
 from accel_nb.data.position import (
@@ -47,11 +48,12 @@ from accel_nb.data.position import (
 from accel_nb.data.prefetch import BatchPrefetcher, BatchTransfer, SharedBatch, StreamTransfer
 from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import BatchDivider, read_everywhere, read_own_shard
+from accel_nb.data.whole_iterator import WholeIterator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.instance_patching import make_instance_class
-from accel_nb.runtime.tensors.nested import first_batch_size, to_device
+from accel_nb.runtime.tensors.nested import to_device
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator
@@ -120,7 +122,7 @@ def shard_loader(
         raise MisuseError(f"only a torch DataLoader can be sharded, not a {type(loader).__name__}")
     unshard_loader(loader)
     if comm.world.size > 1:
-        _refuse_divided(loader)
+        refuse_divided(loader)
     plain = type(loader)
     options = options or DataOptions()
     index, count = coords or (comm.world.rank, comm.world.size)
@@ -437,7 +439,7 @@ class _ShardedLoading:
             source = map(build_reader(loader), indices)
         else:
             source = self.plain.__iter__(loader)
-        return _WholeIterator(source, self.observer, move)
+        return WholeIterator(source, self.observer, move)
 
     def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
         """Start an epoch; return an iterator over pairs of this rank's batch and its share of the global batch."""
@@ -690,37 +692,3 @@ class _LoaderIterator(Iterator[Any]):
         if sharding.on_batch is not None:
             sharding.on_batch(batch, share)
         return batch
-
-
-class _WholeIterator(Iterator[Any]):
-    """The iterator of a loader that every rank reads; observers may hold weak references to detect its end."""
-
-    __slots__ = ("__weakref__", "_move", "_observer", "_source")
-
-    def __init__(self, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None) -> None:
-        self._source = source
-        self._observer = observer
-        self._move = move
-
-    def __next__(self) -> Any:
-        try:
-            batch = next(self._source)
-        except StopIteration:
-            self._observer.on_whole_batch(None, None)
-            raise
-        self._observer.on_whole_batch(self, first_batch_size(batch))
-        return batch if self._move is None else self._move(batch)
-
-
-def _refuse_divided(loader: DataLoader[Any]) -> None:
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for candidate in (loader.sampler, sampler, getattr(sampler, "sampler", None)):
-        if isinstance(candidate, DistributedSampler) and candidate.num_replicas > 1:
-            raise MisuseError(
-                f"the loader's DistributedSampler divides it among {candidate.num_replicas} ranks already: "
-                "leave the sampler out (shuffle=True instead), or leave the loader out of what is prepared"
-            )
-    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        raise MisuseError(
-            "torch divides a datapipe among the ranks by itself: leave this loader out of what is prepared"
-        )

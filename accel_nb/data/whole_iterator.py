@@ -1,0 +1,29 @@
+"""The iterator of a sharded loader that every rank reads whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accel_nb.data.loader_observer import LoaderObserver
+from accel_nb.runtime.tensors.nested import first_batch_size
+
+
+class WholeIterator(Iterator[Any]):
+    """The iterator of a loader that every rank reads; observers may hold weak references to detect its end."""
+
+    __slots__ = ("__weakref__", "_move", "_observer", "_source")
+
+    def __init__(self, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None) -> None:
+        self._source = source
+        self._observer = observer
+        self._move = move
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._observer.on_whole_batch(None, None)
+            raise
+        self._observer.on_whole_batch(self, first_batch_size(batch))
+        return batch if self._move is None else self._move(batch)
