@@ -90,7 +90,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         registry: The strategies to choose from; by default those that are installed.
         log_with: Trackers to which `log` writes in addition to the panel, after `init_trackers`: ``jsonl``,
             ``tensorboard``, ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``,
-            ``dvclive``, ``all`` that are installed, a tracker of your own, or a list of these.
+            ``dvclive``, one that another package installs, ``all`` that are installed, a tracker of your own, or a
+            list of these.
         deepspeed_plugin: Train with DeepSpeed's ZeRO; accelerate's names, or DeepSpeed's own configuration.
         fsdp_plugin: Train with FSDP2; accelerate's names.
         deepspeed_plugins: Not supported: there is one configuration. This and the arguments below raise an error.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -336,3 +339,73 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
     with pytest.raises(MisuseError, match="there is no"):
         accelerator.log_artifact(tmp_path / "missing")
     accelerator.end_training()
+
+
+PACKAGE = """
+from pathlib import Path
+from accel_nb import GeneralTracker
+
+class Mine(GeneralTracker):
+    name = "mine"
+    requires_logging_directory = True
+
+    def __init__(self, run_name, logging_dir, suffix=".txt"):
+        super().__init__()
+        self.path = Path(logging_dir) / (run_name + suffix)
+
+    def log(self, values, step, **kwargs):
+        self.path.write_text(f"{step} {values}")
+
+class Misnamed(Mine):
+    name = "other"
+"""
+
+USE_PACKAGE = """
+import json
+from accel_nb import Accelerator
+from accel_nb.errors import ConfigError, MisuseError
+
+problems = []
+for name in ("misnamed", "absent"):
+    try:
+        Accelerator(cpu=True, log_with=name, project_dir=".").init_trackers("run")
+    except MisuseError as error:
+        problems.append(str(error))
+try:
+    Accelerator(cpu=True, log_with="mime")
+except ConfigError as error:
+    problems += error.problems
+accelerator = Accelerator(cpu=True, log_with=["jsonl", "mine"], project_dir=".")
+accelerator.init_trackers("run", init_kwargs={"mine": {"suffix": ".log"}})
+accelerator.log({"loss": 0.5}, step=3)
+kind = type(accelerator.get_tracker("mine")).__module__
+accelerator.end_training()
+print(json.dumps([problems, kind]))
+"""
+
+
+def test_a_tracker_of_another_package_is_selected_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "my_tracker.py").write_text(PACKAGE)
+    installed = tmp_path / "my_tracker-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my_tracker\nVersion: 1.0\n")
+    points = {"mine": "my_tracker:Mine", "misnamed": "my_tracker:Misnamed", "absent": "no_such_module:A"}
+    points["jsonl"] = "no_such_module:A"  # a built-in tracker keeps its name
+    lines = [f"{name} = {value}\n" for name, value in points.items()]
+    (installed / "entry_points.txt").write_text("[accel_nb.trackers]\n" + "".join(lines))
+    paths = os.pathsep.join([str(tmp_path), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", USE_PACKAGE],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (misnamed, absent, unknown), kind = json.loads(done.stdout)
+    assert "misnamed (my_tracker:Misnamed) must be a class of a tracker with name = 'misnamed'" in misnamed
+    assert "absent (no_such_module:A) cannot be imported: ModuleNotFoundError" in absent
+    assert "did you mean mine?" in unknown
+    assert kind == "my_tracker"
+    assert (tmp_path / "run.log").read_text() == "3 {'loss': 0.5}"
+    assert (tmp_path / "run.jsonl").is_file()

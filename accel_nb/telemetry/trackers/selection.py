@@ -1,4 +1,8 @@
-"""Selection of trackers by ``log_with``."""
+"""Selection of trackers by ``log_with``.
+
+Another package installs a tracker by an entry point in the group ``accel_nb.trackers``: the name is that of the
+tracker, the value is the class.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from enum import Enum
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any
 
+from accel_nb.config.installed import installed_entry_points
 from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.telemetry.trackers.base import GeneralTracker
@@ -30,17 +36,21 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """By module name: the class, and the package that it imports when it is started."""
 
+TRACKER_GROUP = "accel_nb.trackers"
+"""The entry points under which other packages install trackers."""
+
 
 def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
     """Return the names and trackers in ``log_with``; raises `ConfigError` for unknown or missing ones.
 
-    ``all`` means every installed tracker.
+    ``all`` means every installed tracker, those of other packages too.
     """
     if log_with is None:
         return ()
     wanted: list[Any] = list(log_with) if isinstance(log_with, list | tuple) else [log_with]  # pyright: ignore[reportUnknownArgumentType]
     chosen: list[str | GeneralTracker] = []
     problems: list[str] = []
+    of_others = _installed_by_others()
     for item in wanted:
         if _is_tracker(item):
             chosen.append(item)
@@ -48,9 +58,13 @@ def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
         name = str(item.value if isinstance(item, Enum) else item).lower()
         if name == "all":
             chosen += [known for known, (_, package) in BUILT_IN.items() if _is_installed(package)]
+            chosen += of_others
+        elif name in of_others:
+            chosen.append(name)
         elif name not in BUILT_IN:
+            names = [*BUILT_IN, *of_others]
             problems.append(
-                f"log_with: {name!a} is no tracker{did_you_mean(name, list(BUILT_IN))}; there are {', '.join(BUILT_IN)}"
+                f"log_with: {name!a} is no tracker{did_you_mean(name, names)}; there are {', '.join(names)}"
             )
         elif not _is_installed(BUILT_IN[name][1]):
             problems.append(f"log_with: {name} needs a package; pip install {BUILT_IN[name][1]}")
@@ -69,7 +83,8 @@ def chosen_trackers(
 ) -> list[GeneralTracker]:
     """Build the trackers of a choice; ``options`` are keyword arguments for each by name. Opens nothing.
 
-    Raises `MisuseError` where a tracker needs a folder and there is none, and for options of a tracker not chosen.
+    Raises `MisuseError` where a tracker needs a folder and there is none, for options of a tracker not chosen, and for
+    a tracker of another package that cannot be used.
     """
     names = [item if isinstance(item, str) else item.name for item in choice]
     if unknown := [name for name in options if name not in names]:
@@ -79,14 +94,33 @@ def chosen_trackers(
         if not isinstance(item, str):
             trackers.append(item)
             continue
-        kind = getattr(importlib.import_module(f"accel_nb.telemetry.trackers.{item}"), BUILT_IN[item][0])
+        kind = _tracker_class(item)
         arguments: dict[str, Any] = {"run_name": _safe(run)}
         if kind.requires_logging_directory:
             if folder is None:
-                raise MisuseError(f"{item} writes files and knows no folder; give Accelerator(project_dir=...)")
+                raise MisuseError(f"{item} writes files and has no folder; give Accelerator(project_dir=...)")
             arguments["logging_dir"] = folder
         trackers.append(kind(**{**arguments, **options.get(item, {})}))
     return trackers
+
+
+def _installed_by_others() -> dict[str, EntryPoint]:
+    """Return the trackers of other packages by name; a built-in tracker keeps its name."""
+    points = {point.name.lower(): point for point in installed_entry_points(TRACKER_GROUP)}
+    return {name: point for name, point in points.items() if name not in BUILT_IN}
+
+
+def _tracker_class(name: str) -> type[Any]:
+    if name in BUILT_IN:
+        return getattr(importlib.import_module(f"accel_nb.telemetry.trackers.{name}"), BUILT_IN[name][0])
+    point = _installed_by_others()[name]
+    try:
+        found: Any = point.load()
+    except Exception as error:  # whatever importing another package's module raises
+        raise MisuseError(f"log_with: {name} ({point.value}) cannot be imported: {error!r}") from error
+    if not isinstance(found, type) or getattr(found, "name", None) != name:
+        raise MisuseError(f"log_with: {name} ({point.value}) must be a class of a tracker with name = {name!r}")
+    return found
 
 
 def _is_installed(package: str) -> bool:
