@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from accel_nb.data.collate import PaddingCollate
 from accel_nb.data.length_batching import LengthBatchSampler
 from accel_nb.errors import MisuseError
-from tests.unit.test_loader import Setup, check_shares, merged, run_threads
+from tests.support.thread_ranks import Setup, check_shares, merged, run_threads
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
 
