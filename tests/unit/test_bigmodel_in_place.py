@@ -184,35 +184,36 @@ def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Pa
         mmap_weights.lease_pages(found)
 
 
-def test_who_wants_to_cut_a_file_short_waits_until_a_block_has_computed(tmp_path: Path) -> None:
+def test_truncating_a_leased_file_waits_until_the_block_has_computed(tmp_path: Path) -> None:
     resident = Transformer()
     path = save_starting_at(resident, tmp_path / "one", 0)
     model = on_disk(Transformer, path)
     done: list[str] = []
 
-    def cut() -> None:
+    def truncate() -> None:
         os.truncate(path, 1000)
-        done.append("cut")
+        done.append("truncated")
 
-    cutter = threading.Thread(target=cut)
+    thread = threading.Thread(target=truncate)
 
-    def begin(*_: object) -> None:
-        cutter.start()
-        held = next(piece.source.file for piece in stream(model)._order[0].weights)  # type: ignore[union-attr]
-        # The cutter waits when the lease is asked back.
-        assert wait_for(lambda: fcntl.fcntl(held.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK)
+    def start_truncating(*_: object) -> None:
+        thread.start()
+        leased = next(piece.source.file for piece in stream(model)._order[0].weights)  # type: ignore[union-attr]
+        # The kernel asks for the lease, and the thread waits.
+        assert wait_for(lambda: fcntl.fcntl(leased.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK, deadline_s=60)
 
-    def end(*_: object) -> None:
+    def record_computed(*_: object) -> None:
         done.append("computed")
 
+    # Hooks of layers inside of the block: the lease is released when its forward returns, before hooks of the block.
     block: Any = model.blocks[1]
-    handle = block.up.register_forward_pre_hook(begin)
-    block.register_forward_hook(end)
+    handle = block.up.register_forward_pre_hook(start_truncating)
+    block.down.register_forward_hook(record_computed)
     with torch.no_grad():
-        with contextlib.suppress(OffloadError):  # it may be cut right after that block, or after the forward
+        with contextlib.suppress(OffloadError):  # the file may be truncated before the next block, or after the forward
             assert torch.equal(model(TOKENS), resident(TOKENS))
-        cutter.join()
-        assert done == ["computed", "cut"]
+        thread.join()
+        assert done == ["computed", "truncated"]
         handle.remove()
         with pytest.raises(OffloadError, match="truncated while in use"):
             model(TOKENS)
