@@ -261,12 +261,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a request on one rank; the body is the program's own."""
+    """The end of a request on one rank; the body is the program's own.
+
+    ``is_torn``: the request ended in the middle of an exchange with other ranks.
+    """
 
     kind: ClassVar[str] = "reply"
     number: int
     outcome: Outcome
     body: dict[str, Any]
+    is_torn: bool = False
 
 
 _RECORDS: dict[str, type] = {

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from accel_nb.errors import PoolError
 from accel_nb.pool.control.coordination import ControlCoordinator, ControlQueue
 from accel_nb.pool.control.hang_detection import HangDetector
-from accel_nb.pool.control.stop_escalation import RankResult, Reason, StopEscalation
+from accel_nb.pool.control.stop_escalation import RankResult, Reason, StopEscalation, WorkerDeath
 from accel_nb.pool.engine import (
     Arrival,
     Engine,
@@ -147,7 +147,7 @@ class Pool:
 
         When a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
         others are stopped, by SIGKILL in the end: the call never waits for a rank that cannot finish. With
-        ``finishes`` ranks may first end their step and save. Actions from ``wishes`` run after the same step of all
+        ``finishes`` ranks may first end their step and save. Actions from ``controls`` run after the same step of all
         ranks. ``payloads`` go to each rank and stay the caller's.
 
         Returns the answers in the order of their arrival, and why the request was stopped early, or None.
@@ -155,11 +155,11 @@ class Pool:
         self.wait_ready(num_interrupts)
         self._state = transition(self._state, "busy")
         self._number += 1
-        ladder = StopEscalation(self._engine, self._number, self.size, finishes)
-        doctor = HangDetector(
+        escalation = StopEscalation(self._engine, self._number, self.size, finishes)
+        hang_detector = HangDetector(
             self._engine, self._number, self.size, lambda rank, line: listener.on_note(rank, HANG, {"line": line})
         )
-        steersman = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
+        coordinator = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
         answers: list[RankResult] = []
         waiting = set(bodies)
         unsent = {
@@ -177,36 +177,38 @@ class Pool:
                 unsent = set()
             for arrival in arrivals:
                 if isinstance(arrival, ObservedState):
-                    doctor.record_observed(arrival)
+                    hang_detector.record_observed(arrival)
                     continue
-                if isinstance(arrival, RecordArrived) and _dispatch(ladder, doctor, steersman, arrival, self._number):
+                if isinstance(arrival, RecordArrived) and _dispatch(
+                    escalation, hang_detector, coordinator, arrival, self._number
+                ):
                     continue
-                doctor.record_progress()
-                answer = self._take(arrival, listener, waiting, ladder.killed)
+                hang_detector.record_progress()
+                answer = self._take(arrival, listener, waiting, escalation.killed)
                 if answer is not None:
                     answers.append(answer)
                     if answer.outcome == "died":
-                        ladder.record_death()
+                        escalation.record_death()
                     elif answer.outcome == "raised":
-                        ladder.record_failure(is_torn=bool(answer.body.get("torn")))
+                        escalation.record_failure(is_torn=answer.is_torn)
                     listener.on_result(answer)
             if waiting:
                 listener.tick()
-                if ladder.reason is None:
-                    doctor.update(waiting)
-                    steersman.update(waiting)
-                    if doctor.is_stuck:
-                        ladder.record_deadlock()
+                if escalation.reason is None:
+                    hang_detector.update(waiting)
+                    coordinator.update(waiting)
+                    if hang_detector.is_stuck:
+                        escalation.record_deadlock()
                 else:
-                    steersman.cancel()
-                ladder.escalate(
+                    coordinator.cancel()
+                escalation.escalate(
                     waiting, num_interrupts(), timed_out=deadline is not None and time.monotonic() > deadline
                 )
-        steersman.close()
+        coordinator.close()
         self._repair(
-            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.must_reopen_group
+            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=escalation.must_reopen_group
         )
-        return answers, ladder.reason
+        return answers, escalation.reason
 
     def replace_dead(self) -> set[int]:
         """Replace ranks that ended since the last request; return them, or all ranks if the pool has failed."""
@@ -244,16 +246,15 @@ class Pool:
             listener.on_events(arrival.events)
         elif isinstance(arrival, WorkerEnded):
             waiting.discard(arrival.rank)
-            killed_by_us = arrival.rank in killed
-            death = {"code": arrival.code, "killed": killed_by_us, "stack": arrival.stack}
-            return RankResult(arrival.rank, "died", {**death, "killed_for": arrival.killed_for})
+            death = WorkerDeath(arrival.code, arrival.rank in killed, arrival.killed_for, arrival.stack)
+            return RankResult(arrival.rank, "died", death=death)
         elif isinstance(arrival, RecordArrived):
             record = arrival.record
             if isinstance(record, Note):
                 listener.on_note(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                return RankResult(arrival.rank, record.outcome, record.body, arrival.payloads)
+                return RankResult(arrival.rank, record.outcome, record.body, arrival.payloads, is_torn=record.is_torn)
             close_all(arrival.payloads.values())
         return None
 
@@ -316,7 +317,11 @@ class Pool:
 
 
 def _dispatch(
-    ladder: StopEscalation, doctor: HangDetector, steersman: ControlCoordinator, arrival: RecordArrived, number: int
+    escalation: StopEscalation,
+    hang_detector: HangDetector,
+    coordinator: ControlCoordinator,
+    arrival: RecordArrived,
+    number: int,
 ) -> bool:
     """Pass a record on to the part of the waiting loop that it is for; return whether it was for one of them."""
     record = arrival.record
@@ -325,13 +330,13 @@ def _dispatch(
     if record.number != number:
         return True
     if isinstance(record, Stopped):
-        ladder.record_stopped(arrival.rank)
+        escalation.record_stopped(arrival.rank)
     elif isinstance(record, StepCount):
-        steersman.record_count(arrival.rank, record)
+        coordinator.record_count(arrival.rank, record)
     elif isinstance(record, ActionDone):
-        steersman.record_done(arrival.rank, record)
+        coordinator.record_done(arrival.rank, record)
     elif isinstance(record, FinishAnswer):
-        ladder.record_finish_answer(arrival.rank, record.will)
+        escalation.record_finish_answer(arrival.rank, record.will)
     else:
-        doctor.record_position(arrival.rank, record.position)
+        hang_detector.record_position(arrival.rank, record.position)
     return True

@@ -17,6 +17,8 @@ class TaskResult:
     outcome: Outcome
     body: dict[str, Any]
     payloads: Payloads = field(default_factory=dict)
+    is_torn: bool = False
+    """Whether it ended in the middle of an exchange with other ranks, so that the process group is unusable."""
 
 
 class WorkerLink(Protocol):
@@ -62,12 +64,12 @@ class Program(Protocol):
         ...
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
-        """Hold at the next end of a step until `decide` is called; called in the monitor thread.
+        """Hold at the next end of a step until `decide_action` is called; called in the monitor thread.
 
         Returns how many ends of steps were counted, or None, without holding, if the task has no steps.
         """
         ...
 
     def decide_action(self, action_id: int, count: int | None) -> None:
-        """Do the proposed action when ``at`` ends of steps are counted, or never; called in the monitor thread."""
+        """Do the proposed action when ``count`` ends of steps are counted, or never; called in the monitor thread."""
         ...

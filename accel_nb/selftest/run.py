@@ -184,9 +184,9 @@ def _run(pool: Pool, name: str, left_s: float) -> CheckResult:
 
 def _describe_failure(answers: Sequence[RankResult], reason: str | None, listener: _Listener) -> str:
     errors = [
-        f"rank {answer.rank}: {answer.body.get('error') or describe_exit(answer.body.get('code', 0))}"
+        f"rank {answer.rank}: {answer.body['error'] if answer.death is None else describe_exit(answer.death.code)}"
         for answer in sorted(answers, key=lambda answer: answer.rank)
-        if answer.outcome in ("raised", "died") and not answer.body.get("killed")
+        if answer.outcome in ("raised", "died") and not (answer.death and answer.death.is_killed)
     ]
     if reason == "timeout":
         errors.append("the deadline passed")

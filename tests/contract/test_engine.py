@@ -141,7 +141,7 @@ def test_workers_die_and_start_again_and_end_with_the_engine(make_engine):
         answers, reason = run_code(pool, "import time\ntime.sleep(100)", "import os\nos.kill(os.getpid(), 9)")
         assert reason == "death"
         death = next(answer for answer in answers if answer.rank == 1)
-        assert (death.outcome, death.body["code"], death.body["killed"]) == ("died", -9, False)
+        assert (death.outcome, death.death.code, death.death.is_killed) == ("died", -9, False)
         assert results(pool, "result = 1") == [1, 1]
         assert engine.facts().pids[1] != before[1]
         pool.detach()

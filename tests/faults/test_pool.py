@@ -197,7 +197,7 @@ def test_a_rank_that_exits_is_named_and_replaced(pool, code):
     dead = [answer for answer in answers if answer.outcome == "died"]
     assert reason == "death"
     assert [answer.rank for answer in dead] == [1]
-    assert not dead[0].body["killed"]
+    assert not dead[0].death.is_killed
     assert results(pool) == HEALTHY
 
 
@@ -206,7 +206,7 @@ def test_kill_of_one_rank_inside_a_collective(pool_and_engine):
     pids = dict(engine.pids)
     code = f"import os, signal; os.kill({pids[0]}, signal.SIGKILL)\n"
     answers, _ = run_code(pool, REDUCE, code + REDUCE)
-    assert [(answer.rank, answer.body["code"]) for answer in answers if answer.outcome == "died"] == [(0, -9)]
+    assert [(answer.rank, answer.death.code) for answer in answers if answer.outcome == "died"] == [(0, -9)]
     assert results(pool) == HEALTHY
     assert engine.pids[1] == pids[1]
 

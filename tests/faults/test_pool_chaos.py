@@ -66,7 +66,7 @@ def test_a_kill_for_lack_of_memory_is_told_from_another_one(tmp_path: Path):
             answers, reason = run_code(pool, before + kill, "import threading; threading.Event().wait(100)")
             assert reason == "death"
             (death,) = [answer for answer in answers if answer.outcome == "died"]
-            assert death.body["killed_for"] == why
+            assert death.death.killed_for == why
         assert results(pool) == HEALTHY
 
 

@@ -98,6 +98,6 @@ def test_a_crash_has_its_last_python_stack(pool, code: str):
     answers, _ = run_code(pool, "pass", code)
     (death,) = [answer for answer in answers if answer.outcome == "died"]
     assert death.rank == 1
-    assert "most recent call first" in death.body["stack"]
-    assert ("in crash" in death.body["stack"]) == ("crash" in code)
+    assert "most recent call first" in death.death.stack
+    assert ("in crash" in death.death.stack) == ("crash" in code)
     assert results(pool) == HEALTHY

@@ -7,10 +7,11 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from accel_nb.notebook.messages import RankAnswer
 from accel_nb.notebook.output.cell_output import MAX_SHOWN_BYTES, CellOutput
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.error_translation import error_from_answers
-from accel_nb.pool.control.stop_escalation import RankResult
+from accel_nb.pool.control.stop_escalation import WorkerDeath
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.ui.panel import Panel
 
@@ -55,8 +56,8 @@ def test_what_is_not_shown_is_counted_for_each_rank():
     assert "[... 11 more bytes; `%accelerate logs 0` shows them." in shown(pieces, {0})
 
 
-DEAD = RankResult(1, "died", {"code": -9, "killed": False})
-ENDED = RankResult(1, "died", {"code": -9, "killed": True})
+DEAD = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=False))
+ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ ENDED = RankResult(1, "died", {"code": -9, "killed": True})
         ([DEAD], "death", True, "A fresh worker takes its place; the next cell starts with the notebook's values"),
         ([DEAD], "death", False, "is gone too. The next cell starts everything anew"),
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
-        ([RankResult(0, "interrupted", {})], "timeout", True, "timeout of 3 s: stopped on every rank"),
+        ([RankAnswer(0, "interrupted")], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )
 def test_the_message_says_what_was_kept(answers, reason, has_pool, part):

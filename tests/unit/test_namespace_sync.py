@@ -14,7 +14,8 @@ from torch import nn
 from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
-from accel_nb.pool.sync.result_transfer import NamespaceSnapshot, ResultReceiver, ResultSender
+from accel_nb.pool.sync.result_transfer import NamespaceSnapshot, ResultReceiver, ResultSender, ReturnRecord
+from accel_nb.runtime.process.typed_records import build_record
 
 
 class Sides:
@@ -45,7 +46,9 @@ class Sides:
     def bring_back(self, before: NamespaceSnapshot, **options) -> dict[str, str]:
         """Return what the worker changed, and give the names that stayed there with the reasons."""
         packed = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
-        received = self.receiver.receive(json.loads(json.dumps(packed.record.to_body())), packed.payloads, self.kernel)
+        received = self.receiver.receive(
+            build_record(ReturnRecord, json.loads(json.dumps(packed.record.to_body()))), packed.payloads, self.kernel
+        )
         self.ledger.record_sent(received.paths, self.kernel)
         self.ledger.record_deleted(received.removed)
         return received.kept | received.failed

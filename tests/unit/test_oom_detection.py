@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from accel_nb.notebook.messages import RankAnswer
 from accel_nb.notebook.session.error_translation import error_from_answers
-from accel_nb.pool.control.stop_escalation import RankResult
-from accel_nb.runtime.process.oom_detection import KillCounters
+from accel_nb.pool.control.stop_escalation import WorkerDeath
+from accel_nb.runtime.process.oom_detection import KillCause, KillCounters
 from accel_nb.telemetry.events import MemorySample
 
 
@@ -61,10 +62,10 @@ def test_where_nothing_is_counted_nothing_is_claimed(tmp_path: Path) -> None:
         ("unknown", "SIGKILL (often the system running out of memory)"),
     ],
 )
-def test_the_reason_is_told_with_what_was_measured_last(killed_for: str, words: str) -> None:
-    body = {"code": -9, "killed": False, "stack": "", "killed_for": killed_for}
+def test_the_reason_is_told_with_what_was_measured_last(killed_for: KillCause, words: str) -> None:
+    death = WorkerDeath(-9, False, killed_for)
     sample = MemorySample(1, 12, 0.0, 2**30, 2**30, 2**31, 5 * 2**30, 0, 2**20)
-    error = error_from_answers([RankResult(1, "died", body)], "death", {}, None, memory={1: sample})
+    error = error_from_answers([RankAnswer(1, "died", death=death)], "death", {}, None, memory={1: sample})
     assert words in str(error)
     is_told = "At step 12, when it was measured last: parameters 1.00 GiB" in str(error)
     assert is_told == (killed_for in ("group", "machine"))

@@ -9,10 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_nb.accelerator.memory.post_mortem import release_error_memory, report_out_of_memory, requested_bytes
 from accel_nb.config import resolve
+from accel_nb.notebook.messages import RankAnswer, TaskReply
 from accel_nb.notebook.session.post_mortem import describe_out_of_memory
-from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.telemetry.memory_attribution import MemoryAttribution, repeated_module_path
+from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.1 GiB"
 
@@ -84,7 +85,7 @@ def test_names_of_blocks_are_joined() -> None:
     assert repeated_module_path("blocks.11.mlp.fc1") == "blocks.*.mlp.fc1"
 
 
-def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
+def test_the_report_has_module_and_line_and_frames_are_released() -> None:
     model = nn.Sequential(Layer(), Layer(fails=True))
     names = {"model": model, "x": torch.randn(32, 64)}
     names["loss"] = names["model"][0](names["x"]).sum()
@@ -95,11 +96,11 @@ def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
         found = report_out_of_memory(error, [], names, device="cpu", source="x = 1\nloss = 2")
         assert found is not None
         release_error_memory(error, names, ["loss"])
-    assert found["asked"] == int(2.5 * 2**30)
-    assert found["module"] == "1 (Layer)"
-    assert "torch.OutOfMemoryError(CUDA)" in found["line"]
-    assert ("`loss (line 2)`", 4) in found["holders"]
-    assert ("kept for the backward pass behind *.inner", 32 * 64 * 4) in found["holders"]
+    assert found.requested == int(2.5 * 2**30)
+    assert found.module == "1 (Layer)"
+    assert "torch.OutOfMemoryError(CUDA)" in found.line
+    assert MemoryHolder("`loss (line 2)`", 4) in found.holders
+    assert MemoryHolder("kept for the backward pass behind *.inner", 32 * 64 * 4) in found.holders
     assert names["loss"].grad_fn is None, "its graph would hold what the next step needs"
 
 
@@ -107,12 +108,12 @@ def test_other_errors_are_none_of_this() -> None:
     assert report_out_of_memory(ValueError("memory"), [], {}, device="cpu", source="") is None
 
 
-def told(**changes: object) -> RankResult:
-    found = {
-        "device": "cpu", "asked": 2**20, "free": 2**19, "held": {"parameters": 2**20}, "rest": 0, "cached": 0,
-        "room": 3 * 2**20, "line": "line 3: model(x)", "module": "", "holders": [["`x (line 1)`", 2**20]],
-    }  # fmt: skip
-    return RankResult(1, "raised", {"memory": {**found, **changes}})
+def answer_of_rank_1(room: int = 3 * 2**20) -> RankAnswer:
+    found = OutOfMemoryReport(
+        device="cpu", requested=2**20, free=2**19, held={"parameters": 2**20}, rest=0, cached=0, room=room,
+        line="line 3: model(x)", module="", holders=(MemoryHolder("`x (line 1)`", 2**20),),
+    )  # fmt: skip
+    return RankAnswer(1, "raised", TaskReply(memory=found))
 
 
 def test_three_changes_are_weighed_where_the_model_is_known() -> None:
@@ -124,18 +125,20 @@ def test_three_changes_are_weighed_where_the_model_is_known() -> None:
         "loader": torch.utils.data.DataLoader(data, batch_size=512),
     }
     config, specs = resolve([]).config, [WorkerSpec("cpu", 1)] * 2
-    lines = describe_out_of_memory([told()], names, config, specs)
+    lines = describe_out_of_memory([answer_of_rank_1()], names, config, specs)
     assert lines[1] == "Memory of rank 1 (cpu): 1.00 MiB were asked for, 512 KiB were free"
     changes = [line for line in lines if " fits " in line or " lacks " in line]
     assert len(changes) == 3
     assert "batch_size=" in changes[0]
     assert "--strategy fsdp" in changes[1]
     assert "--activation-checkpointing" in changes[2]
-    plenty = describe_out_of_memory([told(room=2**30)], names, config, specs)
+    plenty = describe_out_of_memory([answer_of_rank_1(room=2**30)], names, config, specs)
     assert sum(" fits " in line for line in plenty) == 3
 
 
 def test_without_a_model_it_says_so() -> None:
-    lines = describe_out_of_memory([told(), told()], {}, resolve([]).config, [WorkerSpec("cpu", 1)] * 2)
+    lines = describe_out_of_memory(
+        [answer_of_rank_1(), answer_of_rank_1()], {}, resolve([]).config, [WorkerSpec("cpu", 1)] * 2
+    )
     assert "what would fit is not known" in lines[-1]
-    assert describe_out_of_memory([RankResult(0, "raised", {"error": {}})], {}, resolve([]).config, []) == []
+    assert describe_out_of_memory([RankAnswer(0, "raised")], {}, resolve([]).config, []) == []

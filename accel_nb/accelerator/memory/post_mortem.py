@@ -1,4 +1,4 @@
-"""Report of a rank that has run out of memory: which objects hold how many bytes, ready for JSON."""
+"""Report of a rank that has run out of memory: which objects hold how many bytes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from accel_nb.bigmodel.host_memory import trim_heap
 from accel_nb.bigmodel.planning.sizes import available_host_memory
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.memory_attribution import MemoryAttribution
+from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
 
 _REQUESTED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -35,7 +36,7 @@ def report_out_of_memory(
     *,
     device: torch.device | str,
     source: str,
-) -> dict[str, Any] | None:
+) -> OutOfMemoryReport | None:
     """Return the report of an out-of-memory error; None for another error.
 
     To be called while the error's frames still reference their objects; `release_error_memory` frees them.
@@ -53,18 +54,18 @@ def report_out_of_memory(
     use = kind.memory(device)
     free = available_host_memory() if kind.is_host else use.free
     counted = held.bytes_by_kind.total()
-    return {
-        "device": kind.name if kind.is_host else str(device),
-        "asked": requested_bytes(str(error)),
-        "free": free,
-        "held": dict(held.bytes_by_kind),
-        "rest": max(0, use.allocated - counted),
-        "cached": max(0, use.reserved - use.allocated),
-        "room": free + (counted if kind.is_host else use.reserved),
-        "line": _line(frames),
-        "module": _module(frames, models),
-        "holders": largest_holders(held, _MAX_HOLDERS),
-    }
+    return OutOfMemoryReport(
+        device=kind.name if kind.is_host else str(device),
+        requested=requested_bytes(str(error)),
+        free=free,
+        held=dict(held.bytes_by_kind),
+        rest=max(0, use.allocated - counted),
+        cached=max(0, use.reserved - use.allocated),
+        room=free + (counted if kind.is_host else use.reserved),
+        line=_line(frames),
+        module=_module(frames, models),
+        holders=tuple(MemoryHolder(name, size) for name, size in largest_holders(held, _MAX_HOLDERS)),
+    )
 
 
 def attribute_memory(

@@ -33,10 +33,6 @@ class FunctionCall:
     patience_s: float = START_TIMEOUT_S
     """How long workers may take to start, in seconds."""
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the worker's part of the call, JSON-ready."""
-        return {"bound_to": self.bound_name, "variables": dict(self.variables)}
-
     def describe_unsendable_part(self, namespace: dict[str, Any]) -> str:
         """Return a message about the first part of the call that cannot be pickled alone, or an empty text."""
         parts = {"the function": self.function.func}

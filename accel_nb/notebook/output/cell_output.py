@@ -12,6 +12,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
+from accel_nb.notebook.messages import read_answer
 from accel_nb.notebook.output.rank_logs import Decoder, RankLog
 from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line
 from accel_nb.pool.control.stop_escalation import RankResult
@@ -111,7 +112,8 @@ class CellOutput:
         """Update the panel with how a rank ended."""
         now = time.time()
         if answer.outcome in ("raised", "died"):
-            reason = answer.body["error"]["type"] if answer.outcome == "raised" else "it died"
+            error = read_answer(answer).reply.error
+            reason = "it died" if error is None else error.type
             self._panel.feed([RankFailed(answer.rank, now, reason)])
         elif answer.outcome == "interrupted":
             self._panel.feed([Interrupted(answer.rank, now)])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accel_nb.errors import PoolError
+from accel_nb.notebook.messages import RankAnswer
 from accel_nb.notebook.output.cell_output import CellOutput
 from accel_nb.notebook.session.run_state import CellRun, RunStatus, status_of
 from accel_nb.pool.control.stop_escalation import RankResult, Reason
@@ -34,15 +35,15 @@ class BackgroundRun:
         running: CellRun,
         namespace: Mapping[str, Any],
         values_at_start: Mapping[str, Any],
-        execute: Callable[[BackgroundOutput], tuple[list[RankResult], Reason | None]],
-        determine_error: Callable[[list[RankResult], Reason | None], BaseException | None],
+        execute: Callable[[BackgroundOutput], tuple[list[RankAnswer], Reason | None]],
+        determine_error: Callable[[list[RankAnswer], Reason | None], BaseException | None],
         apply_results: Callable[[], object],
         on_end: Callable[[BaseException | None], object],
     ) -> None:
         self.running = running
         self.values_at_start = values_at_start
         """The values of the names that notebook and workers share, as of the start of the run."""
-        self.answers: list[RankResult] = []
+        self.answers: list[RankAnswer] = []
         self.error: BaseException | None = None
         # Whether the results have been applied to the notebook.
         self.are_results_applied = False

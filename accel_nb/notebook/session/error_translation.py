@@ -6,12 +6,12 @@ import base64
 import builtins
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from accel_nb.errors import PoolError, WorkerDied
 from accel_nb.forecast.sizes import size_text
+from accel_nb.notebook.messages import ErrorReport, RankAnswer
 from accel_nb.notebook.output.rank_logs import RankLog
-from accel_nb.pool.control.stop_escalation import RankResult, Reason, describe_exit
+from accel_nb.pool.control.stop_escalation import Reason, WorkerDeath, describe_exit
 from accel_nb.pool.sync import pickling
 from accel_nb.telemetry.events import MemorySample
 
@@ -23,7 +23,7 @@ _DEADLOCK = (
 
 
 def error_from_answers(
-    answers: Sequence[RankResult],
+    answers: Sequence[RankAnswer],
     reason: Reason | None,
     logs: Mapping[int, RankLog],
     timeout_s: float | None,
@@ -46,7 +46,7 @@ def error_from_answers(
         remarks: lines to show below the traceback.
         memory: the last memory sample of each rank.
     """
-    deaths = [answer for answer in answers if answer.outcome == "died" and not answer.body["killed"]]
+    deaths = [answer for answer in answers if answer.death is not None and not answer.death.is_killed]
     cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
     if reason == "interrupt":
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_describe_interrupt(answers)}"])
@@ -57,8 +57,8 @@ def error_from_answers(
         return PoolError(f"{_DEADLOCK}; {_describe_interrupt(answers)}")
     if cause is None:
         return None
-    if cause.outcome == "died":
-        return _died_error(cause, answers, logs, memory or {}, has_pool=has_pool)
+    if cause.death is not None:
+        return _died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
     return _raised_error(cause, answers, remarks)
 
 
@@ -68,7 +68,7 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
     return error
 
 
-def _describe_interrupt(answers: Sequence[RankResult]) -> str:
+def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
     if killed:
         return f"rank {_join(killed)} did not stop and was ended; the next cell starts with the notebook's values"
@@ -76,8 +76,9 @@ def _describe_interrupt(answers: Sequence[RankResult]) -> str:
 
 
 def _died_error(
-    cause: RankResult,
-    answers: Sequence[RankResult],
+    rank: int,
+    death: WorkerDeath,
+    answers: Sequence[RankAnswer],
     logs: Mapping[int, RankLog],
     memory: Mapping[int, MemorySample],
     *,
@@ -89,18 +90,17 @@ def _died_error(
         if has_pool
         else "The process that workers are forked from is gone too. The next cell starts everything anew and"
     )
-    killed_for = cause.body.get("killed_for", "unknown")
     parts = [
-        f"rank {_join(dead)} {describe_exit(cause.body['code'], killed_for)} while the cell ran. "
+        f"rank {_join(dead)} {describe_exit(death.code, death.killed_for)} while the cell ran. "
         f"{what} starts with the notebook's values on every rank."
     ]
-    if killed_for in ("group", "machine") and cause.rank in memory:
-        parts.append(_last_memory(memory[cause.rank]))
-    if cause.rank in logs and (tail := logs[cause.rank].last_lines().strip()):
+    if death.killed_for in ("group", "machine") and rank in memory:
+        parts.append(_last_memory(memory[rank]))
+    if rank in logs and (tail := logs[rank].last_lines().strip()):
         parts.append(f"Its last output:\n{tail}")
-    if stack := cause.body.get("stack", "").strip():
+    if stack := death.stack.strip():
         parts.append(f"Its last Python stack:\n{stack}")
-    return WorkerDied("\n".join(parts), rank=cause.rank)
+    return WorkerDied("\n".join(parts), rank=rank)
 
 
 def _last_memory(sample: MemorySample) -> str:
@@ -114,38 +114,40 @@ def _last_memory(sample: MemorySample) -> str:
     )
 
 
-def _raised_error(cause: RankResult, answers: Sequence[RankResult], remarks: Sequence[str]) -> BaseException:
-    raised = cause.body["error"]
+def _raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
+    raised = cause.reply.error
+    assert raised is not None, "a rank that raised reports an error"
     error = _rebuild(raised)
     same, other = [], []
     for answer in answers:
         if answer.rank != cause.rank and answer.outcome == "raised":
-            reported = answer.body["error"]
-            if (reported["type"], reported["message"]) == (raised["type"], raised["message"]):
+            reported = answer.reply.error
+            assert reported is not None, "a rank that raised reports an error"
+            if (reported.type, reported.message) == (raised.type, raised.message):
                 same.append(answer.rank)
             else:
-                other.append(f"rank {answer.rank} then raised {reported['type']}: {_first_line(reported['message'])}")
+                other.append(f"rank {answer.rank} then raised {reported.type}: {_first_line(reported.message)}")
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_join(ranks)} raised:"
-    return with_traceback(error, [head, *raised["traceback"], *other, *remarks])
+    return with_traceback(error, [head, *raised.traceback, *other, *remarks])
 
 
-def _rebuild(raised: Mapping[str, Any]) -> BaseException:
+def _rebuild(raised: ErrorReport) -> BaseException:
     """Return an error of the same type if this process can construct one, else a PoolError that names the type."""
-    if raised["pickled"] is not None:
+    if raised.pickled is not None:
         try:
-            error = pickling.load(base64.b64decode(raised["pickled"]), [], namespace=sys.modules["__main__"].__dict__)
+            error = pickling.load(base64.b64decode(raised.pickled), [], namespace=sys.modules["__main__"].__dict__)
         except Exception:  # the error's own reduction may raise anything; its type is named below
             error = None
         if isinstance(error, BaseException):
             return error
-    kind = getattr(builtins, raised["type"], None) if raised["module"] == "builtins" else None
+    kind = getattr(builtins, raised.type, None) if raised.module == "builtins" else None
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
-            return kind(raised["message"])
+            return kind(raised.message)
         except TypeError:
             pass
-    return PoolError(f"{raised['module']}.{raised['type']}: {raised['message']}")
+    return PoolError(f"{raised.module}.{raised.type}: {raised.message}")
 
 
 def _join(ranks: Sequence[int]) -> str:

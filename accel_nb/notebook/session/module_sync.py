@@ -17,19 +17,13 @@ import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 import accel_nb
 from accel_nb.errors import ShippingError
-
-ReloadMode = Literal["again", "update", "edited"]
-"""How a module is reloaded.
-
-``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
-classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and so are its importers.
-"""
+from accel_nb.notebook.messages import ReloadMode
 
 FileStamp = tuple[int, int]
 """Modification time and size of a file."""

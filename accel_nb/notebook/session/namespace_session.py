@@ -6,17 +6,17 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Resolved
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
 from accel_nb.notebook.cells.user_names import UserNames
+from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.run_state import Cell, PackedCell
-from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry, referred_names
@@ -104,39 +104,42 @@ class NamespaceSession:
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._surroundings.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)
-        body = {
-            "source": cell.source,
-            "compiler_flags": compiler_flags(cell.tree),
-            "execution_count": cell.execution_count,
-            "used": list(dict.fromkeys([*needed, *names.used])),
-            "bound": list(names.bound),
-            "is_plain": not names.is_explicit and cell.call is None,
-            "observes": names.only_reads_accelerator and cell.call is None,
-            "call": None if cell.call is None else cell.call.to_body(),
-            "wants_accelerator": names.uses_accelerator,
-            "may_depend_on_rank": names.may_depend_on_rank,
-            "sources": self._surroundings.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
-            "is_empty": names.is_empty,
-            "config": resolved.to_json(),
-            "cwd": os.getcwd(),
-            "rng": digest,
-            "has_rng": states is not None,
-            "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
-            "variables": self._surroundings.changed_variables(started_with),
-            "settings": settings,
-            "reloaded": reloaded,
-            "lines": self._modules.describe_reloads(reloaded),
-            "default_dtype": _default_dtype(),
-            "is_partial": len(chosen) < pool.size,
-            "has_lost_ranks": self._has_lost_ranks,
-        }
+        request = RunRequest(
+            source=cell.source,
+            compiler_flags=compiler_flags(cell.tree),
+            execution_count=cell.execution_count,
+            used=tuple(dict.fromkeys([*needed, *names.used])),
+            bound=tuple(names.bound),
+            is_plain=not names.is_explicit and cell.call is None,
+            only_reads_accelerator=names.only_reads_accelerator and cell.call is None,
+            call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
+            uses_accelerator=names.uses_accelerator,
+            may_depend_on_rank=names.may_depend_on_rank,
+            sources=self._surroundings.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
+            is_empty=names.is_empty,
+            config=resolved.to_json(),
+            cwd=os.getcwd(),
+            rng_digest=digest,
+            has_rng=states is not None,
+            sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
+            variables=self._surroundings.changed_variables(started_with),
+            settings=settings,
+            reloaded=reloaded,
+            lines=tuple(self._modules.describe_reloads(reloaded)),
+            default_dtype=_default_dtype(),
+            is_partial=len(chosen) < pool.size,
+            has_lost_ranks=self._has_lost_ranks,
+            shared=(),
+            is_idle=False,
+        )
         self._ledger.record_sent(
             prepared.sent_paths, self.namespace
         )  # nothing raises from here on: what is recorded is sent
-        body["shared"] = self.shared_names
+        request = replace(request, shared=tuple(self.shared_names))
+        body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
         ranks = range(pool.size) if payloads or reloaded or settings else chosen
-        bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
+        bodies = {rank: body if rank in chosen else idle_body for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
         lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
         unreturned = () if resolved.config.bring_back else names.bound
@@ -144,11 +147,11 @@ class NamespaceSession:
             pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
         ), lines
 
-    def record_answers(self, shipment: PackedCell, answers: Collection[RankResult]) -> None:
+    def record_answers(self, shipment: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
-        self._modules.record(answer.body["modules"] for answer in answers if "modules" in answer.body)
-        if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
+        self._modules.record(answer.reply.modules for answer in answers)
+        if any(not answer.reply.has_run for answer in answers):
             self.record_undelivered(shipment)  # the values could not be unpacked
         for name in shipment.unreturned_names:
             self._ledger.record_worker_only(name, self.namespace)
@@ -159,14 +162,14 @@ class NamespaceSession:
         self._ledger.record_outdated(shipment.removed_names)
         self._surroundings.reset()
 
-    def apply_answers(self, answers: Iterable[RankResult], changed_names: set[str] | None = None) -> list[str]:
+    def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
 
         Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
         for answer in answers:
-            returned = answer.body.get("returned")
+            returned = answer.reply.returned
             if returned is None:
                 close_all(answer.payloads.values())
                 continue

@@ -11,24 +11,25 @@ from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
 from accel_nb.forecast.request import ForecastRequest
 from accel_nb.forecast.sizes import size_text
 from accel_nb.forecast.table import explain
+from accel_nb.notebook.messages import RankAnswer
 from accel_nb.notebook.reports.forecasting import forecast_notebook
-from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
+from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
 
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "tensors")
 
 
 def describe_out_of_memory(
-    answers: Sequence[RankResult], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
+    answers: Sequence[RankAnswer], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> list[str]:
     """Return lines about the first rank that ran out of memory, or none.
 
     If the model is among the notebook's ``names``, a forecast shows which changes would fit.
     """
-    reports = [(answer.rank, answer.body["memory"]) for answer in answers if answer.body.get("memory")]
+    reports = [(answer.rank, answer.reply.memory) for answer in answers if answer.reply.memory is not None]
     if not reports:
         return []
-    rank, found = min(reports)
+    rank, found = min(reports, key=lambda report: report[0])
     others = ", ".join(str(other) for other, _ in reports if other != rank)
     return [
         "",
@@ -39,32 +40,32 @@ def describe_out_of_memory(
     ]
 
 
-def _describe_failure(rank: int, found: Mapping[str, Any]) -> Iterator[str]:
-    asked = "" if found["asked"] is None else f"{size_text(found['asked'])} were asked for, "
-    yield f"Memory of rank {rank} ({found['device']}): {asked}{size_text(found['free'])} were free"
-    places = [found["line"], f"in {found['module']}" if found["module"] else ""]
+def _describe_failure(rank: int, found: OutOfMemoryReport) -> Iterator[str]:
+    requested = "" if found.requested is None else f"{size_text(found.requested)} were asked for, "
+    yield f"Memory of rank {rank} ({found.device}): {requested}{size_text(found.free)} were free"
+    places = [found.line, f"in {found.module}" if found.module else ""]
     if any(places):
         yield "  at " + "   ".join(place for place in places if place)
 
 
-def _describe_holders(found: Mapping[str, Any]) -> Iterator[str]:
-    held = [(kind, found["held"].get(kind, 0)) for kind in _KINDS]
-    held += [("not in tensors", found["rest"]), ("cached", found["cached"])]
+def _describe_holders(found: OutOfMemoryReport) -> Iterator[str]:
+    held = [(kind, found.held.get(kind, 0)) for kind in _KINDS]
+    held += [("not in tensors", found.rest), ("cached", found.cached)]
     shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in held if size]
     widths = [max(len(kind), len(size)) for kind, size in shown]
     yield "  held: " + "  ".join(kind.rjust(width) for (kind, _), width in zip(shown, widths, strict=True))
     yield "        " + "  ".join(size.rjust(width) for (_, size), width in zip(shown, widths, strict=True))
-    if found["holders"]:
+    if found.holders:
         yield "  most of it by"
-        yield from (f"    {size_text(size):>8}  {what}" for what, size in found["holders"])
+        yield from (f"    {size_text(holder.nbytes):>8}  {holder.description}" for holder in found.holders)
 
 
 def _describe_remedies(
-    found: Mapping[str, Any], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
+    found: OutOfMemoryReport, names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> Iterator[str]:
     if "torch" not in sys.modules:
         return
-    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found["room"])
+    request = ForecastRequest(None, Layer("flags", {}, "the cell"), memory=found.room)
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
     except Exception as error:  # the user's model or data may raise anything; the cell's own error is raised instead

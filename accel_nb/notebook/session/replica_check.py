@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel_nb.pool.control.stop_escalation import RankResult
+from accel_nb.notebook.messages import RankAnswer
 
 
-def describe_divergence(answers: Sequence[RankResult]) -> list[str]:
+def describe_divergence(answers: Sequence[RankAnswer]) -> list[str]:
     """Return a warning if the ranks that finished the cell have different weights of the trained models."""
-    reported = [answer.body.get("fingerprints") for answer in answers if answer.outcome == "done"]
+    reported = [answer.reply.fingerprints for answer in answers if answer.outcome == "done"]
     if len(reported) < len(answers) or all(fingerprints == reported[0] for fingerprints in reported):
         return []
     return [

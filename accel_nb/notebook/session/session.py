@@ -13,6 +13,7 @@ from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
+from accel_nb.notebook.messages import PullRequest, RankAnswer, read_answer, to_body
 from accel_nb.notebook.output.cell_output import make_output
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
@@ -158,7 +159,7 @@ class Session:
 
             held = claim.pop_all()
 
-            def execute(output: RequestListener) -> tuple[list[RankResult], Reason | None]:
+            def execute(output: RequestListener) -> tuple[list[RankAnswer], Reason | None]:
                 with held:
                     return self._execute(shipment, running, output, saves=saves)
 
@@ -319,11 +320,11 @@ class Session:
         return returned
 
     def _determine_error(
-        self, running: CellRun, answers: list[RankResult], reason: Reason | None
+        self, running: CellRun, answers: list[RankAnswer], reason: Reason | None
     ) -> BaseException | None:
         """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
         for answer in answers:
-            running.closing_lines += answer.body.get("lines", ())
+            running.closing_lines += answer.reply.lines
         running.closing_lines += describe_divergence(answers)
         return error_from_answers(
             answers,
@@ -341,7 +342,7 @@ class Session:
         Raise UnknownNameError for names that rank 0 does not have, PoolError for values that cannot be copied.
         """
         pool = self._require_pool()
-        body = {"names": list(names), "shared": self.namespace_session.shared_names}
+        body = to_body(PullRequest(tuple(names), tuple(self.namespace_session.shared_names)))
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _SilentListener())
         error = error_from_answers(answers, reason, {}, None)
         if error is not None:
@@ -438,7 +439,7 @@ class Session:
 
     def _execute(
         self, shipment: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
-    ) -> tuple[list[RankResult], Reason | None]:
+    ) -> tuple[list[RankAnswer], Reason | None]:
         """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
         try:
             answers, reason = self._request(
@@ -449,11 +450,11 @@ class Session:
                 payloads=shipment.payloads,
                 timeout_s=running.config.timeout,
                 finishes=saves,
-                wishes=running.controls.requests,
+                controls=running.controls.requests,
                 poll_s=shipment.poll_s,
             )
             self.namespace_session.record_answers(shipment, answers)
-            return [answer for answer in answers if not answer.body.get("was_idle")], reason
+            return [answer for answer in answers if not answer.reply.was_idle], reason
         except BaseException:
             self.namespace_session.record_undelivered(shipment)
             raise
@@ -470,26 +471,26 @@ class Session:
         payloads: Payloads = NO_PAYLOADS,
         timeout_s: float | None = None,
         finishes: bool = False,
-        wishes: ControlQueue | None = None,
+        controls: ControlQueue | None = None,
         poll_s: float = POLL_S,
-    ) -> tuple[list[RankResult], Reason | None]:
-        asked = wishes or ControlQueue()
+    ) -> tuple[list[RankAnswer], Reason | None]:
+        queue = controls or ControlQueue()
         with count_interrupts(terminations=finishes) as interrupts:
             answers, reason = pool.run(
                 task,
                 bodies,
                 listener,
                 payloads=payloads,
-                num_interrupts=lambda: interrupts.count + asked.num_interrupts,
+                num_interrupts=lambda: interrupts.count + queue.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
-                controls=asked,
+                controls=queue,
                 poll_s=poll_s,
             )
         self._has_pending_sigterm = interrupts.has_sigterm
-        return answers, reason
+        return [read_answer(answer) for answer in answers], reason
 
-    def _forget_if_died(self, answers: Iterable[RankResult]) -> None:
+    def _forget_if_died(self, answers: Iterable[RankAnswer]) -> None:
         """Mark all values to be sent again if a worker died, since its replacement has none."""
         if any(answer.outcome == "died" for answer in answers):
             self.namespace_session.reset()
@@ -550,7 +551,7 @@ def _describe_busy(background: BackgroundRun) -> str:
     )
 
 
-def _split_results(answers: list[RankResult]) -> tuple[list[RankResult], dict[int, BufferPayload]]:
+def _split_results(answers: list[RankAnswer]) -> tuple[list[RankAnswer], dict[int, BufferPayload]]:
     """Split the results of a call off the answers, by rank; the caller closes them."""
     results: dict[int, BufferPayload] = {}
     for index, answer in enumerate(answers):
@@ -561,13 +562,12 @@ def _split_results(answers: list[RankResult]) -> tuple[list[RankResult], dict[in
     return answers, results
 
 
-def _without_returns(answers: Iterable[RankResult]) -> list[RankResult]:
+def _without_returns(answers: Iterable[RankAnswer]) -> list[RankAnswer]:
     """Return the answers without the values that ranks sent, so that the notebook keeps its own."""
-    kept: list[RankResult] = []
+    kept: list[RankAnswer] = []
     for answer in answers:
         close_all(answer.payloads.values())
-        body = {name: value for name, value in answer.body.items() if name != "returned"}
-        kept.append(replace(answer, body=body, payloads={}))
+        kept.append(replace(answer, reply=replace(answer.reply, returned=None), payloads={}))
     return kept
 
 

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import IPython
@@ -31,8 +32,9 @@ from accel_nb.accelerator.training.run_control import (
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
+from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
-from accel_nb.notebook.session.module_sync import ReloadMode, WorkerModules
+from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.worker.shell import (
     PACKAGE_FOLDER,
@@ -42,6 +44,7 @@ from accel_nb.notebook.worker.shell import (
     shortened_tracebacks,
 )
 from accel_nb.pool.local.worker import Worker
+from accel_nb.pool.messages import Outcome
 from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
@@ -53,9 +56,11 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.process.environment import patch_environment, set_variables
+from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
+from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
 
 _IPYTHON = os.path.dirname(IPython.__file__) + os.sep
 _POINT = "__accel_nb_prepare__"
@@ -90,18 +95,19 @@ class CellProgram:
     def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         """Execute one task: ``run`` a cell or a call, or ``pull`` names."""
         if task == "run":
+            request = build_record(RunRequest, body)
             try:
-                return self._run(body, payloads)
+                return self._run(request, payloads)
             finally:
-                if body["call"] is not None:
-                    self._namespace.pop(body["call"]["bound_to"], None)
+                if request.call is not None:
+                    self._namespace.pop(request.call.bound_name, None)
         if task == "pull":
-            return self._pull(body)
+            return self._pull(build_record(PullRequest, body))
         raise ValueError(f"a worker has no task {task!r}")
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         """Return type, message and traceback of an error, and the pickled error."""
-        return {"error": self._describe(error, self._traceback(error))}
+        return TaskReply(has_run=False, error=self._describe(error, self._traceback(error))).to_body()
 
     def on_group_reopened(self) -> None:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
@@ -130,38 +136,39 @@ class CellProgram:
         """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
         self._steering.decide(action_id, count)
 
-    def _run(self, body: dict[str, Any], payloads: Payloads) -> TaskResult:
-        os.chdir(body["cwd"])
-        sys.path[:] = body["sys_path"]
+    def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
+        os.chdir(request.cwd)
+        sys.path[:] = request.sys_path
         self._modules.begin_run()
-        self._follow_surroundings(body["variables"], body["reloaded"])
-        apply_settings(body["settings"])
-        if body["default_dtype"] is not None:
-            torch.set_default_dtype(getattr(torch, body["default_dtype"]))
+        self._apply_environment(request.variables, request.reloaded)
+        apply_settings(request.settings)
+        if request.default_dtype is not None:
+            torch.set_default_dtype(getattr(torch, request.default_dtype))
         suspended, self._suspended = self._suspended, []
-        for accelerator in suspended if not body["has_lost_ranks"] else ():
+        for accelerator in suspended if not request.has_lost_ranks else ():
             accelerator.close(is_alone=True)
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
             delivery, errors = NamespaceDelta.unpack(changes, self._namespace)
             errors |= delivery.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_unbuilt(errors)))
-        if body["has_lost_ranks"]:
+        if request.has_lost_ranks:
             self._orphans = ()
             self._torn.update(suspended)
-        if body["is_idle"]:
-            return TaskResult("done", {"returned": None, "was_idle": True, "modules": self._modules.new_imports()})
-        self._shell.register_sources(body["sources"])
-        resolved = self._read_options(body["config"])
+        if request.is_idle:
+            return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
+        self._shell.register_sources(request.sources)
+        resolved = self._read_options(request.config)
         returns = self._worker.world.is_main and resolved.config.bring_back
-        before = self._snapshot(body) if returns else None
-        outcome = "done"
-        reply: dict[str, Any] = {}
+        before = self._snapshot(request) if returns else None
+        outcome: Outcome = "done"
+        reply = TaskReply()
+        is_torn = False
         self._lines = []
         self._steering.begin_run()
         with using_layers(resolved), _reporting_to(self._worker, self._steering):
             try:
-                error = self._execute(body, resolved)
+                error = self._execute(request, resolved)
             except KeyboardInterrupt as interrupt:
                 error = interrupt
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
@@ -173,51 +180,53 @@ class CellProgram:
             share = None if self._plain is None else self._plain[1].last_share
             if (remark := explain_divided_batch(error, share)) is not None:
                 lines = [*lines, remark]
-            outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
-            reply["torn"] = any(accelerator.has_interrupted_backward for accelerator in self._living())
-        elif outcome == "done" and not body["is_partial"]:
-            reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
-        if self._worker.world.is_main:
-            reply["lines"] = [*body["lines"], *self._lines]
-        reply["modules"] = self._modules.new_imports()
+            outcome = "raised"
+            reply = TaskReply(error=self._describe(error, lines), memory=self._post_mortem(error, request))
+            is_torn = any(accelerator.has_interrupted_backward for accelerator in self._living())
+        elif outcome == "done" and not request.is_partial:
+            reply = TaskReply(fingerprints=tuple(accelerator.fingerprint() for accelerator in self._living()))
+        lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
+        reply = replace(reply, lines=lines, modules=self._modules.new_imports())
         result: dict[str, Payload] = {}
-        if body["call"] is not None and error is None:
-            held = before or NamespaceSnapshot.take(self._namespace, (), shared=body["shared"])
+        if request.call is not None and error is None:
+            held = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
             try:
                 result[RESULT] = pack_result(
                     self._result, self._namespace, held.shared_ids(), self._worker.payloads, self._worker.world.rank
                 )
             except ShippingError as problem:
-                outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
+                outcome = "raised"
+                reply = replace(reply, error=self._describe(problem, [f"ShippingError: {problem}"]))
         self._result = None
 
         def collect(before: NamespaceSnapshot) -> PackedReturn:
-            states = None if body["rng"] is None else rng.capture_cpu()
+            states = None if request.rng_digest is None else rng.capture_cpu()
             digest = None if states is None else rng.digest(states)
             return self._returner.collect(
                 self._namespace,
                 before,
                 hidden=self._is_hidden,
                 wanted=resolved.config.pull,
-                rng=None if digest == body["rng"] else states,
+                rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
             )
 
         packed = None
-        if outcome == "done" and resolved.config.bring_back and not body["is_partial"]:
+        if outcome == "done" and resolved.config.bring_back and not request.is_partial:
             packed = self._read_together(lambda: None if before is None else collect(before))
         if packed is None and before is not None:
             packed = collect(before)
         if packed is None:
-            return TaskResult(outcome, {**reply, "returned": None}, result)
-        return TaskResult(outcome, {**reply, "returned": packed.record.to_body()}, {**packed.payloads, **result})
+            return TaskResult(outcome, reply.to_body(), result, is_torn=is_torn)
+        reply = replace(reply, returned=packed.record)
+        return TaskResult(outcome, reply.to_body(), {**packed.payloads, **result}, is_torn=is_torn)
 
     def _read_options(self, document: str) -> Resolved:
         if self._options is None or self._options[0] != document:
             self._options = document, Resolved.from_json(document)
         return self._options[1]
 
-    def _post_mortem(self, error: BaseException, body: dict[str, Any]) -> dict[str, Any] | None:
+    def _post_mortem(self, error: BaseException, request: RunRequest) -> OutOfMemoryReport | None:
         """Return which objects held the memory of an out-of-memory error, None for other errors.
 
         Free the memory that the error's frames hold.
@@ -225,14 +234,14 @@ class CellProgram:
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
-                error, self._living(), self._namespace, device=device, source=body["source"]
+                error, self._living(), self._namespace, device=device, source=request.source
             )
         except Exception as problem:  # it may itself run out of memory; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
             return None
         finally:
             if is_out_of_memory(error):
-                post_mortem.release_error_memory(error, self._namespace, body["bound"])
+                post_mortem.release_error_memory(error, self._namespace, request.bound)
 
     def _read_together(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
         """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
@@ -253,30 +262,30 @@ class CellProgram:
         except (KeyboardInterrupt, RuntimeError):
             return None
 
-    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, ReloadMode]) -> None:
+    def _apply_environment(self, variables: dict[str, str | None], reloaded: Mapping[str, ReloadMode]) -> None:
         """Apply the notebook's changes of environment variables, and reload the modules that changed."""
         known, self._variables = self._variables, variables
         set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
         if reloaded:
             self._modules.reload(reloaded)
 
-    def _snapshot(self, body: dict[str, Any]) -> NamespaceSnapshot:
+    def _snapshot(self, request: RunRequest) -> NamespaceSnapshot:
         names = self._namespace
-        used = [name for name in body["used"] if name in names and not self._is_hidden(name, names[name])]
-        return NamespaceSnapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
+        used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
+        return NamespaceSnapshot.take(names, used, shared=request.shared, rebound=request.bound)
 
-    def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
+    def _execute(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""
         shell = self._shell
-        is_call = body["call"] is not None
+        call = request.call
         if self._plain is not None:
             self._plain[1].last_share = None
-        is_plain = body["is_plain"] or (body["observes"] and not self._has_prepared_explicitly())
+        is_plain = request.is_plain or (request.only_reads_accelerator and not self._has_prepared_explicitly())
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
-            if not body["is_empty"] and (body["wants_accelerator"] or not is_call):
+            if not request.is_empty and (request.uses_accelerator or call is None):
                 accelerator = self._accelerator(
-                    "plain" if is_plain else "explicit", resolved, is_partial=body["is_partial"]
+                    "plain" if is_plain else "explicit", resolved, is_partial=request.is_partial
                 )
                 self._bind(accelerator)
                 checkpoint = resolved.config.checkpoint
@@ -286,25 +295,25 @@ class CellProgram:
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
                     stack.enter_context(self._saving_on_sigterm())
-                if body["wants_accelerator"] and not (is_plain or is_call or body["is_partial"]):
+                if request.uses_accelerator and not (is_plain or call is not None or request.is_partial):
                     stack.enter_context(warn_if_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
-                    stack.enter_context(cells.run_cell(may_depend_on_rank=body["may_depend_on_rank"]))
+                    stack.enter_context(cells.run_cell(may_depend_on_rank=request.may_depend_on_rank))
                     transformers = [_InsertPoints()]
-                    names = [*body["used"], *body["bound"]]
-                    bound = set(body["bound"]) - set(body["used"])
+                    names = [*request.used, *request.bound]
+                    bound = set(request.bound) - set(request.used)
                     stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names, bound)))
-            if not body["is_empty"]:
-                self._make_rng_equal(body, resolved.config.seed)
-            if is_call:
-                return self._call(body["call"])
+            if not request.is_empty:
+                self._make_rng_equal(request, resolved.config.seed)
+            if call is not None:
+                return self._call(call)
             shell.ast_transformers = transformers
-            shell.cell_text = body["source"]
-            shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | body["compiler_flags"]
-            shell.execution_count = body["execution_count"]
+            shell.cell_text = request.source
+            shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | request.compiler_flags
+            shell.execution_count = request.execution_count
             with self._worker.interruptible():
-                result = shell.run_cell(body["source"], store_history=False)
+                result = shell.run_cell(request.source, store_history=False)
                 if result.success:
                     self._lines = [line for known in self._living() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
@@ -348,11 +357,11 @@ class CellProgram:
         self._worker.emit(found)
         return "memory mapped"
 
-    def _call(self, call: dict[str, Any]) -> BaseException | None:
+    def _call(self, call: CallRequest) -> BaseException | None:
         """Run the call, store its return value, and return the error that it raised, or None."""
         try:
-            with self._worker.interruptible(), patch_environment(**call["variables"]):
-                self._result = self._namespace[call["bound_to"]]()
+            with self._worker.interruptible(), patch_environment(**call.variables):
+                self._result = self._namespace[call.bound_name]()
                 self._lines = [line for known in self._living() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
@@ -365,26 +374,26 @@ class CellProgram:
         self._shell.structured_traceback = self._traceback(error)
         return error
 
-    def _pull(self, body: dict[str, Any]) -> TaskResult:
-        missing = [name for name in body["names"] if name not in self._namespace]
+    def _pull(self, request: PullRequest) -> TaskResult:
+        missing = [name for name in request.names if name not in self._namespace]
         if missing:
             raise UnknownNameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
 
         def collect() -> PackedReturn | None:
             if not self._worker.world.is_main:
                 return None
-            before = NamespaceSnapshot.take(self._namespace, [], shared=body["shared"])
+            before = NamespaceSnapshot.take(self._namespace, [], shared=request.shared)
             return self._returner.collect(
                 self._namespace,
                 before,
-                hidden=lambda name, value: name not in body["names"],
-                wanted=body["names"],
+                hidden=lambda name, value: name not in request.names,
+                wanted=request.names,
             )
 
         packed = self._read_together(collect) or collect()
         if packed is None:
-            return TaskResult("done", {"returned": None})
-        return TaskResult("done", {"returned": packed.record.to_body()}, packed.payloads)
+            return TaskResult("done", TaskReply().to_body())
+        return TaskResult("done", TaskReply(returned=packed.record).to_body(), packed.payloads)
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
@@ -401,7 +410,7 @@ class CellProgram:
             accelerator.prepare(*orphans)
         return accelerator
 
-    def _make_rng_equal(self, body: dict[str, Any], seed: int | None) -> None:
+    def _make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
         """Make the random generators of all ranks equal at the start of a cell; sharded loaders separate them again.
 
         All ranks must call it, since rank 0's states are broadcast.
@@ -409,9 +418,9 @@ class CellProgram:
         diverged = [accelerator for accelerator in self._living() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
-        elif diverged and not body["has_rng"]:
+        elif diverged and not request.has_rng:
             group = self._worker.group
-            if group is None or body["is_partial"]:
+            if group is None or request.is_partial:
                 return
             states = rng.capture()
             message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
@@ -482,19 +491,13 @@ class CellProgram:
         insert_omission_note(lines, num_left_out)
         return lines
 
-    def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
+    def _describe(self, error: BaseException, lines: list[str]) -> ErrorReport:
         try:
             stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
             pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
         except Exception:  # an error that cannot be pickled is reported by type, message and traceback
             pickled = None
-        return {
-            "type": type(error).__qualname__,
-            "module": type(error).__module__,
-            "message": str(error),
-            "traceback": lines,
-            "pickled": pickled,
-        }
+        return ErrorReport(type(error).__qualname__, type(error).__module__, str(error), tuple(lines), pickled)
 
 
 def _describe_exit(error: SystemExit) -> str:
@@ -539,35 +542,35 @@ class _WarmUpWorker:
 def warm() -> None:
     """Create the shell and run an empty cell in the zygote, so that forked workers share this memory."""
     program = CellProgram(_WarmUpWorker())  # type: ignore[arg-type]
-    body = {
-        "source": "pass",
-        "compiler_flags": 0,
-        "execution_count": 0,
-        "used": [],
-        "bound": [],
-        "shared": [],
-        "is_plain": True,
-        "observes": True,
-        "is_empty": False,
-        "config": resolve([]).to_json(),
-        "cwd": os.getcwd(),
-        "rng": None,
-        "has_rng": False,
-        "sys_path": list(sys.path),
-        "variables": {},
-        "reloaded": {},
-        "settings": {},
-        "lines": [],
-        "default_dtype": None,
-        "is_partial": False,
-        "is_idle": False,
-        "has_lost_ranks": False,
-        "call": None,
-        "wants_accelerator": False,
-        "may_depend_on_rank": False,
-        "sources": {},
-    }
-    program.handle("run", body, {})
+    request = RunRequest(
+        source="pass",
+        compiler_flags=0,
+        execution_count=0,
+        used=(),
+        bound=(),
+        shared=(),
+        is_plain=True,
+        only_reads_accelerator=True,
+        uses_accelerator=False,
+        may_depend_on_rank=False,
+        is_empty=False,
+        call=None,
+        sources={},
+        config=resolve([]).to_json(),
+        cwd=os.getcwd(),
+        sys_path=tuple(sys.path),
+        variables={},
+        settings={},
+        reloaded={},
+        lines=(),
+        default_dtype=None,
+        rng_digest=None,
+        has_rng=False,
+        is_partial=False,
+        has_lost_ranks=False,
+        is_idle=False,
+    )
+    program.handle("run", to_body(request), {})
     program.on_group_reopened()
     program._namespace.pop("accelerator", None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:

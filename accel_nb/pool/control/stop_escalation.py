@@ -43,13 +43,29 @@ Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """How the process of a rank ended; ``code`` as in `subprocess`: negative is a signal."""
+
+    code: int
+    is_killed: bool
+    """Whether the pool itself has killed it."""
+    killed_for: KillCause = "unknown"
+    stack: str = ""
+    """The last Python stack of a process that crashed."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankResult:
     """How a request ended on one rank; the payloads are the receiver's to close."""
 
     rank: int
     outcome: Outcome
-    body: dict[str, Any]
+    body: dict[str, Any] = field(default_factory=dict)
+    """The program's own; empty if the process ended."""
     payloads: Payloads = field(default_factory=dict)
+    death: WorkerDeath | None = None
+    is_torn: bool = False
+    """Whether it ended in the middle of an exchange with other ranks."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,6 @@ from accel_nb.pool.sync.object_paths import (
 )
 from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
-from accel_nb.runtime.process.typed_records import build_record
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
@@ -230,11 +229,6 @@ class ReturnRecord:
             for path, table in self.weights.items()
         }
         return {"kept": self.kept, "rng": self.rng, "weights": weights}
-
-    @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> ReturnRecord:
-        """Read it from a message; raises ValueError for other fields or other types."""
-        return build_record(cls, body)
 
 
 @dataclass(slots=True)
@@ -455,11 +449,10 @@ class ResultReceiver:
         self.rng: str | None = None
         """The digest of rank 0's generator states; while the kernel's are equal they need not be sent."""
 
-    def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> AppliedResults:
+    def receive(self, record: ReturnRecord, payloads: Payloads, namespace: Namespace) -> AppliedResults:
         """Apply what was returned, weights first; a part that fails does not affect others. Close the payloads."""
         unused = dict(payloads)
         try:
-            record = ReturnRecord.from_body(body)
             if (region := find_payload(payloads, WEIGHTS, RegionPayload)) is not None:
                 del unused[WEIGHTS]
                 self._use_region(region)

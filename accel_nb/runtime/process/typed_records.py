@@ -14,8 +14,9 @@ T = TypeVar("T")
 def build_record(record: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
 
-    Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass. Of other lists and
-    dicts only the outermost level is checked. A whole number counts as a float. Values are not shown.
+    Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass; fields may be
+    optional. Of other lists and dicts only the outermost level is checked. A whole number counts as a float. Values are
+    not shown.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
@@ -39,7 +40,10 @@ def field_types(record: type) -> dict[str, Any]:
 
 def _read(value: Any, hint: Any) -> Any:
     """Return a value with tuples for lists and records for mappings, where its type has these."""
-    kind, _, item_record = _kind_of(hint)
+    kind, parts, item_record = _kind_of(hint)
+    if kind in (Union, UnionType):
+        others = [part for part in parts if part is not type(None)]
+        return _read(value, others[0]) if value is not None and len(others) == 1 else value
     if kind is tuple and type(value) in (list, tuple):
         return tuple(value) if item_record is None else tuple(build_record(item_record, item) for item in value)
     if item_record is None:

@@ -1,0 +1,153 @@
+"""The requests of the kernel to the program that runs in its workers, and the replies, as typed records.
+
+A pool carries them as plain dicts: `to_body` makes these, and the receiver reads and validates them once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.control.stop_escalation import Outcome, RankResult, WorkerDeath
+from accel_nb.pool.payload import Payloads
+from accel_nb.pool.sync.result_transfer import ReturnRecord
+from accel_nb.runtime.process.typed_records import build_record
+from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
+
+ReloadMode = Literal["again", "update", "edited"]
+"""How a module is reloaded.
+
+``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
+classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and so are its importers.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A function that runs in place of a cell's source."""
+
+    bound_name: str
+    """The name that the function is bound to."""
+    variables: dict[str, str]
+    """Environment variables during the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Run a cell or a call; the values that it needs come as payloads."""
+
+    source: str
+    compiler_flags: int
+    execution_count: int
+    used: tuple[str, ...]
+    """The names that the cell reads."""
+    bound: tuple[str, ...]
+    """The names that the cell binds."""
+    shared: tuple[str, ...]
+    """The names whose values both sides have."""
+    is_plain: bool
+    only_reads_accelerator: bool
+    """The cell is plain, unless an earlier one has prepared objects explicitly."""
+    uses_accelerator: bool
+    may_depend_on_rank: bool
+    is_empty: bool
+    call: CallRequest | None
+    sources: dict[str, Any]
+    """Source and name of the notebook's cells by file name, for tracebacks."""
+    config: str
+    """The options, as JSON."""
+    cwd: str
+    sys_path: tuple[str, ...]
+    variables: dict[str, str | None]
+    """The notebook's changes of environment variables; None: deleted."""
+    settings: dict[str, Any]
+    reloaded: dict[str, ReloadMode]
+    """The modules to reload."""
+    lines: tuple[str, ...]
+    """Lines that rank 0 returns with its own."""
+    default_dtype: str | None
+    rng_digest: str | None
+    """The digest of the kernel's random states; None: they are not returned."""
+    has_rng: bool
+    """Whether the kernel's random states are among the payloads."""
+    is_partial: bool
+    """Whether the cell runs on some ranks only."""
+    has_lost_ranks: bool
+    """Whether ranks were replaced since the last cell."""
+    is_idle: bool
+    """Whether this rank only receives the values, and does not run the cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """Return values by name, whatever their size."""
+
+    names: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error that a rank raised."""
+
+    type: str
+    module: str
+    message: str
+    traceback: tuple[str, ...]
+    pickled: str | None
+    """The pickled error in base64; None if it cannot be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReply:
+    """How a task ended on one rank, beside the payloads."""
+
+    has_run: bool = True
+    """Whether the values of the request have arrived and its code was started."""
+    was_idle: bool = False
+    error: ErrorReport | None = None
+    memory: OutOfMemoryReport | None = None
+    fingerprints: tuple[Any, ...] | None = None
+    """Digests of the trained weights."""
+    lines: tuple[str, ...] = ()
+    """Lines to show below the output."""
+    modules: dict[str, Any] = field(default_factory=dict)
+    """Modules that were imported, with the stamps of their files."""
+    returned: ReturnRecord | None = None
+
+    def to_body(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        body = to_body(self)
+        body["returned"] = None if self.returned is None else self.returned.to_body()
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class RankAnswer:
+    """How a request ended on one rank; the payloads are the receiver's to close."""
+
+    rank: int
+    outcome: Outcome
+    reply: TaskReply = TaskReply()
+    death: WorkerDeath | None = None
+    """How the process ended, if it did."""
+    payloads: Payloads = field(default_factory=dict)
+
+
+def to_body(record: RunRequest | PullRequest | TaskReply) -> dict[str, Any]:
+    """Return a record JSON-ready; lists and dicts are not copied."""
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    nested = (CallRequest, ErrorReport, OutOfMemoryReport)
+    return {name: asdict(value) if isinstance(value, nested) else value for name, value in values.items()}
+
+
+def read_answer(result: RankResult) -> RankAnswer:
+    """Return a rank's result with its reply validated; raises PoolError for a reply with other fields or types."""
+    if result.death is not None:
+        return RankAnswer(result.rank, result.outcome, death=result.death)
+    try:
+        reply = build_record(TaskReply, result.body)
+    except ValueError as error:
+        raise PoolError(f"rank {result.rank} sent a wrong reply: {error}") from None
+    return RankAnswer(result.rank, result.outcome, reply, payloads=result.payloads)
