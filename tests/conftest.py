@@ -23,7 +23,7 @@ def _shared_memory() -> set[str]:
 
 
 def _descriptors() -> set[str]:
-    """Return what this process has open, as far as it tells on a leak: sockets, pipes and anonymous files by target."""
+    """Return what this process has open, as far as that shows a leak: sockets, pipes and anonymous files by target."""
     found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -84,7 +84,7 @@ def test_torch_xla_is_known_to_its_strategy_and_its_device_only():
     assert known == ["runtime/devices/xla.py", "strategies/xla.py"]
 
 
-def test_types_of_device_are_told_apart_behind_their_seam_only():
+def test_types_of_device_are_distinguished_behind_their_seam_only():
     wrong = [
         f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno}: {ast.unparse(node)}"
         for path in FILES

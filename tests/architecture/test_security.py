@@ -166,7 +166,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         "from multiprocessing.shared_memory import SharedMemory",
         {},
     ),
-    "names of files that somebody else may take first": (calls("tempfile.mktemp", "mktemp"), "tempfile.mktemp()", {}),
+    "names of files that another process may take first": (calls("tempfile.mktemp", "mktemp"), "tempfile.mktemp()", {}),
     "archives that unpack where they like": (methods("extractall"), "archive.extractall(folder)", {}),
     "modules named by a value": (
         imports_by_value,

@@ -74,7 +74,7 @@ def test_usual_imports_give_our_objects() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_libraries_that_ask_for_the_version_are_told() -> None:
+def test_libraries_read_the_version() -> None:
     assert importlib.metadata.version("accelerate") == "1.15.0"
     assert importlib.util.find_spec("accelerate") is not None
     assert importlib.metadata.version("torch").startswith(torch.__version__.partition("+")[0])
@@ -90,7 +90,7 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
         ("import accelerate.not_there", "no counterpart"),
     ],
 )
-def test_what_is_not_offered_says_which_part_would_serve_it(statement: str, words: str) -> None:
+def test_what_is_not_offered_says_which_part_would_provide_it(statement: str, words: str) -> None:
     with pytest.raises(ImportError, match=f"is not offered by accel_nb: .*{words}"):
         exec(statement, {})
 
@@ -185,7 +185,7 @@ def test_the_package_is_reached_as_an_attribute_and_installs_without_torch() -> 
 
 
 @pytest.mark.usefixtures("installed")
-def test_classes_tell_what_is_prepared() -> None:
+def test_classes_report_what_is_prepared() -> None:
     data_loader, optimizers = (
         importlib.import_module("accelerate.data_loader"),
         importlib.import_module("accelerate.optimizer"),

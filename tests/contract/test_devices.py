@@ -46,7 +46,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 @pytest.fixture
 def fake_cpu(fake: FakeDevice) -> FakeDevice:
-    """Let the fake type answer for the CPU, so that what computes with tensors goes its ways on the CPU's."""
+    """Register the fake type in place of the CPU, so that code that computes with CPU tensors calls it."""
     fake.name = "cpu"
     registry._known["cpu"] = fake
     return fake
@@ -178,7 +178,7 @@ def test_a_registered_type_is_planned_for_seeded_and_freed(fake: FakeDevice) -> 
     assert fake.calls["seed_beside_torch"] == fake.calls["empty_cache"] == 1
 
 
-def test_a_name_that_nobody_registers_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_not_registered_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_known", {})
     found = device_type("mtia:1")
     assert isinstance(found, Accelerator)
@@ -189,7 +189,7 @@ def test_a_name_that_nobody_registers_is_torchs(monkeypatch: pytest.MonkeyPatch)
     assert is_meta(torch.device("meta"))
 
 
-def test_rocm_is_cuda_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_is_cuda_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert Cuda().is_rocm
     assert Cuda().backend == "nccl"

@@ -1,6 +1,6 @@
 """Many faults drawn by chance against one pool, and very many requests without any: ``python -m tests.faults.chaos``.
 
-Options: ``--faults N`` and ``--requests N``, 200 and 10,000 unless told. The tests run a few of each.
+Options: ``--faults N`` and ``--requests N``, 200 and 10,000 by default. The tests run a few of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Very many cells in one notebook: ``python -m tests.faults.soak``, with ``--cells N``, 10,000 unless told.
+"""Very many cells in one notebook: ``python -m tests.faults.soak``, with ``--cells N``, 10,000 by default.
 
 Each cell sends something, trains a step, prints, and brings something back. Printed at the end, as JSON: by how much
 memory and open files of the kernel have grown since the first tenth, and by how much a cell has become slower. IPython

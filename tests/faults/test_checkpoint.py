@@ -52,11 +52,11 @@ def loaded_step(folder: Path) -> int:
     return found["step"]
 
 
-def save_until_killed(world: World, folder: Path, first: int, is_blocking: bool, told: int) -> None:
+def save_until_killed(world: World, folder: Path, first: int, is_blocking: bool, reported: int) -> None:
     saver, store = CheckpointSaver(LocalComm(), torch.device("cpu")), LocalStore(str(folder))
     for step in range(first, first + 100_000):
         saver.save(store, format_step_name(step), tree_of(step), facts(step), blocking=is_blocking, keep=3)
-        os.write(told, step.to_bytes(4, "little"))
+        os.write(reported, step.to_bytes(4, "little"))
 
 
 def kill_again_and_again(world: World, folder: Path, seed: int, is_blocking: bool) -> int:
@@ -74,15 +74,15 @@ def kill_again_and_again(world: World, folder: Path, seed: int, is_blocking: boo
                 os._exit(1)
         os.close(writing)
         for _ in range(1 if is_blocking else 2):  # the first is complete, and the next one on its way
-            told = os.read(reading, 4)
+            reported = os.read(reading, 4)
         select.select([], [], [], chance.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         while part := os.read(reading, 4):
-            told = part
+            reported = part
         os.close(reading)
         newest = loaded_step(folder)
-        assert newest >= int.from_bytes(told, "little") - (0 if is_blocking else 1)
+        assert newest >= int.from_bytes(reported, "little") - (0 if is_blocking else 1)
     return newest
 
 

@@ -101,13 +101,13 @@ def test_mismatched_collectives_are_interrupted(pool):
 
 FINISHING = """
 import threading
-told = threading.Event()
+finish_requested = threading.Event()
 def finish():
-    told.set()
+    finish_requested.set()
     return {will}
 before = globals().get("reopened", 0)
 """
-FINISH = "told.wait(100)\nraise KeyboardInterrupt"
+FINISH = "finish_requested.wait(100)\nraise KeyboardInterrupt"
 
 
 def test_ranks_that_finish_by_themselves_keep_their_group(pool):
@@ -146,7 +146,7 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
     assert results(pool) == HEALTHY
 
 
-def test_a_timeout_lets_ranks_finish_too(pool):
+def test_a_timeout_allows_ranks_to_finish_too(pool):
     run_code(pool, FINISHING.format(will=True))
     answers, reason = run_code(pool, FINISH, timeout_s=0.2, finishes=True)
     assert reason == "timeout"
@@ -159,7 +159,7 @@ def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path
     def presses() -> int:
         nonlocal num_asked
         num_asked += 1
-        if num_asked == 3:  # the ranks have been told at the first
+        if num_asked == 3:  # the ranks have received the request at the first
             ready.touch()
         return 1
 
@@ -247,7 +247,7 @@ def test_long_messages_arrive(pool):
     assert [len(answer.body["result"]) for answer in answers if answer.rank == 0] == [3_000_000]
 
 
-def test_zygote_death_ends_the_workers_and_is_told():
+def test_zygote_death_ends_the_workers_and_is_reported():
     with running_pool(2) as (pool, engine):
         pids = list(engine.pids.values())
         os.kill(engine.zygote_pid, signal.SIGKILL)
@@ -351,7 +351,7 @@ def _limit_with(spare: int) -> int:
     return next(number for index, number in enumerate(free) if index == spare) + 1
 
 
-def test_the_zygotes_death_while_ranks_are_replaced_is_told_quickly():
+def test_the_zygotes_death_while_ranks_are_replaced_is_reported_quickly():
     with running_pool(2) as (pool, engine):
         os.kill(engine.pids[1], signal.SIGKILL)
         assert wait_for(lambda: not _is_alive(engine.pids.get(1, 0)))

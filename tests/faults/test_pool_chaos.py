@@ -54,7 +54,7 @@ def test_a_rank_that_meets_its_memory_limit_raises_and_lives_on():
         assert engine.pids == pids
 
 
-def test_a_kill_for_lack_of_memory_is_told_from_another_one(tmp_path: Path):
+def test_a_kill_for_lack_of_memory_is_distinguished_from_another_one(tmp_path: Path):
     """The kills are real; what the system counts is a file that the test writes, as a control group has it."""
     counter = tmp_path / "memory.events"
     (tmp_path / "self").mkdir()

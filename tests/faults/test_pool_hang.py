@@ -20,8 +20,8 @@ def pool():
         yield pool
 
 
-class Ear(Recorder):
-    """Interrupts a request once a line about a hang has come, and takes the time."""
+class HangRecorder(Recorder):
+    """Interrupts a request when a line about a hang arrives, and measures the time until then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Ear(Recorder):
     def lines(self) -> list[tuple[int, str]]:
         return [(rank, body["line"]) for rank, topic, body in self.notes if topic == HANG]
 
-    def presses(self) -> int:
+    def count_interrupts(self) -> int:
         if self.lines and not self.after:
             self.after = time.monotonic() - self.started
         return len(self.lines) + (time.monotonic() - self.started > 30)
@@ -40,11 +40,11 @@ class Ear(Recorder):
 
 def hang(pool, *codes: str) -> tuple[int, str]:
     """Run codes of which one hangs; returns the first rank that was named, and the line."""
-    ear = Ear()
-    run_code(pool, *codes, recorder=ear, num_interrupts=ear.presses)
-    assert ear.lines, "no rank was named"
+    recorder = HangRecorder()
+    run_code(pool, *codes, recorder=recorder, num_interrupts=recorder.count_interrupts)
+    assert recorder.lines, "no rank was named"
     assert results(pool) == HEALTHY
-    return ear.lines[0]
+    return recorder.lines[0]
 
 
 def test_the_rank_that_others_wait_for_is_named_with_its_line_and_the_collective(pool):
@@ -72,12 +72,12 @@ def test_different_collectives_are_named_with_their_shapes(pool):
     assert "all_reduce" in line or "broadcast" in line
 
 
-def test_a_stopped_process_is_told(pool):
+def test_a_stopped_process_is_reported(pool):
     rank, line = hang(pool, REDUCE, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     assert (rank, line) == (1, "rank 1 does not answer: it is stopped (SIGSTOP)")
 
 
-def test_native_code_that_holds_the_interpreter_lock_is_told_with_its_stack(pool):
+def test_native_code_that_holds_the_interpreter_lock_is_reported_with_its_stack(pool):
     code = "import re\ndef native():\n    re.match('(a|a)+$', 'a' * 60 + 'b')\nnative()"
     rank, line = hang(pool, REDUCE, code)
     assert rank == 1
@@ -85,12 +85,12 @@ def test_native_code_that_holds_the_interpreter_lock_is_told_with_its_stack(pool
     assert "in native" in line
 
 
-def test_long_work_that_nobody_waits_for_is_left_alone(pool):
-    ear = Ear()
+def test_long_work_that_no_rank_waits_for_is_left_alone(pool):
+    recorder = HangRecorder()
     until = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
-    answers, _ = run_code(pool, until, recorder=ear)
+    answers, _ = run_code(pool, until, recorder=recorder)
     assert {answer.outcome for answer in answers} == {"done"}
-    assert ear.lines == []
+    assert recorder.lines == []
 
 
 @pytest.mark.parametrize("code", ["import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()", "import os\nos.abort()"])

@@ -80,10 +80,10 @@ def test_any_number_of_ranks_loads_what_any_number_saved(server: Server, is_bloc
     url = f"s3://{BUCKET}/whole-{is_blocking}"
     assert run_ranks(save, 2, server.url, url, [1, 2, 3], is_blocking) == [[], []]
     first = server.written[: server.written.index("manifest.json")]
-    # In the background ranks cannot talk: what the others have written is told through the store.
-    told = [] if is_blocking else ["part"]
+    # In the background ranks cannot communicate: what the others have written is reported through the store.
+    reported = [] if is_blocking else ["part"]
     kinds = sorted(name.partition("-")[0] for name in first)
-    assert kinds == [*told, "state", "tensors", "tensors"], "the manifest is last"
+    assert kinds == [*reported, "state", "tensors", "tensors"], "the manifest is last"
     assert run_ranks(load, 3, server.url, url) == [(3, [])] * 3
     with connected(server.url) as fs:
         names = {path.rsplit("/", 1)[-1] for path in fs.ls(url.removeprefix("s3://"))}
@@ -106,7 +106,7 @@ def test_a_write_that_fails_leaves_the_newest_complete_one(server: Server, what:
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_what_one_rank_cannot_write_is_heard_by_all(server: Server, is_blocking: bool) -> None:
+def test_what_one_rank_cannot_write_is_reported_on_all_ranks(server: Server, is_blocking: bool) -> None:
     url = f"s3://{BUCKET}/one-rank-{is_blocking}"
     assert run_ranks(save, 2, server.url, url, [1], is_blocking) == [[], []]
     server.rule = lambda name: "refuse" if name.startswith("tensors-00001") else None
@@ -140,18 +140,18 @@ def test_a_manifest_whose_answer_is_lost_counts(server: Server) -> None:
 
 
 def train_while_slow(world: World, endpoint: str, url: str) -> list[bool]:
-    """Save to a server that does not answer yet: the call returns, and whoever asks hears that it is behind."""
+    """Save to a server that does not answer yet: the call returns, and `is_slow` reports it."""
     with connected(endpoint):
         saver = CheckpointSaver(comm_of(world), torch.device("cpu"))
         facts = CheckpointOrigin(run="r", step=1, world_size=1, strategy="single")
         saver.save(open_store(url), "step_1", tree_of(1), facts, blocking=False)
-        told = [saver.is_busy]
+        reported = [saver.is_busy]
         saver.last_duration_s = 1000.0
-        told.append(saver.is_slow)
+        reported.append(saver.is_slow)
         with open_store(url)._fs.open(f"{BUCKET}/go", "wb") as go:  # type: ignore[attr-defined]
             go.write(b"")
         saver.close()
-        return [*told, saver.is_busy]
+        return [*reported, saver.is_busy]
 
 
 def test_a_slow_server_does_not_hold_the_training_up(server: Server) -> None:
@@ -168,7 +168,7 @@ def test_a_slow_server_does_not_hold_the_training_up(server: Server) -> None:
     assert run_ranks(load, 1, server.url, url) == [(1, [])]
 
 
-def save_and_tell(world: World, endpoint: str, url: str, pid_file: str, step: int) -> list[str]:
+def save_and_report(world: World, endpoint: str, url: str, pid_file: str, step: int) -> list[str]:
     with open(pid_file, "w") as file:
         file.write(str(os.getpid()))
     return save(world, endpoint, url, [step], is_blocking=False)
@@ -193,7 +193,7 @@ def test_a_kill_at_any_request_leaves_the_newest_complete_one(server: Server, tm
 
         server.rule = rule
         with pytest.raises(RankError):
-            run_ranks(save_and_tell, 1, server.url, url, str(pid_file), step)
+            run_ranks(save_and_report, 1, server.url, url, str(pid_file), step)
         server.rule = lambda name: None
         ((found, passed_over),) = run_ranks(load, 1, server.url, url)
         assert passed_over == []

@@ -93,9 +93,9 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     output = kernel.run("%accelerate wait")
     assert output.error is None, output.traceback
     assert "done" in output.stdout
-    told = kernel.run("%accelerate attach")
-    assert any(re.match(r"stopped after step [\d,]+, as asked", text) for text in told.texts)
-    assert any(text.startswith("saved step") for text in told.texts)
+    reported = kernel.run("%accelerate attach")
+    assert any(re.match(r"stopped after step [\d,]+, as asked", text) for text in reported.texts)
+    assert any(text.startswith("saved step") for text in reported.texts)
     state = "(model is kept, model.weight.item() != before, spare, 'ended' in globals(), num_steps > 5)"
     assert kernel.value(state) == (True, True, None, False, True)
     rates = kernel.value("(optimizer.param_groups[0]['lr'], scheduler.base_lrs[0])")
@@ -149,7 +149,7 @@ def test_a_kernel_that_ends_takes_its_background_run_along():
     assert not _left(children)
 
 
-def test_a_kernel_that_is_told_to_end_lets_its_background_run_save_first(tmp_path: Path):
+def test_a_kernel_that_is_reported_to_end_lets_its_background_run_save_first(tmp_path: Path):
     with running_kernel() as kernel:
         kernel.run("%load_ext accel_nb")
         kernel.run(SETUP)

@@ -28,7 +28,7 @@ def next_cell_works(kernel):
     assert done(kernel, "print('fine')").stdout == "fine\n"
 
 
-def test_syntax_error_is_told_once(kernel):
+def test_syntax_error_is_reported_once(kernel):
     output = run(kernel, "\ndef broken(:\n    pass")
     assert output.error is not None
     assert output.error[0] == "CellSyntaxError"
@@ -37,7 +37,7 @@ def test_syntax_error_is_told_once(kernel):
     assert output.displays == []
 
 
-def test_syntax_error_of_code_that_the_cell_loads_is_told_by_the_cells_line(kernel):
+def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(kernel):
     output = run(kernel, "\ndef load():\n    exec('a b')\nload()")
     assert output.error == ("CellSyntaxError", "invalid syntax (<string>, line 1)")
     assert "exec('a b')" in output.traceback
@@ -52,7 +52,7 @@ def test_exception_on_every_rank_keeps_type_and_line(kernel):
     assert "----> 4 values['missing']" in output.traceback
 
 
-def test_exception_on_one_rank_is_told_at_once(kernel):
+def test_exception_on_one_rank_is_reported_at_once(kernel):
     started = time.monotonic()
     output = run(kernel, ONE_RAISES)
     assert output.error == ("ValueError", "only here")
@@ -105,7 +105,7 @@ def test_names_that_cannot_be_sent_are_named_with_the_way_out(kernel):
         ("--cpus 0 --precison bf16 --zero-stage 4", ["cpus: 0", "--precison", "zero_stage: 4"]),
     ],
 )
-def test_wrong_flags_are_told_all_at_once(kernel, flags, parts):
+def test_wrong_flags_are_reported_all_at_once(kernel, flags, parts):
     output = run(kernel, "ran = True", flags)
     assert output.error is not None
     assert output.error[0] == "ConfigError"

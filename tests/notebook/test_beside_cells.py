@@ -13,17 +13,17 @@ CELL = f"""
 import threading
 from accel_nb.ui.panel import Panel
 from accel_nb.telemetry.events import MetricLogged
-asked, heard = [], threading.Event()
-panel = Panel("run", 1, display="widget", on_control=lambda action: (asked.append(action), heard.set()))
+asked, received = [], threading.Event()
+panel = Panel("run", 1, display="widget", on_control=lambda action: (asked.append(action), received.set()))
 panel.feed([MetricLogged(0, step, 0.1 * step, "loss", 1.0) for step in range(8)])
 panel.refresh(force=True)  # the main shell has sent on the panel's comm
-heard.wait({WAIT_S})
+received.wait({WAIT_S})
 print(asked, end="")
 """
 
 
 class Browser:
-    """Sends and hears as JupyterLab does."""
+    """Sends and receives messages as JupyterLab does."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._client = kernel.client
@@ -40,7 +40,7 @@ class Browser:
         self._client.shell_channel.send(message)
         return message["header"]["msg_id"]
 
-    def hear(self, kind: str, parent: str) -> dict[str, Any]:
+    def receive(self, kind: str, parent: str) -> dict[str, Any]:
         """Return the next message of a kind that a request has brought about."""
         while True:
             message = self._client.get_iopub_msg(timeout=WAIT_S)
@@ -48,17 +48,17 @@ class Browser:
                 return message["content"]
 
 
-def test_panel_and_sidebar_are_heard_while_a_cell_runs(kernel: Kernel):
+def test_panel_and_sidebar_are_answered_while_a_cell_runs(kernel: Kernel):
     browser, sidebar = Browser(kernel), uuid.uuid4().hex
     opened = browser.send(
         "comm_open", {"comm_id": sidebar, "target_name": "accel_nb.sidebar", "data": {}}, beside=False
     )
-    assert browser.hear("comm_msg", opened)["data"]["kind"] == "state"
+    assert browser.receive("comm_msg", opened)["data"]["kind"] == "state"
 
     cell = browser.run(CELL)
-    panel = browser.hear("display_data", cell)["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
+    panel = browser.receive("display_data", cell)["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
     asked = browser.send("comm_msg", {"comm_id": sidebar, "data": {"kind": "refresh"}})
-    assert browser.hear("comm_msg", asked)["data"]["kind"] == "state"
+    assert browser.receive("comm_msg", asked)["data"]["kind"] == "state"
     control = {"kind": "control", "action": {"kind": "stop"}}
     browser.send("comm_msg", {"comm_id": panel, "data": {"method": "custom", "content": control}})
-    assert browser.hear("stream", cell)["text"] == "[{'kind': 'stop'}]"
+    assert browser.receive("stream", cell)["text"] == "[{'kind': 'stop'}]"

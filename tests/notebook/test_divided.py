@@ -78,8 +78,8 @@ def test_an_interrupted_cell_loses_no_weights(kernel) -> None:
     output = run(kernel, endless, FLAGS, interrupt_on="go")
     assert output.error is not None
     # An interrupt inside of a forward pass finds the weights gathered, and they come back at once.
-    is_told = any("come back with the next cell" in text for text in output.texts)
-    assert kernel.value("torch.equal(model[0].weight, before)") is is_told
+    is_reported = any("come back with the next cell" in text for text in output.texts)
+    assert kernel.value("torch.equal(model[0].weight, before)") is is_reported
     assert "True" in done(kernel, "print(model[0].weight.shape == (16, 6))", FLAGS).stdout
     assert not kernel.value("torch.equal(model[0].weight, before)")
     done(kernel, PLAIN, FLAGS)
@@ -114,7 +114,7 @@ def test_a_rank_that_is_killed_is_named_and_the_next_cell_trains_as_one_process(
     assert_equal(kernel)
 
 
-def test_a_plan_is_told_or_refused_before_the_cell_trains(kernel) -> None:
+def test_a_plan_is_reported_or_refused_before_the_cell_trains(kernel) -> None:
     assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
     planned = done(kernel, PLAIN, "--cpus 2 --strategy auto --dry-run")
     assert "strategy auto (by the memory that the model takes)" in planned.stdout

@@ -158,7 +158,7 @@ def folder(kernel, tmp_path):
 
 
 def _edit(folder, name: str, text: str) -> None:
-    """Write a file; Python tells compiled files by the size of the text, where they are of one second."""
+    """Write a file; within one second, Python detects a change of a module by its size only."""
     old = folder / name
     text += "#" * (len(old.read_text()) + 1 if old.exists() else 0)
     old.parent.mkdir(exist_ok=True)

@@ -80,7 +80,7 @@ def test_each_ranks_value_comes_back_in_the_order_of_ranks(ready):
     )
 
 
-def test_the_launch_says_truthfully_what_it_runs_on(ready):
+def test_the_launch_reports_what_it_runs_on(ready):
     output = ready.run("result = notebook_launcher(train, (*build(), []), 2, 'bf16')")
     assert "2 workers on cpu" in output.receipt
     assert "precision bf16" in output.receipt
@@ -276,7 +276,7 @@ def test_a_port_that_is_taken_is_no_obstacle(ready):
     setup(ready, "holder.close()")
 
 
-def test_different_errors_of_all_ranks_are_told_once_each(ready):
+def test_different_errors_of_all_ranks_are_reported_once_each(ready):
     code = "def differ():\n    raise [KeyError, IndexError, IndexError][dist.get_rank()]('mine')"
     setup(ready, code)
     kind, _, trace = fails(ready, "debug_launcher(differ, num_processes=3)")

@@ -285,11 +285,11 @@ def test_a_big_model_generates_under_a_limit_below_its_size(big_model: Executed)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_a_big_model_is_forecast(big_model: Executed) -> None:
     [shown] = big_model.displays("load")
-    told = shown["text/plain"]
-    assert told.splitlines()[0].split() == ["device", "limit", "weights", "filled", "parts"]
+    reported = shown["text/plain"]
+    assert reported.splitlines()[0].split() == ["device", "limit", "weights", "filled", "parts"]
     assert shown["text/html"].count("height: 100%") == 2, "a bar for memory and one for disk"
-    assert "130" in told or "124" in told  # the limit, in MB or MiB
-    assert re.search(r"each forward moves \d+\.\d MiB from disk to cpu", told)
+    assert "130" in reported or "124" in reported  # the limit, in MB or MiB
+    assert re.search(r"each forward moves \d+\.\d MiB from disk to cpu", reported)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "language_model"])

@@ -51,15 +51,15 @@ def test_a_step_that_does_not_fit_is_explained_and_the_workers_go_on(kernel):
     assert output.error is not None
     assert output.error[0] == "RuntimeError"
     assert "can't allocate memory" in output.traceback
-    assert "stepper.py" not in output.traceback, "frames between the cell and torch are nobody's business"
-    told = output.traceback[output.traceback.index("Memory of rank") :]
-    assert "32.0 MiB were asked for" in told
-    assert "line 7: loss.backward()" in told
-    assert "kept for the backward pass behind *.up" in told
-    assert "parameters  gradients" in told
-    (advice,) = [line for line in told.splitlines() if "--accumulate" in line]
+    assert "stepper.py" not in output.traceback, "frames between the cell and torch are left out"
+    reported = output.traceback[output.traceback.index("Memory of rank") :]
+    assert "32.0 MiB were asked for" in reported
+    assert "line 7: loss.backward()" in reported
+    assert "kept for the backward pass behind *.up" in reported
+    assert "parameters  gradients" in reported
+    (advice,) = [line for line in reported.splitlines() if "--accumulate" in line]
     assert " fits " in advice
-    (again,) = [line for line in told.splitlines() if "--activation-checkpointing" in line]
+    (again,) = [line for line in reported.splitlines() if "--activation-checkpointing" in line]
     assert " fits " in again
     done(kernel, NO_LIMIT)  # the limit counts addresses, of which the threads of a new group take many
     batch, parts = advice.split("batch_size=")[1].split()[0], advice.split("--accumulate ")[1].split(",")[0]
@@ -72,8 +72,8 @@ def test_what_a_cell_piles_up_is_named_with_its_line(kernel):
     setup(kernel, "import torch")
     output = run(kernel, LIMIT + LEAK)
     assert output.error is not None
-    told = output.traceback[output.traceback.index("Memory of rank") :]
-    assert "16.0 MiB were asked for" in told
-    assert "`kept (line 7)`" in told
-    assert "line 7: kept.append(torch.ones(2**22))" in told
+    reported = output.traceback[output.traceback.index("Memory of rank") :]
+    assert "16.0 MiB were asked for" in reported
+    assert "`kept (line 7)`" in reported
+    assert "line 7: kept.append(torch.ones(2**22))" in reported
     done(kernel, f"del kept\n{NO_LIMIT}print(torch.ones(2**26).sum().item())")

@@ -1,4 +1,4 @@
-"""Decisions that a loop makes by its own share of the samples: equal on all workers, or told."""
+"""Decisions that a loop makes by its own share of the samples: equal on all workers, or reported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ seen = accelerator.reduce(seen)
     assert kernel.value("seen.item()") == 48
 
 
-def test_a_cell_that_uses_the_accelerator_and_does_not_prepare_is_told(kernel):
+def test_a_cell_that_uses_the_accelerator_and_does_not_prepare_is_reported(kernel):
     setup(kernel)
     output = done(kernel, "accelerator.set_trigger()\n" + SUMMED.format(decision="pass"))
     assert "its AdamW is not prepared: every worker trains alone" in output.stderr
@@ -89,7 +89,7 @@ def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
     assert "the batch was divided: this worker had 1 of its 3 samples" in output.traceback
 
 
-def test_a_rate_set_by_one_workers_share_is_told(kernel):
+def test_a_rate_set_by_one_workers_share_is_reported(kernel):
     setup(kernel)
     output = done(kernel, SUMMED.format(decision=f"optimizer.param_groups[0]['lr'] *= 0.5 if {ONE_OF_THEM} else 0.9"))
     assert any("the workers' weights differ after this cell" in text for text in output.texts)

@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("kernel")  # the first kernel of a process 
         ({}, "", "jupyter"),
     ],
 )
-def test_a_kernel_knows_where_it_runs(
+def test_a_kernel_detects_its_platform(
     variables: dict[str, str], code: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     for variable, value in ({"IPYTHONDIR": str(tmp_path)} | variables).items():

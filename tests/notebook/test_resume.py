@@ -236,7 +236,7 @@ def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
 
 
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(kernel, folder: Path):
-    """Rank 1 dies as it writes its part of step 8: nobody commits it, and the next cell's saves work."""
+    """Rank 1 dies as it writes its part of step 8: it is never committed, and the next cell's saves work."""
     body = (
         "def change_writes():\n"
         "    import os, signal\n"

@@ -297,7 +297,7 @@ def test_names_in_unusual_places_are_sent(kernel, before, body, after):
     assert kernel.value("x") == after
 
 
-def test_models_of_earlier_runs_are_let_go(kernel):
+def test_models_of_earlier_runs_are_released(kernel):
     cell = MODEL.format(optimizer=SGD) + STEP
     for _ in range(3):
         output = done(kernel, cell)

@@ -60,7 +60,7 @@ def test_every_rank_has_what_rank_0_has_read(
 
 
 def refused(world: World, folder: str) -> list[str]:
-    told: list[str] = []
+    reported: list[str] = []
     for what in ("no file", "another model", "disk"):
         model = Transformer(depth=4 + (what == "another model" and world.rank == 1))
         path = Path(folder) / "nowhere" if what == "no file" else folder
@@ -68,14 +68,14 @@ def refused(world: World, folder: str) -> list[str]:
             places = {"": "disk" if what == "disk" and world.rank == 1 else "cpu"}
             load_checkpoint_in_model(model, path, places, broadcast_from_rank0=True)
         except ConfigError as error:
-            told.append(str(error))
-    return told
+            reported.append(str(error))
+    return reported
 
 
 def test_what_is_wrong_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     save_sharded(Transformer(), tmp_path)
-    for told in run_ranks(refused, 2, str(tmp_path)):
-        assert len(told) == 3
-        assert "there is no checkpoint" in told[0]
-        assert "have other tensors" in told[1]
-        assert "nothing can stay on disk" in told[2]
+    for reported in run_ranks(refused, 2, str(tmp_path)):
+        assert len(reported) == 3
+        assert "there is no checkpoint" in reported[0]
+        assert "have other tensors" in reported[1]
+        assert "nothing can stay on disk" in reported[2]

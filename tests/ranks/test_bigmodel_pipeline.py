@@ -63,7 +63,7 @@ def test_outputs_equal_those_of_the_whole_model(
 
 
 def refused(world: World) -> list[str]:
-    told: list[str] = []
+    reported: list[str] = []
     wrong: list[dict[str, Any]] = [
         {"split_points": ["blocks.1", "tail"], "example_args": (TOKENS,)},
         {"num_chunks": 0, "example_args": (TOKENS,)},
@@ -73,17 +73,17 @@ def refused(world: World) -> list[str]:
         try:
             prepare_pipeline(transformer(False), **options)
         except ConfigError as error:
-            told.append(str(error))
-    return told
+            reported.append(str(error))
+    return reported
 
 
 def test_wrong_uses_are_refused_on_every_rank() -> None:
-    for told in run_ranks(refused, 2):
-        assert len(told) == 3
-        assert "'tail', which is no module" in told[0]
-        assert "2 ranks need 1" in told[0]
-        assert "num_chunks is 0" in told[1]
-        assert "hold no tensor" in told[2]
+    for reported in run_ranks(refused, 2):
+        assert len(reported) == 3
+        assert "'tail', which is no module" in reported[0]
+        assert "2 ranks need 1" in reported[0]
+        assert "num_chunks is 0" in reported[1]
+        assert "hold no tensor" in reported[2]
 
 
 def test_alone_the_model_stays_as_it_is() -> None:

@@ -258,11 +258,11 @@ def save_alone_first(world: World, folder: Path) -> list[str]:
         logging.getLogger("accel_nb.checkpoint.save").addHandler(Listener())
     else:
         wait_for(lambda: (folder / "said").exists())
-    told = threading.Thread(target=lambda: said.wait(20) and (folder / "said").touch())
-    told.start()
+    reported = threading.Thread(target=lambda: said.wait(20) and (folder / "said").touch())
+    reported.start()
     CheckpointSaver(comm, torch.device("cpu")).save(LocalStore(str(folder / "runs")), "step_1", {}, FACTS)
     said.set()
-    told.join()
+    reported.join()
     return lines
 
 

@@ -279,7 +279,7 @@ def differ(world: World) -> dict[str, str]:
     return said
 
 
-def test_ranks_that_differ_are_told_on_every_rank_and_nobody_hangs() -> None:
+def test_ranks_that_differ_are_reported_on_every_rank_and_none_hangs() -> None:
     first, *others = run_ranks(differ, 3)
     for said in others:
         assert {name: text.partition(" cannot")[2] for name, text in said.items()} == {

@@ -99,7 +99,7 @@ def one_rank_changes_its_weights(world: World) -> str:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_replicas_that_differ_are_told_on_every_rank(size: int) -> None:
+def test_replicas_that_differ_are_reported_on_every_rank(size: int) -> None:
     for message in run_ranks(one_rank_changes_its_weights, size):
         assert "different values of 1.weight" in message
 

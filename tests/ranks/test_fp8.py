@@ -190,7 +190,7 @@ def test_layers_are_left_out_by_name_and_by_size() -> None:
     assert find_layers(nn.MultiheadAttention(32, 2), ()) == []  # it reads the weights of a layer that it never calls
 
 
-def test_copies_are_plain_and_a_trial_tells_which_is_faster() -> None:
+def test_copies_are_plain_and_a_trial_finds_which_is_faster() -> None:
     model, optimizer = net()
     accelerator = build(World(), "single", trial_rows=16, skip_modules=["head"])
     accelerator.prepare(model, optimizer)

@@ -180,30 +180,30 @@ def train_each(world: World) -> dict[str, tuple[list[float], list[str]]]:
 @pytest.fixture(scope="module")
 def on_ranks() -> dict[str, tuple[list[float], list[str]]]:
     first, second = run_ranks(train_each, 2, timeout_s=100)
-    assert all(not told for _, told in second.values()), "one rank says it"
+    assert all(not reported for _, reported in second.values()), "one rank says it"
     return first
 
 
 @pytest.mark.parametrize("name", PROVEN)
 def test_a_sum_or_mean_over_samples_is_equal_and_silent(name: str, on_ranks: Any) -> None:
-    values, told = on_ranks[name]
+    values, reported = on_ranks[name]
     assert values == pytest.approx(trained(PROVEN[name]), abs=1e-12)
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("name", UNPROVEN)
 def test_any_other_loss_is_said_with_its_operation(name: str, on_ranks: Any) -> None:
-    values, told = on_ranks[name]
+    values, reported = on_ranks[name]
     loss_of, words = UNPROVEN[name]
     assert values != pytest.approx(trained(loss_of), abs=1e-6), "the case shows nothing"
-    assert len(told) == 1
-    assert words in told[0]
-    assert "--batch per-worker" in told[0]
+    assert len(reported) == 1
+    assert words in reported[0]
+    assert "--batch per-worker" in reported[0]
 
 
 def test_a_divisor_that_is_not_a_sum_is_said_where_it_makes_no_difference_yet(on_ranks: Any) -> None:
-    _, told = on_ranks["clamped"]
-    assert "`clamp` of a sum over the batch" in told[0]
+    _, reported = on_ranks["clamped"]
+    assert "`clamp` of a sum over the batch" in reported[0]
 
 
 def later_loss(world: World) -> list[str]:
@@ -269,9 +269,9 @@ def counted(world: World) -> tuple[list[int], list[str]]:
 
 
 def test_dispatch_modes_of_the_user_see_what_they_see_without_a_trace() -> None:
-    (first, told), (second, _) = run_ranks(counted, 2)
+    (first, reported), (second, _) = run_ranks(counted, 2)
     assert first[0] == first[1] == second[0] > 0
-    assert told == []
+    assert reported == []
 
 
 class Noisy(Dataset[Any]):

@@ -500,7 +500,7 @@ def files_of_each_rank(world: World, folder: str) -> bool:
     return any(hasattr(function, "__wrapped__") for function in (open, io.open, os.stat, os.remove, torch.save))
 
 
-def test_a_cell_that_tells_ranks_apart_writes_on_all_of_them(tmp_path: Path) -> None:
+def test_a_cell_that_depends_on_the_rank_writes_on_all_of_them(tmp_path: Path) -> None:
     assert run_ranks(files_of_each_rank, 2, str(tmp_path)) == [False, False], "all is put back"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt", "after_0.txt", "after_1.txt"]
 

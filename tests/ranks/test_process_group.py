@@ -168,7 +168,7 @@ def talk(world: World) -> dict[str, Any]:
         "said": comm.broadcast_json(["from", world.rank], 1),
     }
     comm.barrier()
-    with pytest.raises(MisuseError):  # on every rank, whoever is to blame
+    with pytest.raises(MisuseError):  # on every rank, whichever caused it
         comm.all_gather_json(object() if world.rank == 1 else 1)
     with pytest.raises(MisuseError, match="product"):
         comm.all_reduce(torch.ones(1), cast(Any, "product"))

@@ -31,7 +31,7 @@ def places(world: World) -> dict[str, Any]:
     }
 
 
-def test_a_state_tells_the_place_and_leaves_an_open_group_alone() -> None:
+def test_a_state_describes_the_process_and_leaves_an_open_group_alone() -> None:
     first, second = run_ranks(places, 2)
     common = {"type": "MULTI_CPU", "multi": True}
     assert first == {

@@ -70,7 +70,7 @@ class Stream(IterableDataset[tuple[int, Tensor]]):
 
 
 class StatefulStream(IterableDataset[tuple[int, Tensor]]):
-    """Says where it is, by the convention of torchdata, and counts what it reads."""
+    """Has a state, by the convention of torchdata, and counts what it reads."""
 
     def __init__(self) -> None:
         self.next = 0

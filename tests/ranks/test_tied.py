@@ -31,7 +31,7 @@ class Language(nn.Module):
 
 @pytest.fixture
 def untying() -> Iterator[None]:
-    """Let ``Module.to`` make parameters anew, as it does on some devices."""
+    """Make ``Module.to`` replace parameters, as it does on some devices."""
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     yield
     torch.__future__.set_overwrite_module_params_on_conversion(False)

@@ -137,11 +137,11 @@ def stand_apart(world: World, folder: Path) -> list[str]:
     lines: list[str] = []
 
     def look() -> None:
-        def all_have_told() -> bool:
+        def all_have_reported() -> bool:
             teller.sample()
             return all(os.pread(file, 1, 0) == b"{" for file in files.values())
 
-        wait_for(all_have_told)
+        wait_for(all_have_reported)
         StallComparer(files, lines.append).compare(files.keys())
         is_compared.set()
 

@@ -1,4 +1,4 @@
-"""A pool for tests, and a listener that keeps what it hears."""
+"""A pool for tests, and a listener that records its calls."""
 
 from __future__ import annotations
 

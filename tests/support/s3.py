@@ -1,4 +1,4 @@
-"""A server of the S3 protocol on loopback, which can be told to fail."""
+"""A server of the S3 protocol on loopback, which can be made to fail."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def running_server(bucket: str) -> Iterator[Server]:
 
 @contextmanager
 def connected(url: str) -> Iterator[Any]:
-    """Let this process find the server, and return a client; the variables are put back."""
+    """Point this process to the server, and return a client; the variables are restored afterwards."""
     names = {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",

@@ -185,7 +185,7 @@ def show_sidebar(page: Page) -> None:
 def wait_until_ran(page: Page, cell: int, deadline_s: float = 60) -> None:
     """Return when a cell has its number: all that it had to show has arrived.
 
-    The kernel's own status does not tell: it says "idle" after every comm message that it takes beside a running cell.
+    The kernel's own status does not show it: it is "idle" after every comm message during a running cell.
     """
     page.wait_for_function(_HAS_RUN, arg=cell, timeout=deadline_s * 1000)
 

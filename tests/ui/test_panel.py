@@ -220,7 +220,7 @@ def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabS
     expect(panel.locator("canvas")).to_have_count(3)
     page.evaluate("() => { void window.jupyterapp.shell.currentWidget.sessionContext.restartKernel(); }")
     page.on("dialog", lambda dialog: dialog.accept())
-    open_notebook(page, lab, notebook)  # the kernel knows nothing of the panel any more
+    open_notebook(page, lab, notebook)  # the kernel has no panel any more
     expect(page.locator("img.accel-nb-saved-picture")).to_have_attribute("alt", re.compile("^600 steps"))
     expect(panel).to_have_count(0)
 

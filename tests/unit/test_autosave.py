@@ -174,7 +174,7 @@ def test_an_accelerator_saves_and_goes_on_by_its_options(tmp_path: Path):
     second.close()
 
 
-def test_events_tell_what_is_complete(tmp_path: Path):
+def test_events_report_complete_checkpoints(tmp_path: Path):
     events: list[Event] = []
 
     class Keeping:

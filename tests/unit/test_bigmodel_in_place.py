@@ -31,11 +31,11 @@ BLOCK = compute_module_sizes(Transformer())["blocks.0"]
 
 @pytest.fixture(autouse=True)
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every file system tells what is in the cache, or lets a process keep writers waiting."""
+    """Report all files as cached, which not every file system can; skip where there are no leases."""
     probe = tmp_path / "probe"
     probe.mkdir()
     if not SafetensorsFile(save_single(nn.Linear(1, 1), probe)).can_lease():
-        pytest.skip("this file system knows no leases, so that everything is copied")
+        pytest.skip("this file system has no leases: everything is copied")
     monkeypatch.setattr(SafetensorsFile, "is_cached", lambda *_: True)
 
 

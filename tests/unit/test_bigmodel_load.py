@@ -107,14 +107,14 @@ def test_tensors_for_the_disk_stay_there(tmp_path: Path) -> None:
     assert "blocks.0.table" not in loaded.on_disk, "buffers are offloaded only if asked for"
 
 
-def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    load_checkpoint_in_model(empty(), save_single(Transformer(), tmp_path), on_progress=lambda *now: told.append(now))
-    assert told[-1][0] == told[-1][1] > 0
-    assert told == sorted(told)
+def test_progress_is_reported_in_bytes(tmp_path: Path) -> None:
+    shown: list[tuple[int, int]] = []
+    load_checkpoint_in_model(empty(), save_single(Transformer(), tmp_path), on_progress=lambda *now: shown.append(now))
+    assert shown[-1][0] == shown[-1][1] > 0
+    assert shown == sorted(shown)
 
 
-def test_everything_that_does_not_match_is_told_and_nothing_is_loaded(tmp_path: Path) -> None:
+def test_everything_that_does_not_match_is_reported_and_nothing_is_loaded(tmp_path: Path) -> None:
     tensors = {name: tensor.clone() for name, tensor in Transformer().state_dict().items()}
     del tensors["norm.bias"], tensors["blocks.3.up.weight"]
     tensors["positions"] = torch.zeros(1, 2)
@@ -275,7 +275,7 @@ def test_a_file_cut_short_after_opening_is_an_error(tmp_path: Path) -> None:
         source.read_into(torch.empty(source.shape))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux tells it")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_loading_takes_the_memory_of_the_weights_and_no_more(tmp_path: Path, dtype: str) -> None:
     with init_empty_weights():

@@ -510,7 +510,7 @@ def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_problems_of_a_dispatch_are_told_at_once() -> None:
+def test_all_problems_of_a_dispatch_are_reported_at_once() -> None:
     model = empty()
     model.norm = nn.LayerNorm(32)
     with pytest.raises(ConfigError) as caught:

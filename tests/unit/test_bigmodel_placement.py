@@ -118,7 +118,7 @@ def test_sizes_that_are_none_are_refused(wrong: object) -> None:
         parse_bytes(wrong, "x")  # type: ignore[arg-type]
 
 
-def test_all_problems_of_max_memory_are_told_at_once() -> None:
+def test_all_problems_of_max_memory_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         get_max_memory({-1: "1GB", "warp": 5, "cpu": "lots"})
     assert len(caught.value.problems) == 3
@@ -230,7 +230,7 @@ def test_unknown_ways_are_refused() -> None:
         plan_device_map(Transformer(), "best")
 
 
-def test_all_problems_of_a_map_are_told_at_once() -> None:
+def test_all_problems_of_a_map_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check_device_map(
             Transformer(),

@@ -144,7 +144,7 @@ def wrong_record(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"version": 2}, "not a record of version 1"),
         ({"method": "int3"}, "int3"),
@@ -156,10 +156,10 @@ def wrong_record(folder: Path, **changes: Any) -> None:
         ({"group_size": 10**9}, "group_size"),
     ],
 )
-def test_records_that_are_wrong_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_records_that_are_wrong_are_refused(tmp_path: Path, changes: dict[str, Any], reported: str) -> None:
     save_quantized(quantize_model(transformer(), "int8"), tmp_path)
     wrong_record(tmp_path, **changes)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         accel_nb.load(tmp_path, lambda: Transformer(width=64), verbose=False)
 
 
@@ -211,7 +211,7 @@ def test_the_known_record_refuses_what_does_not_fit() -> None:
         load_and_quantize_model(empty(), BnbQuantizationConfig(load_in_8bit=True))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux tells it")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
     sizes = {"big": {"width": 768, "depth": 12}, "small": {"width": 64}}
     with init_empty_weights():

@@ -111,7 +111,7 @@ def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(
 
 
 class RecordingTransfer(HostTransfer):
-    """Tells which threads filled buffers."""
+    """Records which threads filled buffers."""
 
     def __init__(self, gains: bool) -> None:
         super().__init__()

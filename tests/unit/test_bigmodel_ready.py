@@ -32,15 +32,17 @@ def test_one_line_loads_a_model_and_says_what_it_takes(tmp_path: Path, capsys: p
         assert not model.training
         with torch.no_grad():
             assert torch.equal(model(TOKENS), resident(TOKENS))
-    told = capsys.readouterr().out
-    assert "device" in told
-    assert "each forward moves" in told
-    assert "from disk to cpu" in told
-    assert "a forward is expected to take" in told
-    assert "on typical hardware" in told
+    reported = capsys.readouterr().out
+    assert "device" in reported
+    assert "each forward moves" in reported
+    assert "from disk to cpu" in reported
+    assert "a forward is expected to take" in reported
+    assert "on typical hardware" in reported
 
 
-def test_room_is_left_for_the_example_and_its_pace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_room_is_left_for_the_example_and_its_pace_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     resident = Transformer(depth=8)
     save_sharded(resident, tmp_path)
     block = compute_module_sizes(resident)["blocks.0"]
@@ -51,10 +53,10 @@ def test_room_is_left_for_the_example_and_its_pace_is_told(tmp_path: Path, capsy
             tmp_path, Transformer, config={"depth": 8}, max_memory={"cpu": 7 * block}, kv_cache=0, example=example
         )
         resident_bytes[batch] = sum(p.nbytes for p in model.parameters() if not p.is_meta)
-        told = capsys.readouterr().out
-        assert "of activations" in told
-        assert re.search(r"a forward is expected to take \S+ s: \S+ s of computing and \S+ s of waiting", told)
-        assert "typical" not in told, "it was measured"
+        reported = capsys.readouterr().out
+        assert "of activations" in reported
+        assert re.search(r"a forward is expected to take \S+ s: \S+ s of computing and \S+ s of waiting", reported)
+        assert "typical" not in reported, "it was measured"
     demands = [measure_demand(resident, (torch.zeros(batch, 16, dtype=torch.long),)) for batch in (1, 4)]
     assert resident_bytes[1] - resident_bytes[4] >= demands[1].activations - demands[0].activations - block > 0
 
@@ -81,7 +83,7 @@ def test_the_demand_of_a_forward_is_found_without_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({}, "neither is given"),
         ({"model_class": Transformer, "builder": Transformer}, "both are given"),
@@ -90,8 +92,8 @@ def test_the_demand_of_a_forward_is_found_without_values() -> None:
         ({"builder": Transformer, "device_map": "best"}, "'best' is unknown"),
     ],
 )
-def test_wrong_uses_are_refused(tmp_path: Path, options, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_wrong_uses_are_refused(tmp_path: Path, options, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         accel_nb.load(tmp_path, **options)
 
 

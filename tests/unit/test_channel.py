@@ -35,7 +35,7 @@ def test_descriptors_travel_along(pair):
     os.close(descriptor)
 
 
-def test_the_end_is_told(pair):
+def test_the_end_is_reported(pair):
     ours, other = pair
     ours.close()
     with pytest.raises(EOFError):

@@ -51,7 +51,7 @@ def through(tree: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that knows types, order of keys and NaN."""
+    """Equality that compares types, the order of keys and NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float | np.floating):

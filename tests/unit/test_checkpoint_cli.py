@@ -28,22 +28,22 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def reported(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert main([*map(str, ("checkpoint", *words))]) == 0
     return capsys.readouterr().out
 
 
 def test_inspect_says_what_is_there(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, "inspect", saved)
+    text = reported(capsys, "inspect", saved)
     assert f"checkpoint  {saved}/step_0" in text
     assert "models/0/values/0.weight" in text
-    facts = json.loads(told(capsys, "inspect", saved / "step_0", "--json"))
+    facts = json.loads(reported(capsys, "inspect", saved / "step_0", "--json"))
     assert facts["world_size"] == 1
     assert [t["shape"] for t in facts["tensors"] if t["path"].endswith("0.weight")] == [[4, 4]]
 
 
 def test_verify_finds_a_flipped_byte(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "all files are whole" in told(capsys, "verify", saved)
+    assert "all files are whole" in reported(capsys, "verify", saved)
     (path,) = (saved / "step_0").glob("tensors-*")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -57,16 +57,16 @@ def test_verify_finds_a_flipped_byte(saved: Path, capsys: pytest.CaptureFixture[
 def test_merge_writes_what_other_libraries_read(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told(capsys, "merge", saved, "--out", tmp_path / "merged")
+    reported(capsys, "merge", saved, "--out", tmp_path / "merged")
     weights = load_file(tmp_path / "merged" / "model.safetensors")
     assert set(weights) == {"0.weight", "0.bias", "1.bias"}  # tied: once
 
 
 def test_reshard_holds_the_same_in_other_files(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(capsys, "reshard", saved, "--ranks", 3, "--out", tmp_path / "cut")
+    reported(capsys, "reshard", saved, "--ranks", 3, "--out", tmp_path / "cut")
     assert len(list((tmp_path / "cut").glob("tensors-*"))) == 3
-    before = json.loads(told(capsys, "inspect", saved, "--json"))
-    after = json.loads(told(capsys, "verify", tmp_path / "cut", "--json"))
+    before = json.loads(reported(capsys, "inspect", saved, "--json"))
+    after = json.loads(reported(capsys, "verify", tmp_path / "cut", "--json"))
     assert after["bytes_by_dtype"] == before["bytes_by_dtype"]
     accelerator = Accelerator(cpu=True)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

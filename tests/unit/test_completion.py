@@ -51,7 +51,7 @@ def _ask_fish(script: Path) -> list[str]:
 
 
 def _ask_zsh(script: Path) -> list[str]:
-    """Let the line editor of an interactive zsh complete each text; it has one on a terminal only."""
+    """Complete each text with the line editor of an interactive zsh, which needs a terminal."""
     answers = script.with_suffix(".answers")
     asks = "\n".join(f"BUFFER='{text}'; CURSOR=$#BUFFER; zle ask" for text in CASES)
     program = f"""

@@ -70,12 +70,12 @@ def test_import_takes_what_has_an_option_and_accounts_for_every_value(
     assert options["accumulate"] == 4
     assert options["clip"] == 0.5
     assert options["compile"] == {"backend": "inductor", "dynamic": "no"}
-    told = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert "CUDA_VISIBLE_DEVICES=0,1" in told["gpu_ids"]
+    reported = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "CUDA_VISIBLE_DEVICES=0,1" in reported["gpu_ids"]
     assert options["deepspeed"] == {"zero_stage": 2}
-    assert "LEFT" in told["deepspeed_config.zero_stage_typo"]
+    assert "LEFT" in reported["deepspeed_config.zero_stage_typo"]
     names = {line.partition(":")[0] for line in source.read_text().splitlines() if re.match(r"[a-z]", line)}
-    assert names <= {name.partition(".")[0] for name in told}
+    assert names <= {name.partition(".")[0] for name in reported}
 
 
 def test_import_of_cpu_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""Losses that compare the samples of a batch with each other are told from those that do not."""
+"""Losses that compare the samples of a batch with each other are distinguished from those that do not."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def test_every_value_of_a_file_is_accounted_for() -> None:
         "clip": 1.0,
     }
     assert set(found.left) == {"optimizer.type", "optimizer.params.lr"}
-    told = found.table()
-    assert all(name in told for name in ("train_batch_size", "left open", "speed only", "LEFT", "made in the script"))
+    table = found.table()
+    assert all(name in table for name in ("train_batch_size", "left open", "speed only", "LEFT", "made in the script"))
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_what_is_shown_accounts_for_every_value_and_reads_back(stage: int, offlo
     found = shown(**{f"deepspeed.{name}": value for name, value in given.items()})
     back = import_deepspeed(json.loads(found.json), "ds.json")
     assert {name: back.options.get(f"deepspeed.{name}", "no") for name in given} == given
-    told = [line.split()[0] for line in found.table.splitlines()]
-    assert {*back.taken, *back.needless, *back.left} == set(told)
+    table = [line.split()[0] for line in found.table.splitlines()]
+    assert {*back.taken, *back.needless, *back.left} == set(table)
 
 
 def test_what_deepspeed_is_not_told_of_is_said_with_its_origin() -> None:

@@ -223,7 +223,7 @@ def test_text_markdown_and_data_say_the_same() -> None:
     assert len({line.count("|") for line in markdown.splitlines() if line.startswith("|")}) == 1
 
 
-def test_the_choice_is_told_in_flags_that_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_reported_in_flags_that_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     line = explain(forecast(dense(), setting(GIB)))
     flags = line.partition("(")[2].partition(")")[0]
     assert parse_flags(flags).values == {"strategy": "ddp"}
@@ -251,7 +251,7 @@ def test_counts_are_short() -> None:
     assert [count_text(count) for count in (10, 53_248, 124_439_808, 7_000_000_000)] == ["10", "53.2 k", "124 M", "7 G"]
 
 
-def test_blocks_are_told_from_names() -> None:
+def test_blocks_are_distinguished_from_names() -> None:
     names = ["wte.w", "h.0.mix.w", "h.0.mix.b", "h.1.mix.w", "head.0.w"]
     assert numbered_blocks(names) == {"h.0.mix.w": "h.0", "h.0.mix.b": "h.0", "h.1.mix.w": "h.1"}
 

@@ -245,7 +245,7 @@ def test_a_forward_that_needs_values_is_named_in_one_line() -> None:
         (torch.randn(4, 3), None, "sum"),
     ],
 )
-def test_the_loss_is_told_from_shapes(output: Tensor, target: Tensor | None, expected: str) -> None:
+def test_the_loss_is_distinguished_from_shapes(output: Tensor, target: Tensor | None, expected: str) -> None:
     output = output.requires_grad_()
     loss = default_loss(output, output if target is None else (output, target))
     names = {"cross_entropy": "NllLoss", "mse": "MseLoss", "sum": "Sum"}

@@ -1,4 +1,4 @@
-"""Which ranks wait for ever, told from where they stand; no process runs."""
+"""Which ranks wait forever, by their reported positions; no process runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs are found, told by a management library that is played."""
+"""Which GPUs are found, with a simulated management library."""
 
 from __future__ import annotations
 

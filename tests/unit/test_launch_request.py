@@ -108,14 +108,14 @@ BAD = {
 def test_bad_input_is_one_line_and_starts_nothing(line: str, scripts: Path, capsys: pytest.CaptureFixture[str]):
     before = sorted(scripts.rglob("*"))
     assert main(["launch", *shlex.split(line)]) == 2
-    told = capsys.readouterr()
-    assert BAD[line] in told.err
-    assert len(told.err.strip().splitlines()) == 1
-    assert told.out == ""
+    reported = capsys.readouterr()
+    assert BAD[line] in reported.err
+    assert len(reported.err.strip().splitlines()) == 1
+    assert reported.out == ""
     assert sorted(scripts.rglob("*")) == before
 
 
-def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]):
+def test_all_problems_are_reported_at_once(capsys: pytest.CaptureFixture[str]):
     assert main(["launch", "--cpus", "0", "--nnodes", "x", "--sbatch", "a", "train.py"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 3
 
@@ -132,7 +132,7 @@ def test_every_flag_of_the_launch_is_in_its_help(capsys: pytest.CaptureFixture[s
     assert all(f"{flag} " in text for flag in FLAGS)
 
 
-def test_a_dry_run_tells_the_plan_and_writes_nothing(scripts: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(scripts: Path, capsys: pytest.CaptureFixture[str]):
     before = sorted(scripts.rglob("*"))
     words = ["--cpus", "2", "--checkpoint", "runs", "--max-restarts", "3", "--dry-run", "--no-panel", "train.py", "a b"]
     assert main(["launch", *words]) == 0
@@ -178,7 +178,7 @@ SRUN = {
 }  # fmt: skip
 
 
-def test_schedulers_are_told_by_their_variables():
+def test_schedulers_are_detected_by_their_variables():
     assert find_scheduler_position({}, 1) is None
     mpi = find_scheduler_position(OMPI, 1)
     assert mpi is not None

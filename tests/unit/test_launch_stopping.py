@@ -29,7 +29,7 @@ class Job:
         )
 
     def after(self, seconds: float, *, press: bool = False, is_late: bool = False) -> list[tuple[int, int]]:
-        """Let time pass and return what was sent then."""
+        """Advance the clock and return what was sent by then."""
         self.now += seconds
         self.presses += press
         self.sent.clear()
@@ -77,7 +77,7 @@ def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():
     assert [rank.was_killed for rank in job.ranks] == [True, False]
 
 
-def test_a_rank_that_ends_well_stops_nobody():
+def test_a_rank_that_ends_well_stops_no_other():
     job = Job()
     job.ranks[1].code = 0
     assert job.after(100) == []

@@ -157,10 +157,10 @@ def test_without_any_seed_rank_0s_generator_gives_it(dispatch):
 def test_an_epoch_reaches_sampler_batch_sampler_and_dataset():
     class Listening:
         def __init__(self):
-            self.told = []
+            self.epochs = []
 
         def set_epoch(self, epoch):
-            self.told.append(epoch)
+            self.epochs.append(epoch)
 
     class MySampler(Listening, Sampler):
         def __iter__(self):
@@ -196,7 +196,13 @@ def test_an_epoch_reaches_sampler_batch_sampler_and_dataset():
     setup.shard(DataLoader(stream)).set_epoch(4)
     setup.shard(DataLoader(numbers(3), sampler=sampler)).set_epoch(5)
 
-    assert (sampler.told, batches.told, data.told, stream.told, loader.told) == ([3, 5], [3], [3], [4], [3])
+    assert (sampler.epochs, batches.epochs, data.epochs, stream.epochs, loader.epochs) == (
+        [3, 5],
+        [3],
+        [3],
+        [4],
+        [3],
+    )
 
 
 def test_the_attributes_of_sharded_loaders():

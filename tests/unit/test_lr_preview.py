@@ -173,7 +173,7 @@ def closed_over(total: Any) -> Any:
         (len, False),
     ],
 )
-def test_functions_of_the_step_are_told_from_others(function: Any, is_so: bool):
+def test_functions_of_the_step_are_distinguished_from_others(function: Any, is_so: bool):
     assert is_pure(function) is is_so
 
 

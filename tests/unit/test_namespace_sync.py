@@ -205,7 +205,7 @@ def test_a_small_window_does_not_drag_its_storage_along(sides):
     payload.close()
 
 
-def test_every_name_that_cannot_be_sent_is_told(sides):
+def test_every_name_that_cannot_be_sent_is_reported(sides):
     sides.kernel.update(lock=threading.Lock(), fine=1, numbers=(n for n in range(3)))
     with pytest.raises(ShippingError) as caught:
         sides.ship("lock", "fine", "numbers")

@@ -317,7 +317,7 @@ def test_a_change_is_seen_through_what_refers_to_it(sides):
     assert inner == [1, 2]
 
 
-def test_the_old_model_is_let_go_when_its_name_is_bound_anew(sides):
+def test_the_old_model_is_released_when_its_name_is_bound_anew(sides):
     sides.kernel["model"] = nn.Linear(2, 2)
     sides.ship("model")
     before = sides.snapshot("model", rebound=("model",))

@@ -35,13 +35,13 @@ class System:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_kill_in_the_own_group_is_told_from_others(tmp_path: Path, version: int) -> None:
+def test_a_kill_in_the_own_group_is_distinguished_from_others(tmp_path: Path, version: int) -> None:
     system = System(tmp_path, version)
     counters = system.counters()
     assert counters.kill_cause() == "other"
     system.count(1, 1)
     assert counters.kill_cause() == "group"
-    assert counters.kill_cause() == "other", "each kill is told once"
+    assert counters.kill_cause() == "other", "each kill is reported once"
     system.count(1, 2)
     assert counters.kill_cause() == "machine"
 
@@ -62,10 +62,10 @@ def test_where_nothing_is_counted_nothing_is_claimed(tmp_path: Path) -> None:
         ("unknown", "SIGKILL (often the system running out of memory)"),
     ],
 )
-def test_the_reason_is_told_with_what_was_measured_last(killed_for: KillCause, words: str) -> None:
+def test_the_reason_is_reported_with_what_was_measured_last(killed_for: KillCause, words: str) -> None:
     death = WorkerDeath(-9, False, killed_for)
     sample = MemorySample(1, 12, 0.0, 2**30, 2**30, 2**31, 5 * 2**30, 0, 2**20)
     error = error_from_answers([RankAnswer(1, "died", death=death)], "death", {}, None, memory={1: sample})
     assert words in str(error)
-    is_told = "At step 12, when it was measured last: parameters 1.00 GiB" in str(error)
-    assert is_told == (killed_for in ("group", "machine"))
+    is_reported = "At step 12, when it was measured last: parameters 1.00 GiB" in str(error)
+    assert is_reported == (killed_for in ("group", "machine"))

@@ -66,12 +66,12 @@ def signals(
         (signals(modules=()), "script"),
     ],
 )
-def test_a_platform_is_told_by_its_signals(here: PlatformSignals, name: str):
+def test_a_platform_is_detected_by_its_signals(here: PlatformSignals, name: str):
     assert detect_platform(here).name == name
 
 
 def test_every_platform_of_the_table_is_tested():
-    rows = test_a_platform_is_told_by_its_signals.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    rows = test_a_platform_is_detected_by_its_signals.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {name for _, name in rows} == {platform.name for platform in PLATFORMS}
 
 
@@ -96,7 +96,7 @@ def test_the_panel_takes_the_rung_of_the_table(platform):
         ),
     ],
 )
-def test_a_tpu_is_told_by_the_runtime_of_today(here: PlatformSignals, tpu: str | None):
+def test_a_tpu_is_detected_by_the_runtime_of_today(here: PlatformSignals, tpu: str | None):
     assert find_tpu(here) == tpu
 
 
@@ -117,7 +117,7 @@ def test_tpu_chips_are_counted_on_the_bus_and_other_devices_of_their_maker_are_n
         ("2.10.0", "2.1.0", ("torch 2.1 only", "torch 2.10.0 is installed")),
     ],
 )
-def test_torch_and_torch_xla_are_a_pair_or_told_apart(torch: str, torch_xla: str, parts: tuple[str, ...]):
+def test_torch_and_torch_xla_are_a_pair_or_distinguished(torch: str, torch_xla: str, parts: tuple[str, ...]):
     why = why_no_xla(torch, torch_xla)
     assert (why is None) == (not parts)
     assert [part for part in parts if part not in (why or "")] == []

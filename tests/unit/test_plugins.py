@@ -180,7 +180,7 @@ def test_step_scheduler_with_optimizer_off_counts_calls():
     assert Accelerator(cpu=True, step_scheduler_with_optimizer=False).resolved.config.schedule == "calls"
 
 
-def test_folders_of_the_project_are_told():
+def test_folders_of_the_project_are_reported():
     named = ProjectConfiguration("runs", automatic_checkpoint_naming=True, total_limit=3)
     checkpoint = Accelerator(cpu=True, project_config=named).resolved.config.checkpoint
     assert (checkpoint.dir, checkpoint.total_limit) == ("runs/checkpoints", 3)

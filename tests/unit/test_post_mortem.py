@@ -19,7 +19,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capaci
 
 
 class Layer(nn.Module):
-    """Fails where it is told to."""
+    """Raises an out-of-memory error if ``fails``."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def test_unwrapping_gives_the_plain_class_and_training_goes_on(precision):
     assert not model.training
 
 
-def test_unwrapping_keeps_the_precision_unless_told_otherwise():
+def test_unwrapping_keeps_the_precision_by_default():
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = nn.Sequential(nn.Linear(64, 1))
     accelerator.prepare(model)

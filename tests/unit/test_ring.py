@@ -36,7 +36,7 @@ def test_logged_values_take_the_ring_if_their_names_fit():
     reader.close()
 
 
-def test_a_slow_reader_loses_the_oldest_and_knows_how_many():
+def test_a_slow_reader_loses_the_oldest_and_counts_them():
     descriptor = create_ring(8)
     writer, reader = RingWriter(descriptor), RingReader(descriptor)
     for number in range(20):

@@ -75,11 +75,11 @@ def test_states_survive_json_and_packing():
     rng.set_seed(3)
     _draw()
     states = rng.capture()
-    told = json.loads(json.dumps({name: state.tolist() for name, state in states.items()}))
+    reported = json.loads(json.dumps({name: state.tolist() for name, state in states.items()}))
     packed = rng.unpack(rng.pack(states), states)
     first = _draw()
 
-    rng.restore({name: torch.tensor(told[name], dtype=state.dtype) for name, state in states.items()})
+    rng.restore({name: torch.tensor(reported[name], dtype=state.dtype) for name, state in states.items()})
     assert _draw() == first
     rng.restore(packed)
     assert _draw() == first

@@ -203,7 +203,7 @@ def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
     assert len(done) == sum(wish.step is not None for wish in asked)
 
 
-def test_a_rank_that_does_not_answer_holds_nobody_for_long():
+def test_a_rank_that_does_not_answer_delays_no_rank_for_long():
     crew, now = Crew(2), [0.0]
     crew.steersman.clock = lambda: now[0]
     crew.silent.add(1)
@@ -218,7 +218,7 @@ def test_a_rank_that_does_not_answer_holds_nobody_for_long():
     assert not crew.ranks[0].steering.is_pending
 
 
-def test_nobody_is_held_where_the_run_is_being_stopped():
+def test_no_rank_is_held_where_the_run_is_being_stopped():
     crew = Crew(2)
     crew.silent.add(1)
     crew.wishes.add(wish := ControlRequest(to_message(StopAfterStep())))
@@ -235,7 +235,7 @@ def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     crew.wishes.add(wish := ControlRequest(to_message(SetInterval(2))))
     crew.turn()
     crew.steersman.record_count(1, StepCount(1, 1, None))
-    assert not crew.ranks[0].steering.is_pending, "nobody is held meanwhile"
+    assert not crew.ranks[0].steering.is_pending, "no rank is held meanwhile"
     crew.silent.clear()
     now[0] = 1.0
     crew.turn()
@@ -299,8 +299,8 @@ class Keeping:
 
 def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Accelerator, Any, Keeping, list[str]]:
     """Train a line, with what is asked for right after the steps that ``wishes`` names."""
-    told: list[str] = []
-    steering = ControlReceiver(lambda wish, step, text: told.append(f"{step}: {text}"), describe_value)
+    shown_text: list[str] = []
+    steering = ControlReceiver(lambda wish, step, text: shown_text.append(f"{step}: {text}"), describe_value)
     token, sink = current_control_receiver.set(steering), Keeping()
     try:
         accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
@@ -323,14 +323,14 @@ def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Ac
                     steering.decide(step, steering.propose(step, wishes[step]) + 1)
     except TrainingStopped:
         assert steering.stopped_step == step
-    return accelerator, optimizer, sink, told
+    return accelerator, optimizer, sink, shown_text
 
 
 def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
     wishes = {2: SetRate(0.01), 4: ScaleRate(3), 6: SetInterval(4), 10: SaveNow(), 13: StopAfterStep()}
     config = {"checkpoint": {"dir": str(tmp_path)}}
-    accelerator, optimizer, sink, told = steered(wishes, 10, config=config)
-    assert told == [
+    accelerator, optimizer, sink, shown_text = steered(wishes, 10, config=config)
+    assert shown_text == [
         "2: learning rate 0.1 -> 0.01",
         "4: learning rate 0.01 -> 0.03",
         "6: every 4 steps are reported",
@@ -352,8 +352,8 @@ def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
 
 
 def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
-    accelerator, _, _, told = steered({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
-    assert told == ["2: not saved: give the folder for checkpoints with --checkpoint DIR", "3: a = 'a'\nb = 'b'"]
+    accelerator, _, _, shown_text = steered({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
+    assert shown_text == ["2: not saved: give the folder for checkpoints with --checkpoint DIR", "3: a = 'a'\nb = 'b'"]
     accelerator.close()
 
 

@@ -119,31 +119,31 @@ def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistr
 
 
 def test_the_command_lists_shows_compares_and_opens(registry: RunRegistry, capsys: pytest.CaptureFixture[str]):
-    def told(*words: str) -> str:
+    def reported(*words: str) -> str:
         assert main(["runs", *words]) == 0
         return capsys.readouterr().out
 
-    assert "no run is recorded" in told("list")
+    assert "no run is recorded" in reported("list")
     runs = [
         registry.begin("launch", f"{name}.py", options(accumulate=size), name=name)
         for name, size in (("a", 1), ("b", 2))
     ]
     runs[0].finish("done", metrics={"loss": 0.25})
     runs[1].finish("failed", exit_code=3, error="first\n\x1b[31msecond", metrics={"loss": 0.5})
-    lines = told("list").splitlines()
+    lines = reported("list").splitlines()
     assert [line.split()[1] for line in lines[1:]] in (["a", "b"], ["b", "a"])
-    text = told("show", "b")
+    text = reported("show", "b")
     assert "failed, exit code 3" in text
     assert "accumulate = 2 from command line (flags)" in text
     assert "\x1b" not in text
-    text = told("compare", "a", "b")
+    text = reported("compare", "a", "b")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
     assert rows["accumulate"] == ["1", "2"]
     assert rows["loss"] == ["0.25", "0.5"]
     assert "python" not in rows
-    assert json.loads(told("compare", "a", "b", "--json"))["differ"]["accumulate"] == ["1", "2"]
-    assert json.loads(told("list", "--json", "--limit", "1"))[0]["id"] in {item.run.id for item in runs}
-    assert told("open", "a").strip() == str(runs[0].folder)
+    assert json.loads(reported("compare", "a", "b", "--json"))["differ"]["accumulate"] == ["1", "2"]
+    assert json.loads(reported("list", "--json", "--limit", "1"))[0]["id"] in {item.run.id for item in runs}
+    assert reported("open", "a").strip() == str(runs[0].folder)
 
 
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
@@ -165,10 +165,10 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
 
 
 def main_says(words: list[str]) -> str:
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    reported = io.StringIO()
+    with contextlib.redirect_stdout(reported):
         assert main(words) == 0
-    return told.getvalue()
+    return reported.getvalue()
 
 
 def test_long_metrics_are_looked_at_in_places_with_their_last_line(registry: RunRegistry):
@@ -228,6 +228,6 @@ def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: RunRegist
 )
 def test_wrong_use_is_one_line(registry: RunRegistry, line: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["runs", *line.split()]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.strip().splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert message in reported
+    assert len(reported.strip().splitlines()) == 1

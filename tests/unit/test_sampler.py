@@ -67,14 +67,14 @@ def test_a_number_of_samples_that_is_none_is_refused(num_samples):
         SeedableRandomSampler(range(3), seed=0, num_samples=num_samples)
 
 
-def test_an_epoch_is_told_once_to_each_that_listens():
-    told = []
+def test_an_epoch_is_reported_once_to_each_that_listens():
+    reported = []
 
     class Listening:
         def set_epoch(self, epoch):
-            told.append((id(self), epoch))
+            reported.append((id(self), epoch))
 
     one, other = Listening(), Listening()
     set_epoch(4, one, None, object(), other, one)
 
-    assert told == [(id(one), 4), (id(other), 4)]
+    assert reported == [(id(one), 4), (id(other), 4)]

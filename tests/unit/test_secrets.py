@@ -121,13 +121,13 @@ class Keeping(GeneralTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.told.append(values)
+        self.calls.append(values)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        self.told.append(values)
+        self.calls.append(values)
         if "bad" in values:
             raise OSError(f"401 for {ADDRESS}")
 
@@ -140,7 +140,7 @@ def test_trackers_receive_no_secrets_and_their_errors_show_none(secret: str, cap
     with caplog.at_level(logging.WARNING):
         accelerator.log({"bad": 1})
         accelerator.end_training()
-    assert tracker.told[:2] == [
+    assert tracker.calls[:2] == [
         {"data": SAFE_ADDRESS, "note": "with ***", "wandb_token": "***"},
         {"note": "saw ***", "loss": 0.5},
     ]

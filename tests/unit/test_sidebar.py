@@ -216,17 +216,17 @@ def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: RunRegist
         recording.log((step, {"accuracy": 0.5, "loss": 1 / step}) for step in range(1, 1001))
         recording.finish(outcome, num_steps=1000, error="ValueError: x\n\x1b[31my", checkpoints=tuple("abcdef"))
         stamps.add(line.say(kind="refresh")["runs"])
-    assert len(stamps) == 4, "each begin and each end is told"
+    assert len(stamps) == 4, "each begin and each end is recorded"
     newest, older = ask(line, "runs")["body"]["runs"]
     assert (newest["outcome"], older["outcome"], newest["name"]) == ("done", "failed", "my run")
     assert (newest["metric"], newest["value"], newest["num_steps"]) == ("loss", 0.001, 1000)
     assert newest["steps"][0] == 1
     assert len(newest["steps"]) == len(newest["values"]) <= MAX_POINTS
-    told = ask(line, "run", id=older["id"])["body"]
-    assert told["error"] == "ValueError: x\n\ufffd[31my"
-    assert (told["num_checkpoints"], told["checkpoints"]) == (6, list("cdef"))
-    assert {"option": "clip", "value": "0.5", "source": "--clip 0.5 (flags)"} in told["options"]
-    assert resolve([parse_flags(told["line"])]).given == options.given
+    reported = ask(line, "run", id=older["id"])["body"]
+    assert reported["error"] == "ValueError: x\n\ufffd[31my"
+    assert (reported["num_checkpoints"], reported["checkpoints"]) == (6, list("cdef"))
+    assert {"option": "clip", "value": "0.5", "source": "--clip 0.5 (flags)"} in reported["options"]
+    assert resolve([parse_flags(reported["line"])]).given == options.given
     assert ask(line, "run", id="../../etc")["kind"] == "refusal"
     assert ask(line, "run", id=[])["kind"] == "refusal"
 
@@ -246,12 +246,12 @@ def test_forged_runs_are_sent_as_plain_text_without_flags(line: Line, registry: 
     (summary,) = ask(line, "runs")["body"]["runs"]
     assert summary["values"] == [1.0, 1e308]
     assert summary["steps"] == [2**53, 2**53], "no step goes back"
-    told = ask(line, "run", id=folder.name)["body"]
-    text = json.dumps([summary, told], ensure_ascii=False, allow_nan=False)
+    reported = ask(line, "run", id=folder.name)["body"]
+    text = json.dumps([summary, reported], ensure_ascii=False, allow_nan=False)
     assert text.encode()
     assert text.isprintable()
     assert len(text) < 64 * 1024
-    assert told["line"] is None
+    assert reported["line"] is None
 
 
 def test_the_flags_of_a_run_have_no_secrets_and_no_options_file():

@@ -24,29 +24,29 @@ from accel_nb.telemetry.trackers import TrackerThread, pictures
 
 
 class Recorder(GeneralTracker):
-    """Keeps what it is told."""
+    """A tracker that records its calls."""
 
     name = "recorder"
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     @property
     def tracker(self) -> list[Any]:
-        return self.told
+        return self.calls
 
     def start(self) -> None:
-        self.told.append("start")
+        self.calls.append("start")
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.told.append(values)
+        self.calls.append(values)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        self.told.append((step, values, kwargs))
+        self.calls.append((step, values, kwargs))
 
     def finish(self) -> None:
-        self.told.append("finish")
+        self.calls.append("finish")
 
 
 class Broken(Recorder):
@@ -59,7 +59,7 @@ class Broken(Recorder):
     name = "broken"
 
     def fail(self, *_args: Any, **_kwargs: Any) -> None:
-        self.told.append("failed")
+        self.calls.append("failed")
         raise OSError("the server is down")
 
 
@@ -106,7 +106,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert "text/text_summary" in events.Tags()["tensors"]
 
 
-def test_own_tracker_is_started_told_and_finished_in_order() -> None:
+def test_own_tracker_is_started_called_and_finished_in_order() -> None:
     tracker = Recorder()
     accelerator = Accelerator(cpu=True, log_with=tracker)
     assert accelerator.log_with == ["recorder"]
@@ -115,7 +115,7 @@ def test_own_tracker_is_started_told_and_finished_in_order() -> None:
     assert accelerator.get_tracker("recorder") is tracker
     accelerator.end_training()
     accelerator.end_training()
-    assert tracker.told == ["start", {"seed": 1}, (0, {"loss": 2.0}, {"commit": True}), "finish"]
+    assert tracker.calls == ["start", {"seed": 1}, (0, {"loss": 2.0}, {"commit": True}), "finish"]
 
 
 def test_a_slow_tracker_holds_nothing_up() -> None:
@@ -130,10 +130,10 @@ def test_a_slow_tracker_holds_nothing_up() -> None:
     feed = TrackerThread([tracker], None)
     for step in range(1000):
         feed.log({"loss": 1.0}, step, {})
-    assert not any(isinstance(item, tuple) for item in tracker.told)
+    assert not any(isinstance(item, tuple) for item in tracker.calls)
     may_go_on.set()
     feed.close()
-    assert [item[0] for item in tracker.told[1:-1]] == list(range(1000))
+    assert [item[0] for item in tracker.calls[1:-1]] == list(range(1000))
 
 
 @pytest.mark.parametrize("at", ["start", "store_init_configuration", "log", "finish", "flush"])
@@ -144,9 +144,9 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(at: str, cap
         for step in range(5):
             feed.log({"loss": 1.0}, step, {})
         feed.close()
-    assert broken.told.count("failed") == 1
+    assert broken.calls.count("failed") == 1
     assert len([record for record in caplog.records if "broken failed" in record.message]) == 1
-    assert good.told == ["start", {"a": 1}, *[(step, {"loss": 1.0}, {}) for step in range(5)], "finish"]
+    assert good.calls == ["start", {"a": 1}, *[(step, {"loss": 1.0}, {}) for step in range(5)], "finish"]
 
 
 def test_a_tracker_that_hangs_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
@@ -201,7 +201,7 @@ class Known(Recorder):
     run_id = "first"
 
     def resume(self, run_id: str, step: int) -> None:
-        self.told.append(("resume", run_id, step))
+        self.calls.append(("resume", run_id, step))
         self.run_id = run_id
 
 
@@ -235,7 +235,7 @@ def test_a_resumed_training_goes_on_with_the_same_run(tmp_path: Path) -> None:
     _step(second)
     second.save_state(tmp_path / "again")
     second.close()
-    assert tracker.told[:2] == [("resume", "first", 2), "start"]
+    assert tracker.calls[:2] == [("resume", "first", 2), "start"]
     lines = [json.loads(line) for line in (tmp_path / "digits.jsonl").read_text().splitlines()]
     assert [line.get("step", line) for line in lines] == [1, 2, 3, {"resumed": {"step": 2}}, 3]
     events = EventAccumulator(str(tmp_path / "digits"))
@@ -249,10 +249,10 @@ def test_a_resumed_training_goes_on_with_the_same_run(tmp_path: Path) -> None:
     third.load_state(tmp_path / "again")
     third.init_trackers("digits")
     third.end_training()
-    assert late.told[:2] == [("resume", "first", 3), "start"]
+    assert late.calls[:2] == [("resume", "first", 3), "start"]
     third.init_trackers("digits")  # another run of the same name, not the one that has ended
     third.end_training()
-    assert late.told[3:] == ["start", "finish"]
+    assert late.calls[3:] == ["start", "finish"]
 
 
 def test_a_run_of_another_name_and_one_that_is_open_are_not_taken_over(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_run_of_another_name_and_one_that_is_open_are_not_taken_over(tmp_path:
     report = other.load_state(tmp_path / "kept")
     other.close()
     assert "trackers begin the run 'other': the checkpoint is of 'digits'" in report.notes
-    assert tracker.told == ["start", "finish"]
+    assert tracker.calls == ["start", "finish"]
 
     open_one = Known()
     open_one.run_id = "mine"
@@ -274,7 +274,7 @@ def test_a_run_of_another_name_and_one_that_is_open_are_not_taken_over(tmp_path:
     report = third.load_state(tmp_path / "kept")
     third.close()
     assert any("known continues the open run" in note for note in report.notes)
-    assert not any(item[0] == "resume" for item in open_one.told if isinstance(item, tuple))
+    assert not any(item[0] == "resume" for item in open_one.calls if isinstance(item, tuple))
 
 
 def test_an_id_out_of_a_checkpoint_is_checked() -> None:
@@ -309,10 +309,10 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
         name = "keeping"
 
         def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-            self.told.append((step, {name: [item.shape for item in value] for name, value in values.items()}, kwargs))
+            self.calls.append((step, {name: [item.shape for item in value] for name, value in values.items()}, kwargs))
 
         def log_artifact(self, local_path: str, name: str | None = None) -> None:
-            self.told.append((local_path, name))
+            self.calls.append((local_path, name))
 
     tracker = Keeping()
     accelerator = Accelerator(cpu=True, log_with=["tensorboard", tracker], project_dir=tmp_path)
@@ -323,7 +323,7 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
         accelerator.log_images({"digit": torch.zeros(2, 1, 8, 8)}, step=4, log_kwargs={"keeping": {"caption": "c"}})
         accelerator.log_artifact(tmp_path, name="all")
         accelerator.end_training()
-    assert tracker.told[1:-1] == [(4, {"digit": [(8, 8, 1)] * 2}, {"caption": "c"}), (str(tmp_path), "all")]
+    assert tracker.calls[1:-1] == [(4, {"digit": [(8, 8, 1)] * 2}, {"caption": "c"}), (str(tmp_path), "all")]
     assert [record.message for record in caplog.records] == [
         "tracker keeping keeps no tables; they are left out there",
         "tracker tensorboard keeps no artifacts; they are left out there",

@@ -146,7 +146,7 @@ def test_nothing_is_compiled_after_the_first_steps(shard_params: bool, accumulat
     items[0].close()
 
 
-def test_losses_are_told_in_order_and_whole() -> None:
+def test_losses_are_reported_in_order_and_whole() -> None:
     seen = Seen()
     accelerator, *rest = parts(sink=seen)
     losses = [loss.item() for loss in train(accelerator, *rest)]
