@@ -36,14 +36,14 @@ class TrainingRun:
         comm: Communicator,
         sink: EventSink,
         options: CheckpointOptions,
-        steering: ControlReceiver | None,
+        receiver: ControlReceiver | None,
     ) -> None:
         self._stepper = stepper
         self._comm = comm
         self._sink = sink
         self._options = options
         self._autosave: Autosave | None = None
-        self._helm = None if steering is None else RunController(steering, stepper, stepper.meter)
+        self._run_controller = None if receiver is None else RunController(receiver, stepper, stepper.meter)
         self._state: TrainingState | None = None
         self._resumer: RunResumer | None = None
         self._saved: list[CompletedSave] = []
@@ -81,8 +81,8 @@ class TrainingRun:
         """Save where that is due, and do what was requested of the run."""
         if self._autosave is not None and not self._stepper.is_joined:  # ranks without data answer no messages
             self._autosave.on_batch_end()
-        if self._helm is not None:
-            self._helm.on_batch_end()
+        if self._run_controller is not None:
+            self._run_controller.on_batch_end()
 
     def on_checkpoint_saved(self, saved: CompletedSave) -> None:
         """Record a checkpoint and report it to the sink."""
@@ -113,7 +113,7 @@ class TrainingRun:
         if self._stepper.is_plain_cell and self._options.dir is None and resume is None:
             self._stepper.meter.step = 0
         self._first_step = self._stepper.num_steps
-        for part in (self._autosave, self._helm, self.schedule_observer):
+        for part in (self._autosave, self._run_controller, self.schedule_observer):
             if part is not None:
                 part.begin_run()
         self._resumer.begin_run(resume)
@@ -175,8 +175,8 @@ class TrainingRun:
             seconds=seconds,
             is_behind=lambda: state.is_behind,
         )
-        if self._helm is not None:
-            self._helm.autosave = self._autosave
+        if self._run_controller is not None:
+            self._run_controller.autosave = self._autosave
 
     def request_checkpoint(self) -> None:
         """Save at the end of a step soon; safe in signal handlers and threads."""

@@ -103,4 +103,4 @@ _OURS: Mapping[str, str] = {
     "clip": "applied outside of the engine, to this rank's gradients",
     "precision": "weights stay float32, and are computed with under autocast",
 }
-"""Options that have a counterpart in DeepSpeed, of which it is told nothing."""
+"""Options that have a counterpart in DeepSpeed, that are not passed on to it."""

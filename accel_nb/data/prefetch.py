@@ -77,7 +77,7 @@ class BatchPrefetcher(Iterator[SharedBatch]):
 
     def __init__(self, source: Iterator[SharedBatch], transfer: BatchTransfer) -> None:
         self._source = source
-        self._lane = transfer
+        self._transfer = transfer
         self._waiting: list[tuple[Any, BatchShare] | BaseException] = []
 
     def __next__(self) -> SharedBatch:
@@ -89,12 +89,12 @@ class BatchPrefetcher(Iterator[SharedBatch]):
             raise present
         self._start_next()
         ticket, share = present
-        return self._lane.finish(ticket), share
+        return self._transfer.finish(ticket), share
 
     def _start_next(self) -> None:
         try:
             batch, share = next(self._source)
-            self._waiting.append((self._lane.start(batch), share))
+            self._waiting.append((self._transfer.start(batch), share))
         except (StopIteration, Exception) as error:
             self._waiting.append(error)
 

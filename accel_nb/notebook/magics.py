@@ -294,10 +294,10 @@ class AccelerateMagics(Magics):
 
     def _request_action(self, action: Action) -> str:
         """Request an action of the ranks after their step, and return the outcome."""
-        wish = self._require_background().running.controls.request(action)
-        if not wish.wait(STEP_TIMEOUT_S):
+        requested = self._require_background().running.controls.request(action)
+        if not requested.wait(STEP_TIMEOUT_S):
             return f"requested; no step has ended within {STEP_TIMEOUT_S:g} s, and it is done when one does"
-        return describe_outcome(action, wish)
+        return describe_outcome(action, requested)
 
     def _restart(self, words: list[str]) -> str:
         self.session.stop()

@@ -148,7 +148,7 @@ class FinishAnswer:
 class ProposeAction:
     """If request ``number`` still runs: wait at the next end of a step for the `DecideAction` of this ``action_id``."""
 
-    kind: ClassVar[str] = "steer"
+    kind: ClassVar[str] = "propose_action"
     number: int
     action_id: int
     action: dict[str, Any]
@@ -168,7 +168,7 @@ class StepCount:
 class DecideAction:
     """Continue, and do the proposed action when ``count`` ends of steps are counted; None: do not do it."""
 
-    kind: ClassVar[str] = "decide"
+    kind: ClassVar[str] = "decide_action"
     number: int
     action_id: int
     count: int | None
@@ -205,7 +205,7 @@ class Stopped:
 class AbortCollective:
     """If request ``number`` still runs: end the collective that blocks it."""
 
-    kind: ClassVar[str] = "cut"
+    kind: ClassVar[str] = "abort_collective"
     number: int
 
 
@@ -213,7 +213,7 @@ class AbortCollective:
 class QueryPosition:
     """If request ``number`` still runs: send a `PositionReport`. ``from_outside``: the rank has not answered before."""
 
-    kind: ClassVar[str] = "look"
+    kind: ClassVar[str] = "query_position"
     number: int
     from_outside: bool = False
 

@@ -1,1 +1,1 @@
-"""The process and its surroundings: environment, hardware, world, devices, process group, random numbers."""
+"""The process and its environment: variables, hardware, world, devices, process group, random numbers."""

@@ -144,10 +144,10 @@ class RunController:
         if step == self._seen_step or self.stepper.is_joined:
             return
         self._seen_step = step
-        steering = self.receiver
-        steering.count += 1
-        if steering.is_pending:
-            steering.run_due_actions(self)
+        receiver = self.receiver
+        receiver.count += 1
+        if receiver.is_pending:
+            receiver.run_due_actions(self)
 
     def begin_run(self) -> None:
         """Reset for a new cell, which reports every step again."""

@@ -226,7 +226,7 @@ def _dispatch(
     buffer_bytes: int | str | None = None,
     transfer: WeightTransfer | None = None,
 ) -> nn.Module:
-    """Implement `dispatch_model`; a given ``lane`` (transfer) is used for weights in host memory on every device."""
+    """Implement `dispatch_model`; a given ``transfer`` is used for weights in host memory on every device."""
     if _HANDLE in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)

@@ -99,14 +99,14 @@ def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Pa
     Pages are copied on write; the files do not change. Raises `OSError` for files that cannot be read or were
     truncated.
     """
-    lent: dict[int, Tensor] = {}
+    mapped: dict[int, Tensor] = {}
     for extent, inside in merge_ranges(tensors):
         pages = extent.file.map_part(extent.begin, extent.end - extent.begin, whole=not rows_only)
         for at in inside:
             begin = tensors[at].offset - extent.begin
             part = pages[begin : begin + tensors[at].nbytes]
-            lent[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
-    return PageLease([lent[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
+            mapped[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
+    return PageLease([mapped[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
 
 
 @functools.cache

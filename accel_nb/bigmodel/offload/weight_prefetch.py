@@ -119,7 +119,7 @@ class WeightPrefetcher:
     def __init__(
         self, units: Sequence[WeightUnit], transfer: WeightTransfer, budget: int, *, num_readers: int = 1
     ) -> None:
-        self._lane = transfer
+        self._transfer = transfer
         self._budget = budget
         self._num_readers = num_readers
         self._changed = threading.Condition()
@@ -187,7 +187,7 @@ class WeightPrefetcher:
                     if residency.buffer.lease is not None:
                         residency.buffer.lease.acquire()
                     self._install(unit, residency)
-            self._lane.wait(residency.ticket)
+            self._transfer.wait(residency.ticket)
         except BaseException as error:  # an interrupt may come at any point of this
             with self._changed:
                 residency.users -= 1
@@ -202,7 +202,7 @@ class WeightPrefetcher:
             residency = self._residencies[unit]
             if (
                 residency.buffer.memory is not None
-                and (mark := self._lane.record_use(residency.buffer.memory)) is not None
+                and (mark := self._transfer.record_use(residency.buffer.memory)) is not None
             ):
                 residency.buffer.events.append(mark)
             residency.users -= 1
@@ -214,7 +214,7 @@ class WeightPrefetcher:
         """Return hooks by which autograd saves references to a unit's tensors and fetches them in backward."""
         views = self._residencies[unit].buffer.views[unit]
         spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
-        device = self._lane.device
+        device = self._transfer.device
 
         def pack(tensor: Tensor) -> Any:
             start = tensor.data_ptr() if tensor.device == device else 0
@@ -282,7 +282,7 @@ class WeightPrefetcher:
             if room < 0 or (step > self._num_readers and ahead >= min(_MIN_PREFETCH_BYTES, self._budget // 2)):
                 break
             ahead += other.nbytes
-            if other in self._residencies or self._lane.benefits_from_prefetch(
+            if other in self._residencies or self._transfer.benefits_from_prefetch(
                 [piece.source for piece in other.weights]
             ):
                 upcoming.append(other)
@@ -350,10 +350,10 @@ class WeightPrefetcher:
 
     def _lease(self, unit: WeightUnit, buffer: _Buffer) -> None:
         """Lease the unit's tensors in place."""
-        loan = lease_weights([piece.source for piece in unit.weights], rows_only=unit.rows_only)
+        page_lease = lease_weights([piece.source for piece in unit.weights], rows_only=unit.rows_only)
         with torch.inference_mode(False):  # the tensors outlive the caller's inference mode
-            views = [_view(piece, tensor) for piece, tensor in zip(unit.weights, loan.tensors, strict=True)]
-        buffer.lease, buffer.views = loan, {unit: views}
+            views = [_view(piece, tensor) for piece, tensor in zip(unit.weights, page_lease.tensors, strict=True)]
+        buffer.lease, buffer.views = page_lease, {unit: views}
 
     def _copy(self, unit: WeightUnit, buffer: _Buffer) -> Any:
         """Fill the memory of a buffer and return the transfer's ticket."""
@@ -363,15 +363,15 @@ class WeightPrefetcher:
             with torch.inference_mode(False):
                 buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
         jobs = [(piece.source, view.detach()) for piece, view in zip(unit.weights, buffer.views[unit], strict=True)]
-        return self._lane.fill(jobs, marks)
+        return self._transfer.fill(jobs, marks)
 
     def _can_lease(self, unit: WeightUnit) -> bool:
         """Whether the unit can be used in place; its files cannot be written to meanwhile."""
         if unit.contains_units:
             return False
-        return all(piece.source.dtype == piece.placeholder.dtype for piece in unit.weights) and self._lane.can_lease(
-            [piece.source for piece in unit.weights], rows_only=unit.rows_only
-        )
+        return all(
+            piece.source.dtype == piece.placeholder.dtype for piece in unit.weights
+        ) and self._transfer.can_lease([piece.source for piece in unit.weights], rows_only=unit.rows_only)
 
     def _drop_if_unused(self, unit: WeightUnit, residency: _Residency) -> None:
         """Remove a unit without users from the modules; it is retained in its buffer if that is valid and in budget."""
@@ -406,9 +406,9 @@ class WeightPrefetcher:
         if in_place:
             return _Buffer(unit.nbytes, None)
         with torch.inference_mode(False):
-            memory = self._lane.allocate(unit.nbytes)
+            memory = self._transfer.allocate(unit.nbytes)
         # The allocator may return memory that earlier computations still read.
-        mark = self._lane.record_use(memory)
+        mark = self._transfer.record_use(memory)
         return _Buffer(unit.nbytes, memory, events=[] if mark is None else [mark])
 
     def _idle_for(self, unit: WeightUnit, in_place: bool) -> _Buffer | None:

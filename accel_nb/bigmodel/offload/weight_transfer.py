@@ -93,12 +93,12 @@ class WeightTransfer(Protocol):
 
 def lease_weights(sources: Sequence[WeightSource], *, rows_only: bool = False) -> PageLease:
     """Return weights in place: mapped pages of files, or host memory; requires `can_lease`. Any thread may call."""
-    loan = mmap_weights.lease_pages(
+    page_lease = mmap_weights.lease_pages(
         [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
     )
-    pages = iter(loan.tensors)
-    loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
-    return loan
+    pages = iter(page_lease.tensors)
+    page_lease.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+    return page_lease
 
 
 class HostTransfer:

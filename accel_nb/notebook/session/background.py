@@ -48,7 +48,7 @@ class BackgroundRun:
         # Whether the results have been applied to the notebook.
         self.are_results_applied = False
         self._execute = execute
-        self._judge = determine_error
+        self._determine_error = determine_error
         self._arrive = apply_results
         self._ended = on_end
         self._namespace = namespace
@@ -115,7 +115,7 @@ class BackgroundRun:
     def _work(self) -> None:
         try:
             self.answers, reason = self._execute(self._output)
-            self.error = self._judge(self.answers, reason)
+            self.error = self._determine_error(self.answers, reason)
         except BaseException as error:
             self.error = error if isinstance(error, Exception) else PoolError(f"the run ended with {error!r}")
         self._is_over.set()

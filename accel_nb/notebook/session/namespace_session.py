@@ -32,9 +32,9 @@ class NamespaceSession:
     hidden_names: Collection[str] = ()
     only_on_workers: dict[str, str] = field(default_factory=dict)
     """Names whose newest values are only on the workers, with the reason."""
-    _ledger: SharedObjectRegistry = field(default_factory=SharedObjectRegistry)
+    _registry: SharedObjectRegistry = field(default_factory=SharedObjectRegistry)
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
-    _surroundings: EnvironmentSync = field(default_factory=EnvironmentSync)
+    _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
@@ -47,14 +47,14 @@ class NamespaceSession:
     @property
     def shared_names(self) -> list[str]:
         """The paths of all objects that both sides have; returned values refer to objects by these paths."""
-        return self._ledger.shared_names(self.namespace)
+        return self._registry.shared_names(self.namespace)
 
     def reset(self) -> None:
         """Record that some worker has lost the notebook's values: all of them are sent again."""
         self._has_lost_ranks = True
         self._receiver.close()
-        self._ledger.forget()
-        self._surroundings.reset()
+        self._registry.forget()
+        self._environment.reset()
         self.only_on_workers = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
@@ -64,8 +64,8 @@ class NamespaceSession:
     def mark_for_sending(self, names: Collection[str]) -> None:
         """Mark names to be sent again with the next cell that uses them."""
         # An optimizer refers to its model: objects that may refer to the names are sent in the same stream.
-        self._ledger.forget(self._ledger.shared_names())
-        self._ledger.forget(names)
+        self._registry.forget(self._registry.shared_names())
+        self._registry.forget(names)
 
     @contextmanager
     def bind_call(self, call: FunctionCall | None) -> Iterator[None]:
@@ -78,7 +78,7 @@ class NamespaceSession:
             yield
         finally:
             self.namespace.pop(call.bound_name, None)
-            self._ledger.record_deleted([call.bound_name])
+            self._registry.record_deleted([call.bound_name])
 
     def pack_cell(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
@@ -95,14 +95,14 @@ class NamespaceSession:
             self._modules.clear()
         reloaded = self._modules.modules_to_reload()
         if reloaded:
-            self._ledger.forget(
-                self._ledger.shared_names()
+            self._registry.forget(
+                self._registry.shared_names()
             )  # the workers' objects are of the old versions of the modules
-        prepared = self._ledger.serialize_changes(
+        prepared = self._registry.serialize_changes(
             needed, self.namespace, pool.payloads, rng=states, optional=names.optional
         )
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
-        settings = self._surroundings.changed_settings()
+        settings = self._environment.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)
         request = RunRequest(
             source=cell.source,
@@ -115,14 +115,14 @@ class NamespaceSession:
             call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
             uses_accelerator=names.uses_accelerator,
             may_depend_on_rank=names.may_depend_on_rank,
-            sources=self._surroundings.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
+            sources=self._environment.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
             is_empty=names.is_empty,
             config=resolved.to_json(),
             cwd=os.getcwd(),
             rng_digest=digest,
             has_rng=states is not None,
             sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
-            variables=self._surroundings.changed_variables(started_with),
+            variables=self._environment.changed_variables(started_with),
             settings=settings,
             reloaded=reloaded,
             lines=tuple(self._modules.describe_reloads(reloaded)),
@@ -132,7 +132,7 @@ class NamespaceSession:
             shared=(),
             is_idle=False,
         )
-        self._ledger.record_sent(
+        self._registry.record_sent(
             prepared.sent_paths, self.namespace
         )  # nothing raises from here on: what is recorded is sent
         request = replace(request, shared=tuple(self.shared_names))
@@ -147,20 +147,20 @@ class NamespaceSession:
             pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
         ), lines
 
-    def record_answers(self, shipment: PackedCell, answers: Collection[RankAnswer]) -> None:
+    def record_answers(self, packed: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
         self._modules.record(answer.reply.modules for answer in answers)
         if any(not answer.reply.has_run for answer in answers):
-            self.record_undelivered(shipment)  # the values could not be unpacked
-        for name in shipment.unreturned_names:
-            self._ledger.record_worker_only(name, self.namespace)
+            self.record_undelivered(packed)  # the values could not be unpacked
+        for name in packed.unreturned_names:
+            self._registry.record_worker_only(name, self.namespace)
 
-    def record_undelivered(self, shipment: PackedCell) -> None:
+    def record_undelivered(self, packed: PackedCell) -> None:
         """Record that a packed cell may not have arrived: its values are sent again."""
-        self._ledger.forget(map(root_name, shipment.sent_paths))
-        self._ledger.record_outdated(shipment.removed_names)
-        self._surroundings.reset()
+        self._registry.forget(map(root_name, packed.sent_paths))
+        self._registry.record_outdated(packed.removed_names)
+        self._environment.reset()
 
     def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
@@ -175,8 +175,8 @@ class NamespaceSession:
                 continue
             received = self._receiver.receive(returned, answer.payloads, self.namespace)
             names = received.paths
-            self._ledger.record_sent(names, self.namespace)
-            self._ledger.record_deleted(received.removed)
+            self._registry.record_sent(names, self.namespace)
+            self._registry.record_deleted(received.removed)
             arrived = {root_name(name) for name in (*names, *received.removed)}
             if changed_names is not None:
                 changed_names |= arrived
@@ -186,7 +186,7 @@ class NamespaceSession:
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
                 if name not in names and name.isidentifier():
-                    self._ledger.record_worker_only(name, self.namespace)
+                    self._registry.record_worker_only(name, self.namespace)
                 if reason:
                     reasons[name] = reason
             self.only_on_workers |= reasons

@@ -62,26 +62,26 @@ class RunControls:
 
     def request(self, action: Action) -> ControlRequest:
         """Request an action that all ranks execute after the same step. Returns at once."""
-        wish = ControlRequest(to_message(action), lambda wish: self._on_settled(action, wish))
+        settled = ControlRequest(to_message(action), lambda settled: self._on_settled(action, settled))
         if isinstance(action, SaveNow) and not self.can_save:
-            wish.resolve(NO_CHECKPOINT_DIR)
+            settled.resolve(NO_CHECKPOINT_DIR)
         else:
             if not isinstance(action, Inspect):
                 self.show_message(f"{_describe_pending(action)} ...")
-            self.requests.add(wish)
-        return wish
+            self.requests.add(settled)
+        return settled
 
     def interrupt(self) -> None:
         """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
         self.show_message("interrupting ...")
         self.requests.interrupt()
 
-    def _on_settled(self, action: Action, wish: ControlRequest) -> None:
+    def _on_settled(self, action: Action, settled: ControlRequest) -> None:
         if isinstance(action, Inspect):
             return
-        self.show_message(describe_outcome(action, wish))
-        if wish.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
-            self.record_event(ControlApplied(wish.rank, wish.step, time.time(), wish.text))
+        self.show_message(describe_outcome(action, settled))
+        if settled.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
+            self.record_event(ControlApplied(settled.rank, settled.step, time.time(), settled.text))
 
     def _is_over_rate_limit(self) -> bool:
         with self._lock:
@@ -91,10 +91,10 @@ class RunControls:
             return self._num_asked > MAX_PER_SECOND
 
 
-def describe_outcome(action: Action, wish: ControlRequest) -> str:
+def describe_outcome(action: Action, settled: ControlRequest) -> str:
     """Return the outcome of a request as text, with the step unless the text already has it."""
     names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
-    return wish.text if wish.step is None or names_step else f"{wish.text}, after step {wish.step:,}"
+    return settled.text if settled.step is None or names_step else f"{settled.text}, after step {settled.step:,}"
 
 
 def _describe_pending(action: Action) -> str:

@@ -148,7 +148,7 @@ class Session:
             if running is None:
                 return None
             try:
-                shipment = self._pack(cell, running, resolved, specs)
+                packed = self._pack(cell, running, resolved, specs)
             except BaseException:
                 running.finish("failed")
                 raise
@@ -161,7 +161,7 @@ class Session:
 
             def execute(output: RequestListener) -> tuple[list[RankAnswer], Reason | None]:
                 with held:
-                    return self._execute(shipment, running, output, saves=saves)
+                    return self._execute(packed, running, output, saves=saves)
 
             self.background = BackgroundRun(
                 running,
@@ -292,9 +292,9 @@ class Session:
     ) -> list[Any]:
         status = "failed"
         try:
-            shipment = self._pack(cell, running, resolved, specs)
+            packed = self._pack(cell, running, resolved, specs)
             saves = resolved.config.checkpoint.dir is not None
-            answers, reason = self._execute(shipment, running, running.output, saves=saves)
+            answers, reason = self._execute(packed, running, running.output, saves=saves)
             answers, results = _split_results(answers)
             if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
                 answers = _without_returns(answers)
@@ -433,33 +433,33 @@ class Session:
         if sees_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        shipment, left_out = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
+        packed, left_out = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
         lines += left_out
-        return shipment
+        return packed
 
     def _execute(
-        self, shipment: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
+        self, packed: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
     ) -> tuple[list[RankAnswer], Reason | None]:
         """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
         try:
             answers, reason = self._request(
-                shipment.pool,
+                packed.pool,
                 "run",
-                shipment.bodies,
+                packed.bodies,
                 listener,
-                payloads=shipment.payloads,
+                payloads=packed.payloads,
                 timeout_s=running.config.timeout,
                 finishes=saves,
                 controls=running.controls.requests,
-                poll_s=shipment.poll_s,
+                poll_s=packed.poll_s,
             )
-            self.namespace_session.record_answers(shipment, answers)
+            self.namespace_session.record_answers(packed, answers)
             return [answer for answer in answers if not answer.reply.was_idle], reason
         except BaseException:
-            self.namespace_session.record_undelivered(shipment)
+            self.namespace_session.record_undelivered(packed)
             raise
         finally:
-            close_all(shipment.payloads.values())
+            close_all(packed.payloads.values())
 
     def _request(
         self,

@@ -75,19 +75,19 @@ class CellProgram:
         self._shell = get_worker_shell(self._show)
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._ignored = frozenset(self._namespace)
-        self._returner = ResultSender(worker.payloads)
-        self._steering = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
+        self._result_sender = ResultSender(worker.payloads)
+        self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
         self._modules = WorkerModules()
         # Objects that the explicit cells' accelerator had prepared before it was replaced.
-        self._orphans: tuple[Any, ...] = ()
+        self._unattached: tuple[Any, ...] = ()
         # Accelerators of an old process group whose models are still sharded.
         self._suspended: list[Accelerator] = []
         # Those of them whose models cannot be gathered any more, since a rank with a shard has died.
-        self._torn: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+        self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         # Lines to show below the running cell, and the return value of the running call.
         self._lines: list[str] = []
         self._result: Any = None
@@ -113,7 +113,7 @@ class CellProgram:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
         # Gathering a sharded model needs all ranks, some of which may have died: this is known when the next cell
         # arrives, with its `has_lost_ranks`.
-        self._suspended = [accelerator for accelerator in self._living() if accelerator.sharded_tensors()]
+        self._suspended = [accelerator for accelerator in self._open_accelerators() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._accelerators.items()):
             if accelerator in self._suspended:
                 del self._accelerators[kind]
@@ -125,16 +125,18 @@ class CellProgram:
 
     def finish_step(self) -> bool:
         """Request the cell to save and end after its next step; return False if it does not save or runs no steps."""
-        answers = [accelerator.request_stop() for accelerator in self._living()]  # a list: each one must be asked
+        answers = [
+            accelerator.request_stop() for accelerator in self._open_accelerators()
+        ]  # a list: each one must be asked
         return any(answers)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
         """Propose an action for the end of a step; return the number of steps that this rank has reached."""
-        return self._steering.propose(action_id, read_action(action))
+        return self._control_receiver.propose(action_id, read_action(action))
 
     def decide_action(self, action_id: int, count: int | None) -> None:
         """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
-        self._steering.decide(action_id, count)
+        self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
         os.chdir(request.cwd)
@@ -148,13 +150,13 @@ class CellProgram:
         for accelerator in suspended if not request.has_lost_ranks else ():
             accelerator.close(is_alone=True)
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
-            delivery, errors = NamespaceDelta.unpack(changes, self._namespace)
-            errors |= delivery.apply(self._namespace)
+            delta, errors = NamespaceDelta.unpack(changes, self._namespace)
+            errors |= delta.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_unbuilt(errors)))
         if request.has_lost_ranks:
-            self._orphans = ()
-            self._torn.update(suspended)
+            self._unattached = ()
+            self._incomplete.update(suspended)
         if request.is_idle:
             return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
         self._shell.register_sources(request.sources)
@@ -165,8 +167,8 @@ class CellProgram:
         reply = TaskReply()
         is_torn = False
         self._lines = []
-        self._steering.begin_run()
-        with using_layers(resolved), _reporting_to(self._worker, self._steering):
+        self._control_receiver.begin_run()
+        with using_layers(resolved), _reporting_to(self._worker, self._control_receiver):
             try:
                 error = self._execute(request, resolved)
             except KeyboardInterrupt as interrupt:
@@ -182,9 +184,11 @@ class CellProgram:
                 lines = [*lines, remark]
             outcome = "raised"
             reply = TaskReply(error=self._describe(error, lines), memory=self._post_mortem(error, request))
-            is_torn = any(accelerator.has_interrupted_backward for accelerator in self._living())
+            is_torn = any(accelerator.has_interrupted_backward for accelerator in self._open_accelerators())
         elif outcome == "done" and not request.is_partial:
-            reply = TaskReply(fingerprints=tuple(accelerator.fingerprint() for accelerator in self._living()))
+            reply = TaskReply(
+                fingerprints=tuple(accelerator.fingerprint() for accelerator in self._open_accelerators())
+            )
         lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
         reply = replace(reply, lines=lines, modules=self._modules.new_imports())
         result: dict[str, Payload] = {}
@@ -202,7 +206,7 @@ class CellProgram:
         def collect(before: NamespaceSnapshot) -> PackedReturn:
             states = None if request.rng_digest is None else rng.capture_cpu()
             digest = None if states is None else rng.digest(states)
-            return self._returner.collect(
+            return self._result_sender.collect(
                 self._namespace,
                 before,
                 hidden=self._is_hidden,
@@ -234,7 +238,7 @@ class CellProgram:
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
-                error, self._living(), self._namespace, device=device, source=request.source
+                error, self._open_accelerators(), self._namespace, device=device, source=request.source
             )
         except Exception as problem:  # it may itself run out of memory; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
@@ -248,7 +252,7 @@ class CellProgram:
 
         All ranks must call it. It is interruptible, since it waits for ranks that may have died.
         """
-        tensors = [tensor for accelerator in self._living() for tensor in accelerator.sharded_tensors()]
+        tensors = [tensor for accelerator in self._open_accelerators() for tensor in accelerator.sharded_tensors()]
         if not tensors or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)
@@ -289,7 +293,7 @@ class CellProgram:
                 )
                 self._bind(accelerator)
                 checkpoint = resolved.config.checkpoint
-                for known in self._living():
+                for known in self._open_accelerators():
                     if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain objects out of use
                         release_unreachable(known, self._namespace)
                     known.begin_run(checkpoint.resume)
@@ -315,10 +319,10 @@ class CellProgram:
             with self._worker.interruptible():
                 result = shell.run_cell(request.source, store_history=False)
                 if result.success:
-                    self._lines = [line for known in self._living() for line in known.end_run()]
+                    self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            self._lines = [line for known in self._living() for line in known.end_interrupted_run()]
+            self._lines = [line for known in self._open_accelerators() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
             words = _describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {words}"]
@@ -327,10 +331,11 @@ class CellProgram:
 
     def _end_stopped(self) -> BaseException | None:
         """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""
-        where = f"stopped after step {self._steering.stopped_step:,}, as asked: what follows in the cell did not run"
+        step = self._control_receiver.stopped_step
+        where = f"stopped after step {step:,}, as asked: what follows in the cell did not run"
         try:
             with self._worker.interruptible():
-                saved = [line for known in self._living() for line in known.end_run()]
+                saved = [line for known in self._open_accelerators() for line in known.end_run()]
         except BaseException as error:
             self._shell.structured_traceback = self._traceback(error)
             return error
@@ -349,7 +354,7 @@ class CellProgram:
                 return NO_MEMORY_MAP
             source = self._shell.cell_text
             found = memory_map.map_memory(
-                snapshot, self._living(), self._namespace, rank=world.rank, step=step, device=world.device,
+                snapshot, self._open_accelerators(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed map must not end the training
@@ -362,7 +367,7 @@ class CellProgram:
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
                 self._result = self._namespace[call.bound_name]()
-                self._lines = [line for known in self._living() for line in known.end_run()]
+                self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:
@@ -383,7 +388,7 @@ class CellProgram:
             if not self._worker.world.is_main:
                 return None
             before = NamespaceSnapshot.take(self._namespace, [], shared=request.shared)
-            return self._returner.collect(
+            return self._result_sender.collect(
                 self._namespace,
                 before,
                 hidden=lambda name, value: name not in request.names,
@@ -405,9 +410,9 @@ class CellProgram:
         comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
         accelerator = Accelerator(world=world, comm=comm)
         self._accelerators[kind] = (resolved, accelerator)
-        if kind == "explicit" and self._orphans and not is_partial:
-            orphans, self._orphans = self._orphans, ()
-            accelerator.prepare(*orphans)
+        if kind == "explicit" and self._unattached and not is_partial:
+            unattached, self._unattached = self._unattached, ()
+            accelerator.prepare(*unattached)
         return accelerator
 
     def _make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
@@ -415,7 +420,7 @@ class CellProgram:
 
         All ranks must call it, since rank 0's states are broadcast.
         """
-        diverged = [accelerator for accelerator in self._living() if accelerator.has_rank_rng]
+        diverged = [accelerator for accelerator in self._open_accelerators() if accelerator.has_rank_rng]
         if seed is not None:
             rng.set_seed(seed)
         elif diverged and not request.has_rng:
@@ -428,24 +433,24 @@ class CellProgram:
         for accelerator in diverged:
             accelerator.note_equal_rng()
 
-    def _living(self) -> list[Accelerator]:
+    def _open_accelerators(self) -> list[Accelerator]:
         """Return the open accelerators of this program and of the user's names, in the same order on every rank."""
         known = [accelerator for _, accelerator in list(self._accelerators.values())]
         known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
         found = {id(item): item for item in known}.values()
-        return [item for item in found if not item.is_closed and item not in self._torn]
+        return [item for item in found if not item.is_closed and item not in self._incomplete]
 
     def _has_prepared_explicitly(self) -> bool:
         """Return whether earlier cells have prepared objects explicitly, which this cell may use."""
         plain = self._accelerators.get("plain")
-        return any(item.prepared_objects for item in self._living() if plain is None or item is not plain[1])
+        return any(item.prepared_objects for item in self._open_accelerators() if plain is None or item is not plain[1])
 
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
         """Save a checkpoint at the end of a step on SIGTERM, instead of ending this rank, while the block runs."""
 
         def request_checkpoint(signum: int, frame: object) -> None:
-            for accelerator in self._living():
+            for accelerator in self._open_accelerators():
                 accelerator.request_checkpoint()
 
         before = signal.signal(signal.SIGTERM, request_checkpoint)
@@ -463,14 +468,14 @@ class CellProgram:
         """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
         bound = self._namespace.get("accelerator")
         is_own = any(bound is own for _, own in self._accelerators.values())
-        if not isinstance(bound, Accelerator) or is_own or bound.is_closed or bound in self._torn:
+        if not isinstance(bound, Accelerator) or is_own or bound.is_closed or bound in self._incomplete:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
         known = self._accelerators.pop(kind, None)
         if known is not None:
             if kind == "explicit":
-                self._orphans = (*self._orphans, *known[1].prepared_objects)
+                self._unattached = (*self._unattached, *known[1].prepared_objects)
             known[1].close(is_alone=is_alone)
 
     def _is_hidden(self, name: str, value: Any) -> bool:
@@ -615,10 +620,10 @@ def _could_train(statement: ast.stmt) -> bool:
 
 
 @contextmanager
-def _reporting_to(worker: Worker, steering: ControlReceiver) -> Iterator[None]:
-    token, steered = current_sink.set(worker), current_control_receiver.set(steering)
+def _reporting_to(worker: Worker, receiver: ControlReceiver) -> Iterator[None]:
+    token, receiver_token = current_sink.set(worker), current_control_receiver.set(receiver)
     try:
         yield
     finally:
-        current_control_receiver.reset(steered)
+        current_control_receiver.reset(receiver_token)
         current_sink.reset(token)

@@ -29,7 +29,7 @@ class ControlRequest:
     """An action requested of a running cell; any thread may wait for its outcome."""
 
     def __init__(
-        self, action: dict[str, Any], on_settled: Callable[[ControlRequest], object] = lambda wish: None
+        self, action: dict[str, Any], on_settled: Callable[[ControlRequest], object] = lambda requested: None
     ) -> None:
         self.action = action
         self.text = ""
@@ -60,14 +60,14 @@ class ControlQueue:
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def add(self, wish: ControlRequest) -> None:
+    def add(self, requested: ControlRequest) -> None:
         """Queue an action; it is settled at once, as not done, if the queue is full or the request has ended."""
         with self._lock:
             problem = _ENDED if self._is_closed else _TOO_MANY if len(self._waiting) >= MAX_QUEUED else None
             if problem is None:
-                self._waiting.append(wish)
+                self._waiting.append(requested)
         if problem is not None:
-            wish.resolve(problem)
+            requested.resolve(problem)
 
     def interrupt(self) -> None:
         """Interrupt the request, as the user's interrupt does."""
@@ -88,8 +88,8 @@ class ControlQueue:
         with self._lock:
             self._is_closed = True
             left, self._waiting = list(self._waiting), deque()
-        for wish in left:
-            wish.resolve(_ENDED)
+        for requested in left:
+            requested.resolve(_ENDED)
 
 
 _ENDED = "not done: the cell has ended"
@@ -148,10 +148,10 @@ class ControlCoordinator:
 
     def record_done(self, rank: int, report: ActionDone) -> None:
         """Record after which step a rank performed the action."""
-        reporter, wish = self._agreed.get(report.action_id, (None, None))
-        if wish is not None and rank == reporter:
+        reporter, requested = self._agreed.get(report.action_id, (None, None))
+        if requested is not None and rank == reporter:
             del self._agreed[report.action_id]
-            wish.resolve(report.text, report.step, rank)
+            requested.resolve(report.text, report.step, rank)
 
     def cancel(self) -> None:
         """Release all ranks that hold: the request is being stopped."""
@@ -162,13 +162,13 @@ class ControlCoordinator:
         """Settle what is open, as not done: the request has ended."""
         self.queue.close()
         self._settle(_ENDED)
-        for _, wish in self._agreed.values():
-            wish.resolve(_NO_STEP)
+        for _, requested in self._agreed.values():
+            requested.resolve(_NO_STEP)
 
     def _settle(self, text: str) -> None:
-        wish, self._proposed = self._proposed, None
-        if wish is not None:
-            wish.resolve(text)
+        requested, self._proposed = self._proposed, None
+        if requested is not None:
+            requested.resolve(text)
 
     def _decide(self, at: int | None) -> None:
         asked, self._asked = self._asked, set()

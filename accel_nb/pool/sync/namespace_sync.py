@@ -135,10 +135,10 @@ class NamespaceDelta:
         stream, buffers = payload.read()
         sections, errors = load_sections(stream, buffers, namespace=namespace)
         rng, removed = sections.pop(("head", ""))
-        delivery = cls(rng=rng, removed=removed)
+        delta = cls(rng=rng, removed=removed)
         for (field_name, path), value in sections.items():
-            getattr(delivery, field_name)[path] = value
-        return delivery, {path: error for (_, path), error in errors.items()}
+            getattr(delta, field_name)[path] = value
+        return delta, {path: error for (_, path), error in errors.items()}
 
     def apply(self, namespace: Namespace) -> dict[str, Exception]:
         """Make the changes; return by path the error of each that failed, which does not affect the others.
@@ -277,22 +277,22 @@ class SharedObjectRegistry:
         left_out: dict[str, str] = {}
         while True:
             removed = [name for name in dict.fromkeys([*outdated, *left_out]) if name in self._bindings]
-            delivery = NamespaceDelta(
+            delta = NamespaceDelta(
                 rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
             )
             try:
-                payload = self._write([name for name in names if name not in left_out], namespace, delivery, payloads)
+                payload = self._write([name for name in names if name not in left_out], namespace, delta, payloads)
             except _Unsendable as error:
                 needed = [problem for name, problem in error.problems.items() if name not in optional]
                 if needed or not error.problems.keys() - left_out.keys():
                     raise ShippingError("\n".join(needed or error.problems.values())) from None
                 left_out |= error.problems
                 continue
-            self.record_deleted(delivery.removed)
-            return SerializedChanges(payload, delivery.paths, left_out, delivery.removed)
+            self.record_deleted(delta.removed)
+            return SerializedChanges(payload, delta.paths, left_out, delta.removed)
 
     def _write(
-        self, names: list[str], namespace: Namespace, delivery: NamespaceDelta, payloads: PayloadFactory
+        self, names: list[str], namespace: Namespace, delta: NamespaceDelta, payloads: PayloadFactory
     ) -> BufferPayload | None:
         watch = ReferenceRecorder(self.shared_ids() if names else {})
         problems: dict[str, str] = {}
@@ -300,7 +300,7 @@ class SharedObjectRegistry:
         while waiting:
             name = waiting.pop(0)
             try:
-                has_lost_state |= self._add(name, namespace, watch, delivery)
+                has_lost_state |= self._add(name, namespace, watch, delta)
             except Exception as error:
                 problems[name] = _describe_problem(name, namespace[name], error)
             # A change of an object that a value refers to is a change of the value.
@@ -313,30 +313,30 @@ class SharedObjectRegistry:
         if has_lost_state:
             # The workers' optimizer refers to the model that is replaced: both are sent, in one stream.
             self.forget(self.shared_names())
-            again = NamespaceDelta(rng=delivery.rng, removed=delivery.removed)
+            again = NamespaceDelta(rng=delta.rng, removed=delta.removed)
             payload = self._write(names, namespace, again, payloads)
-            delivery.replace_content(again)
+            delta.replace_content(again)
             return payload
-        delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
-        if not delivery:
+        delta.removed = tuple(name for name in delta.removed if name not in delta.values)
+        if not delta:
             return None
         still_shared = ReferenceRecorder(
             {
                 key: item
                 for key, item in watch.items()
-                if not ((root := root_name(item[1])) in delivery.values and self._is_held(root, namespace))
+                if not ((root := root_name(item[1])) in delta.values and self._is_held(root, namespace))
             }
         )
         try:
             only_there = {name for name, entry in self._entries.items() if entry.only_there}
-            payload = delivery.pack(namespace, still_shared, payloads, only_there)
+            payload = delta.pack(namespace, still_shared, payloads, only_there)
         except SectionError as error:
-            raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
+            raise _Unsendable(_find_problems(delta.values, namespace, still_shared, error)) from None
         further = {root_name(path) for path in still_shared.met} - seen
         if further := sorted(name for name in further if name in namespace):
             payload.close()
-            delivery.replace_content(NamespaceDelta(rng=delivery.rng, removed=delivery.removed))
-            return self._write([*names, *further], namespace, delivery, payloads)
+            delta.replace_content(NamespaceDelta(rng=delta.rng, removed=delta.removed))
+            return self._write([*names, *further], namespace, delta, payloads)
         return payload
 
     def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
@@ -437,11 +437,11 @@ class SharedObjectRegistry:
         except LookupError:
             return False
 
-    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: NamespaceDelta) -> bool:
+    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delta: NamespaceDelta) -> bool:
         """Add what the workers lack of a name; return whether an object that others refer to has to be replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
-            delivery.values[name] = value
+            delta.values[name] = value
             return False
         if entry.only_there:
             return False
@@ -455,15 +455,15 @@ class SharedObjectRegistry:
             if mark == entry.mark:
                 continue
             if mark is None or entry.mark is None or not mark.can_update(entry.mark):
-                delivery.values[name] = value
+                delta.values[name] = value
                 return bool(parts) or is_training_object(value)
             _add_change(changes, path, entry.value, mark, entry.mark, namespace, shared)
-        delivery.merge(changes)
+        delta.merge(changes)
         return False
 
 
 def _add_change(
-    delivery: NamespaceDelta,
+    delta: NamespaceDelta,
     path: str,
     value: Any,
     mark: Fingerprint,
@@ -474,18 +474,18 @@ def _add_change(
     """Add to a delta what makes the receiver's object at ``path``, of the same kind, equal to this one."""
     if is_module(value):
         if mark.content.weights != before.content.weights:
-            delivery.modules[path] = module_state(value)
+            delta.modules[path] = module_state(value)
         if mark.content.attributes != before.content.attributes:
-            delivery.attributes[path] = module_attributes(value, namespace, shared)
+            delta.attributes[path] = module_attributes(value, namespace, shared)
     elif is_optimizer(value):
         has_stepped = mark.content.tensors != before.content.tensors
-        delivery.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
+        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
     elif is_scheduler(value):
-        delivery.schedulers[path] = value.state_dict()
+        delta.schedulers[path] = value.state_dict()
     else:
         content = content_of(value)
         assert content is not None, "a value with a kind has content"
-        delivery.changed[path] = content[1]
+        delta.changed[path] = content[1]
 
 
 def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:

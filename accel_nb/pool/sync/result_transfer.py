@@ -264,20 +264,20 @@ class ResultSender:
         ``rng_digest`` identifies this side's states, also where they need not be returned.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
-        delivery, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
+        delta, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
         wanted, self._owed = {*wanted, *self._owed}, set()
         living = before.living()
         shared = before.shared_ids()
         for name, value in namespace.items():
             is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
             if is_new and not hidden(name, value):
-                self._add_whole(name, value, namespace, shared, delivery, kept, is_wanted=name in wanted)
+                self._add_whole(name, value, namespace, shared, delta, kept, is_wanted=name in wanted)
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
             root, held = root_name(path), before.objects.get(path) or _Held(value)
             is_wanted = root in wanted
-            if root in delivery.values and root not in before.shared:
+            if root in delta.values and root not in before.shared:
                 continue
             if not (held.is_watched or is_wanted) or (path == root and hidden(root, value)):
                 continue
@@ -287,16 +287,16 @@ class ResultSender:
             was = held.mark if held.is_watched else mark
             if root in before.shared and mark and was and mark.can_update(was):
                 known = None if is_wanted else was
-                self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
+                self._add_change(path, value, mark, known, namespace, shared, delta, weights, kept)
             elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
-                self._add_whole(root, namespace[root], namespace, shared, delivery, kept, is_wanted=is_wanted)
+                self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
         # The parts of a changed object that is returned whole are new objects in the kernel.
-        whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
-        for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
+        whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
+        for changes in (delta.changed, delta.attributes, delta.optimizers, delta.schedulers, weights):
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
-        return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
+        return self._pack(delta, weights, kept, rng_digest, namespace, outside)
 
     def close(self) -> None:
         """Free the region."""
@@ -310,7 +310,7 @@ class ResultSender:
         value: Any,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-        delivery: NamespaceDelta,
+        delta: NamespaceDelta,
         kept: dict[str, str],
         *,
         is_wanted: bool,
@@ -321,7 +321,7 @@ class ResultSender:
             others = shared  # another name of an object that the kernel holds
         reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
         if reason is None:
-            delivery.values[name] = value
+            delta.values[name] = value
         else:
             kept[name] = "" if _is_used_up(value) and not is_wanted else reason
 
@@ -333,7 +333,7 @@ class ResultSender:
         known: Fingerprint | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-        delivery: NamespaceDelta,
+        delta: NamespaceDelta,
         weights: dict[str, Any],
         kept: dict[str, str],
     ) -> None:
@@ -347,16 +347,16 @@ class ResultSender:
                 else:
                     weights[path] = value
             if known is None or mark.content.attributes != known.content.attributes:
-                delivery.attributes[path] = module_attributes(value, namespace, shared)
+                delta.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
-            delivery.optimizers[path] = optimizer_state(value, with_tensors=fits)
+            delta.optimizers[path] = optimizer_state(value, with_tensors=fits)
             if not fits:
                 size = _size(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
         elif is_scheduler(value):
-            delivery.schedulers[path] = value.state_dict()
+            delta.schedulers[path] = value.state_dict()
         else:
             found = content_of(value)
             assert found is not None, "a value with a kind has content"
@@ -369,13 +369,13 @@ class ResultSender:
                     kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
                 content, reason = ObjectAttributes(fine, is_complete=False), None
             if reason is None:
-                delivery.changed[path] = content
+                delta.changed[path] = content
             else:
                 kept[path] = reason
 
     def _pack(
         self,
-        delivery: NamespaceDelta,
+        delta: NamespaceDelta,
         modules: Mapping[str, Any],
         kept: dict[str, str],
         rng_digest: str | None,
@@ -383,13 +383,13 @@ class ResultSender:
         shared: Mapping[int, SharedId],
     ) -> PackedReturn:
         payloads: dict[str, Payload] = {}
-        while delivery:
+        while delta:
             try:
-                payloads[CHANGES] = delivery.pack(namespace, shared, self._payloads)
+                payloads[CHANGES] = delta.pack(namespace, shared, self._payloads)
             except SectionError as error:  # all else can be returned without it
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
-                delivery.remove(path)
+                delta.remove(path)
                 continue
             break
         weights: dict[str, WeightTable] = {}
@@ -471,11 +471,11 @@ class ResultReceiver:
             except Exception as error:  # a module of the user may raise anything, or the path may be gone
                 errors[path] = error
         if changes is not None:
-            delivery, lost = NamespaceDelta.unpack(changes, namespace)
+            delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
-            errors |= delivery.apply(namespace)
-            paths |= dict.fromkeys(delivery.paths)
-            removed = delivery.removed
+            errors |= delta.apply(namespace)
+            paths |= dict.fromkeys(delta.paths)
+            removed = delta.removed
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors]
         return AppliedResults(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
