@@ -66,8 +66,9 @@ class Accelerator(OwnAccelerator):
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
+        precision = precision.lower() if isinstance(precision, str) else precision
         super().__init__(
-            mixed_precision=precision.lower() if isinstance(precision, str) else precision,
+            mixed_precision=precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             cpu=cpu,
             device_placement=device_placement,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from accel_nb.compat.unserved_names import PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.options.plugins"
+_MESHES = "accel_nb.compat.parallelism"
 _OWN_RECORDS = "accel_nb.compat.option_records"
 _OWN_STATE = "accel_nb.compat.states"
 _STATE = "accel_nb.accelerator.process_state"
@@ -35,6 +36,10 @@ _DATACLASSES = {
     **places_in(_STATE, "DistributedType"),
     **places_in(_HF_UTILS, "DynamoBackend LoggerType PrecisionType RNGType"),
     **places_in(_OWN_RECORDS, "ComputeEnvironment CustomDtype SageMakerDistributedType"),
+    **places_in(
+        _MESHES,
+        "DeepSpeedSequenceParallelConfig TorchContextParallelConfig TorchTensorParallelConfig",
+    ),
     "KwargsHandler": "accel_nb.accelerator.options.records:KwargsHandler",
     "TensorInformation": "accel_nb.compat.nested_data:TensorInformation",
 }
@@ -191,7 +196,7 @@ _LOADERS = {
 
 _TQDM = places_in("accel_nb.accelerator.process.progress", "tqdm")
 
-_LAUNCHERS = places_in("accel_nb", "debug_launcher notebook_launcher")
+_LAUNCHERS = places_in("accel_nb.compat.launchers", "debug_launcher notebook_launcher")
 _RESUME = places_in("accel_nb.compat.data_loaders", "skip_first_batches")
 _TRACKERS = {
     **places_in("accel_nb", "GeneralTracker"),
@@ -233,6 +238,7 @@ _TOP = {
     **{name: _RANDOM[name] for name in ("synchronize_rng_states",)},
     **{name: _IMPORTS[name] for name in ("is_rich_available",)},
     **_LAUNCHERS,
+    **places_in(_MESHES, "ParallelismConfig"),
     **_RESUME,
     **_BIG_TOP,
     **_STAGES,
@@ -254,6 +260,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         f"{PACKAGE}.memory_utils": _MEMORY,
         f"{PACKAGE}.optimizer": places_in("accel_nb.compat.prepared_classes", "AcceleratedOptimizer"),
+        f"{PACKAGE}.parallelism_config": places_in(_MESHES, "ParallelismConfig"),
         f"{PACKAGE}.scheduler": places_in("accel_nb.compat.prepared_classes", "AcceleratedScheduler"),
         f"{PACKAGE}.state": {
             **places_in(_STATE, "DistributedType"),
@@ -264,6 +271,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_NESTED, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
             **_CONSTANTS, **_TQDM, **_DEVICE_MAPS, **_QUANTIZING, **_UTILS_OF_MODELING, **_OFFLOAD,
+            **places_in(_MESHES, "ParallelismConfig"),
         },
         f"{PACKAGE}.utils.bnb": places_in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS_MODULE,

@@ -7,20 +7,17 @@ from collections.abc import Mapping
 PACKAGE = "accelerate"
 
 FOR_IMPORT: Mapping[str, str] = {
-    PACKAGE: "ParallelismConfig",
     f"{PACKAGE}.checkpointing": ("load_accelerator_state load_custom_state save_accelerator_state save_custom_state"),
     f"{PACKAGE}.inference": "build_pipeline find_pippy_batch_size generate_device_map pippy_forward",
     f"{PACKAGE}.launchers": "test_launch",
     f"{PACKAGE}.optimizer": "move_to_device patch_optimizer_step",
-    f"{PACKAGE}.parallelism_config": "ParallelismConfig",
     f"{PACKAGE}.state": "ThreadLocalSharedDict do_nothing",
     f"{PACKAGE}.tracking": "filter_trackers get_available_trackers register_tracker_class",
     f"{PACKAGE}.utils": (
         "AbstractTrainStep BertTrainStep DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper "
-        "DeepSpeedSequenceParallelConfig DummyOptim DummyScheduler FP8RecipeKwargs GPTTrainStep GatheredParameters "
-        "HfDeepSpeedConfig MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMPlugin "
-        "ParallelismConfig PrepareForLaunch T5TrainStep TERecipeKwargs TorchContextParallelConfig "
-        "TorchTensorParallelConfig TorchTensorParallelPlugin add_model_config_to_megatron_parser apply_fp8_autowrap "
+        "DummyOptim DummyScheduler FP8RecipeKwargs GPTTrainStep GatheredParameters HfDeepSpeedConfig "
+        "MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMPlugin PrepareForLaunch "
+        "T5TrainStep TERecipeKwargs TorchTensorParallelPlugin add_model_config_to_megatron_parser apply_fp8_autowrap "
         "avg_losses_across_data_parallel_group compile_regions_fsdp2 contextual_fp8_autocast convert_model "
         "convert_model_to_fp8_ao deepspeed_required disable_fsdp_ram_efficient_loading "
         "enable_fsdp_ram_efficient_loading ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
@@ -44,10 +41,9 @@ FOR_IMPORT: Mapping[str, str] = {
         "SAGEMAKER_TRANSFORMERS_VERSION"
     ),
     f"{PACKAGE}.utils.dataclasses": (
-        "BaseEnum DeepSpeedSequenceParallelConfig EnumWithContains FP8RecipeKwargs MSAMPRecipeKwargs MegatronLMPlugin "
-        "TERecipeKwargs TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin "
-        "add_model_config_to_megatron_parser parse_bert_config parse_glm4_moe_config parse_gpt2_config "
-        "parse_llama_config parse_t5_config"
+        "BaseEnum EnumWithContains FP8RecipeKwargs MSAMPRecipeKwargs MegatronLMPlugin TERecipeKwargs "
+        "TorchTensorParallelPlugin add_model_config_to_megatron_parser parse_bert_config parse_glm4_moe_config "
+        "parse_gpt2_config parse_llama_config parse_t5_config"
     ),
     f"{PACKAGE}.utils.deepspeed": (
         "DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim DummyScheduler "
