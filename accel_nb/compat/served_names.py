@@ -165,6 +165,12 @@ _STATE_DICTS = places_in(
     _FILES, "get_state_dict_from_offload get_state_dict_offloaded_model load_offloaded_weights load_state_dict"
 )
 _PRECISION = places_in("accel_nb.compat.model_parts", "get_grad_scaler get_mixed_precision_context_manager")
+_SHARDED = {
+    **places_in(
+        "accel_nb.compat.sharded_files", "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer"
+    ),
+    **places_in("accel_nb.compat.model_parts", "get_fsdp2_grad_scaler"),
+}
 _MODELING = {**_PRECISION, **_TENSORS, **_SIZES, **_STATE_DICTS}
 _INNER_OF_MODELING = frozenset(
     {
@@ -271,7 +277,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_NESTED, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
             **_CONSTANTS, **_TQDM, **_DEVICE_MAPS, **_QUANTIZING, **_UTILS_OF_MODELING, **_OFFLOAD,
-            **places_in(_MESHES, "ParallelismConfig"),
+            **places_in(_MESHES, "ParallelismConfig"), **_SHARDED,
         },
         f"{PACKAGE}.utils.bnb": places_in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS_MODULE,
@@ -279,6 +285,10 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.environment": {
             **_ENVIRONMENT,
             **places_in(_MACHINE, "CPUInformation get_driver_version override_numa_affinity"),
+        },
+        f"{PACKAGE}.utils.fsdp_utils": {
+            **_SHARDED,
+            **places_in("accel_nb.compat.model_parts", "get_parameters_from_modules"),
         },
         f"{PACKAGE}.utils.imports": _IMPORTS_MODULE,
         f"{PACKAGE}.utils.memory": _MEMORY,

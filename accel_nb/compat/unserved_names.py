@@ -22,10 +22,9 @@ FOR_IMPORT: Mapping[str, str] = {
         "convert_model_to_fp8_ao deepspeed_required disable_fsdp_ram_efficient_loading "
         "enable_fsdp_ram_efficient_loading ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
-        "get_active_deepspeed_plugin get_fsdp2_grad_scaler has_4bit_bnb_layers has_ao_layers "
-        "has_transformer_engine_layers install_xla load_fsdp_model load_fsdp_optimizer map_pytorch_optim_to_deepspeed "
-        "merge_fsdp_weights prepare_deepspeed_cmd_env prepare_multi_gpu_env prepare_sagemager_args_inputs "
-        "prepare_simple_launcher_cmd_env prepare_tpu save_fsdp_model save_fsdp_optimizer torchao_required "
+        "get_active_deepspeed_plugin has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
+        "map_pytorch_optim_to_deepspeed merge_fsdp_weights prepare_deepspeed_cmd_env prepare_multi_gpu_env "
+        "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu torchao_required "
         "write_basic_config"
     ),
     f"{PACKAGE}.utils.ao": (
@@ -52,8 +51,7 @@ FOR_IMPORT: Mapping[str, str] = {
     f"{PACKAGE}.utils.fsdp_utils": (
         "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model "
-        "fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler get_parameters_from_modules load_fsdp_model "
-        "load_fsdp_optimizer merge_fsdp_weights save_fsdp_model save_fsdp_optimizer"
+        "fsdp2_switch_optimizer_parameters merge_fsdp_weights"
     ),
     f"{PACKAGE}.utils.imports": "deepspeed_required torchao_required",
     f"{PACKAGE}.utils.launch": (
