@@ -23,10 +23,29 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
         "megatron_lm": "megatron",
         "pippy": "torch.distributed.pipelining",
         "ipex": "intel_extension_for_pytorch",
+        "4bit_bnb": "bitsandbytes",
+        "8bit_bnb": "bitsandbytes",
+        "torchdata_stateful_dataloader": "torchdata.stateful_dataloader",
+        "torch_distributed": "torch.distributed",
     }
 )
 """Packages whose name differs from the predicate's."""
-_OTHER_HARDWARE = frozenset({"hpu", "mlu", "musa", "neuron", "npu", "sdaa", "sagemaker", "xpu"})
+_OTHER_HARDWARE = frozenset(
+    {
+        "amdsmi",
+        "hpu",
+        "mlu",
+        "musa",
+        "neuron",
+        "npu",
+        "sdaa",
+        "transformer_engine_mxfp8",
+        "bitsandbytes_multi_backend",
+        "sagemaker",
+        "xccl",
+        "xpu",
+    }
+)
 
 
 _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
@@ -34,11 +53,17 @@ _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "bf16": lambda: (kind := default_type()).has_real_bf16(kind.name),
         "cuda": lambda: device_type("cuda").is_available(),
         "fp16": lambda: True,
+        "weights_only": lambda: True,
         "fp8": lambda: importlib.util.find_spec("torchao") is not None,
         "mps": torch.backends.mps.is_available,
         "rocm": lambda: Cuda().is_rocm and Cuda().is_available(),
     }
 )
+
+
+def is_habana_gaudi1() -> bool:
+    """Return False: Gaudi is not supported."""
+    return False
 
 
 def __getattr__(name: str) -> Callable[..., bool]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel_nb.compat.names import MODULES, PACKAGE, UNSUPPORTED_REASONS, reason_for
+from accel_nb.compat.names import MODULES, UNSUPPORTED_REASONS, reason_for
+from accel_nb.compat.unserved_names import PACKAGE
 from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"

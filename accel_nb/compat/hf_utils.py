@@ -14,26 +14,13 @@ from typing import Any
 
 import torch
 from packaging.version import Version, parse
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_nb.accelerator.process.memory_release import free_cached_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.process.environment import get_variable
-from accel_nb.runtime.tensors.instance_patching import plain_view
-
-MODEL_NAME = "pytorch_model"
-SAFE_MODEL_NAME = "model"
-OPTIMIZER_NAME = "optimizer"
-RNG_STATE_NAME = "random_states"
-SAMPLER_NAME = "sampler"
-SCALER_NAME = "scaler.pt"
-SCHEDULER_NAME = "scheduler"
-WEIGHTS_NAME = "pytorch_model.bin"
-WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-SAFE_WEIGHTS_NAME = "model.safetensors"
-SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 
 _COMPARISONS = {
     "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">=": operator.ge, ">": operator.gt
@@ -194,20 +181,6 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
 def is_torch_version(operation: str, version: str) -> bool:
     """Compare PyTorch's version, without the local part after a plus, with another one."""
     return compare_versions(parse(parse(torch.__version__).base_version), operation, version)
-
-
-def extract_model_from_parallel(
-    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
-) -> nn.Module:
-    """Return a prepared model with its plain class and the same weights; its submodules are plain already."""
-    if keep_fp32_wrapper or keep_torch_compile:
-        return model
-    return plain_view(model)
-
-
-def is_compiled_module(module: nn.Module) -> bool:
-    """Whether a module is the result of ``torch.compile(module)``; a prepared model that compiles is not."""
-    return hasattr(module, "_orig_mod")
 
 
 def is_port_in_use(port: int | None = None) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.errors import MisuseError
@@ -37,15 +36,3 @@ class AcceleratedScheduler(metaclass=_OfPrepared):
     """The class of prepared schedulers, for ``isinstance`` only."""
 
     kind: ClassVar[type] = LRScheduler
-
-
-class DataLoaderShard(metaclass=_OfPrepared):
-    """The class of prepared loaders, for ``isinstance`` only."""
-
-    kind: ClassVar[type] = DataLoader
-
-
-class DataLoaderDispatcher(metaclass=_OfPrepared):
-    """Also a class of prepared loaders: dispatching depends on options, not on the class."""
-
-    kind: ClassVar[type] = DataLoader

@@ -62,7 +62,7 @@ def test_usual_imports_give_our_objects() -> None:
         "from accelerate.state import AcceleratorState, GradientState\n",
         scope,
     )
-    assert scope["Accelerator"] is accel_nb.Accelerator
+    assert issubclass(scope["Accelerator"], accel_nb.Accelerator)
     assert scope["is_initialized"]()
     assert scope["on_main_process"](lambda tracker, value: value)(None, 3) == 3
     assert scope["tqdm"] is scope["accelerate"].utils.tqdm is accel_nb.tqdm
@@ -121,9 +121,9 @@ def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(
         ours = importlib.import_module(module)
         lacking += [f"{module}.{name}" for name in listed if not hasattr(ours, name)]
     assert lacking == []
-    offload = importlib.import_module("accelerate.utils").offload_state_dict
-    with pytest.raises(MisuseError, match=r"offload_state_dict is not offered by accel_nb: .*big models"):
-        offload("folder", {})
+    tracker = importlib.import_module("accelerate.utils").TERecipeKwargs
+    with pytest.raises(MisuseError, match=r"TERecipeKwargs is not offered by accel_nb: .*torchao"):
+        tracker()
     plugin = importlib.import_module("accelerate.utils").MegatronLMPlugin
     with pytest.raises(MisuseError, match="MegatronLMPlugin is not offered by accel_nb"):
         plugin.from_environment()
@@ -135,7 +135,7 @@ def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(
 def test_what_libraries_import_and_may_not_use_is_refused_when_it_is_used() -> None:
     scope: dict[str, Any] = {}
     exec(
-        "from accelerate.utils import get_max_memory, save_fsdp_model\n"
+        "from accelerate.utils import GatheredParameters, DummyOptim\n"
         "from accelerate.utils.deepspeed import HfDeepSpeedConfig\n"
         "from accelerate.parallelism_config import ParallelismConfig\n"
         "class Own(HfDeepSpeedConfig):\n"
@@ -144,7 +144,7 @@ def test_what_libraries_import_and_may_not_use_is_refused_when_it_is_used() -> N
         scope,
     )
     assert not isinstance(3, scope["ParallelismConfig"])
-    for name, missing in (("Own", "HfDeepSpeedConfig"), ("get_max_memory", "get_max_memory")):
+    for name, missing in (("Own", "HfDeepSpeedConfig"), ("DummyOptim", "DummyOptim")):
         with pytest.raises(MisuseError, match=f"{missing} is not offered by accel_nb: .*"):
             scope[name]({})
 
@@ -260,7 +260,7 @@ def test_walks_over_nested_tensors() -> None:
     assert (moved["x"].device.type, moved["y"][0].device.type) == ("meta", "cpu")
     doubled = utils.recursively_apply(lambda tensor, by: tensor * by, batch, 2)
     assert doubled["x"].sum() == 2 * batch["x"].sum()
-    with pytest.raises(MisuseError, match="a str is none of what"):
+    with pytest.raises(TypeError, match="a str is none of what"):
         utils.recursively_apply(torch.neg, [torch.ones(1), "a"], error_on_other_type=True)
     assert utils.gather(torch.tensor(3)).tolist() == [3]
     assert utils.gather_object([1, 2]) == [1, 2]

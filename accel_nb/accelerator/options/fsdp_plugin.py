@@ -10,13 +10,14 @@ from typing import Any, cast
 
 from torch import nn
 
+from accel_nb.accelerator.options.records import KwargsHandler
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import NotImported
 from accel_nb.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class FullyShardedDataParallelPlugin:
+@dataclass
+class FullyShardedDataParallelPlugin(KwargsHandler):
     """Selects PyTorch's FSDP2 as the strategy. A single process shards nothing, and warns of it.
 
     Values may be members of torch's enumerations or their names. "Ignored" means that any value is accepted and has no

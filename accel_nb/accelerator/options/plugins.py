@@ -13,6 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, Protocol, cast
 
+from accel_nb.accelerator.options.records import KwargsHandler
 from accel_nb.config import Layer
 from accel_nb.config.deepspeed_import import import_deepspeed
 from accel_nb.config.import_report import ImportReport
@@ -30,8 +31,8 @@ class OptionRecord(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class DataLoaderConfiguration:
+@dataclass
+class DataLoaderConfiguration(KwargsHandler):
     """How `Accelerator.prepare` reads loaders; None leaves an option of the run unchanged.
 
     Args:
@@ -66,8 +67,8 @@ class DataLoaderConfiguration:
         return _given(given)
 
 
-@dataclass(frozen=True)
-class GradientAccumulationPlugin:
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
     """How gradients are accumulated.
 
     Args:
@@ -101,8 +102,8 @@ class GradientAccumulationPlugin:
         )
 
 
-@dataclass(frozen=True)
-class ProjectConfiguration:
+@dataclass
+class ProjectConfiguration(KwargsHandler):
     """Folders for the files of a run; see also `Accelerator.project_dir` and `Accelerator.logging_dir`.
 
     Args:
@@ -130,8 +131,8 @@ class ProjectConfiguration:
         return _given({"checkpoint.dir": folder, "checkpoint.total_limit": self.total_limit})
 
 
-@dataclass(frozen=True)
-class AutocastKwargs:
+@dataclass
+class AutocastKwargs(KwargsHandler):
     """Options of torch.autocast; for a whole run, or for one block of `Accelerator.autocast`.
 
     Args:
@@ -147,8 +148,8 @@ class AutocastKwargs:
         return _given({f"autocast.{name}": value for name, value in vars(self).items()})
 
 
-@dataclass(frozen=True)
-class GradScalerKwargs:
+@dataclass
+class GradScalerKwargs(KwargsHandler):
     """Options of the loss scaling of fp16, with PyTorch's names.
 
     Args:
@@ -170,8 +171,8 @@ class GradScalerKwargs:
         return _given({f"scaler.{name}": value for name, value in vars(self).items()})
 
 
-@dataclass(frozen=True)
-class InitProcessGroupKwargs:
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
     """Options of the process group, used if the accelerator opens it.
 
     Args:
@@ -215,8 +216,8 @@ _POWER_SGD = {
 }
 
 
-@dataclass(frozen=True)
-class DistributedDataParallelKwargs:
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
     """Options of PyTorch's DistributedDataParallel, with PyTorch's names.
 
     Args:
@@ -275,8 +276,8 @@ class DistributedDataParallelKwargs:
         return {f"ddp.{name}": value for name, value in _given(given).items()}
 
 
-@dataclass(frozen=True)
-class AORecipeKwargs:
+@dataclass
+class AORecipeKwargs(KwargsHandler):
     """How linear layers compute in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
 
     Args:
@@ -332,8 +333,8 @@ def _recipe_of(config: Any) -> str | None:
     return next((name for name in names if kind.from_recipe_name(name) == normalized), None)
 
 
-@dataclass(frozen=True)
-class ProfileKwargs:
+@dataclass
+class ProfileKwargs(KwargsHandler):
     """Options of `Accelerator.profile`; the fields are described there."""
 
     activities: Sequence[str] | None = None
@@ -351,8 +352,8 @@ class ProfileKwargs:
         return {}
 
 
-@dataclass(frozen=True)
-class TorchDynamoPlugin:
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
     """Options of torch.compile for prepared models.
 
     Args:
@@ -392,8 +393,8 @@ class TorchDynamoPlugin:
         )
 
 
-@dataclass(frozen=True)
-class DeepSpeedPlugin:
+@dataclass
+class DeepSpeedPlugin(KwargsHandler):
     """Selects DeepSpeed's ZeRO as the strategy. A single process shards nothing, and warns of it.
 
     Args:

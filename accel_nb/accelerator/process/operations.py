@@ -6,7 +6,7 @@ Each collective works over this process's world, and every rank must call it. `A
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -70,7 +70,10 @@ def wait_for_everyone() -> None:
 
 
 def send_to_device(
-    tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Sequence[str] | str | None = None
+    tensor: Any,
+    device: torch.device | str | int,
+    non_blocking: bool = False,
+    skip_keys: Collection[str] | str | None = None,
 ) -> Any:
     """Return nested tensors on a device; the values of a mapping's ``skip_keys`` are not moved."""
     skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys

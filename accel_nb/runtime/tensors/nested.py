@@ -39,7 +39,7 @@ def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any]
     return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
 
 
-def to_device(nested: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+def to_device(nested: Any, device: torch.device | str | int, non_blocking: bool = False) -> Any:
     """Return ``nested`` with each tensor on ``device``; tensors that are there already are not copied.
 
     An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by that.

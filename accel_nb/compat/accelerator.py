@@ -1,0 +1,352 @@
+"""`Accelerator` as accelerate has it: the order of its arguments, its shared states, its inner names.
+
+What trains is `accel_nb.Accelerator`; this class only answers in the other's ways.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator import Accelerator as OwnAccelerator
+from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
+from accel_nb.compat.states import AcceleratorState, GradientState
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.process.environment import get_variable
+
+_NOT_GIVEN: Any = object()
+
+
+class Accelerator(OwnAccelerator):
+    """`accel_nb.Accelerator` with accelerate's arguments and attributes; see `docs/migration.md` for what differs."""
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: Any = _NOT_GIVEN,
+        mixed_precision: Any = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: Sequence[Any] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[Any] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+        **options: Any,
+    ) -> None:
+        self.project_configuration = _project(project_config, project_dir)
+        self.gradient_accumulation_plugin = gradient_accumulation_plugin
+        if gradient_accumulation_steps == 1:
+            gradient_accumulation_steps = int(get_variable("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))
+        if gradient_accumulation_plugin is not None and gradient_accumulation_plugin.num_steps is not None:
+            if gradient_accumulation_steps not in (1, gradient_accumulation_plugin.num_steps):
+                raise ValueError(
+                    f"gradient_accumulation_steps={gradient_accumulation_steps} and num_steps="
+                    f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
+                )
+            gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
+        precision = precision.lower() if isinstance(precision, str) else precision
+        super().__init__(
+            mixed_precision=precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            cpu=cpu,
+            device_placement=device_placement,
+            split_batches=None if split_batches is _NOT_GIVEN else split_batches,
+            step_scheduler_with_optimizer=None if step_scheduler_with_optimizer else False,
+            rng_types=[kind for kind in rng_types or () if str(getattr(kind, "value", kind)) != "generator"] or None,
+            dataloader_config=dataloader_config,
+            gradient_accumulation_plugin=gradient_accumulation_plugin,
+            dynamo_backend=dynamo_backend,
+            dynamo_plugin=dynamo_plugin,
+            kwargs_handlers=kwargs_handlers,
+            project_config=self.project_configuration,
+            log_with=log_with,
+            fsdp_plugin=fsdp_plugin,
+            deepspeed_plugin=deepspeed_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            megatron_lm_plugin=megatron_lm_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            parallelism_config=_refused_mesh(parallelism_config),
+            **options,
+        )
+        self.parallelism_config_given = parallelism_config
+        self.step_scheduler_with_optimizer, self.rng_types = step_scheduler_with_optimizer, rng_types
+        self.device_placement, self.dataloader_config = device_placement, dataloader_config or DataLoaderConfiguration()
+        self.dynamo_plugin = dynamo_plugin
+        self.flag_tensor: Tensor | None = None
+        self._custom_objects: list[Any] = []
+        AcceleratorState().set_from(
+            super().state,
+            fsdp_plugin=fsdp_plugin,
+            deepspeed_plugin=deepspeed_plugin,
+            parallelism_config=parallelism_config,
+            dynamo_plugin=dynamo_plugin,
+            _cpu=cpu,
+        )
+        self._gradient_state = GradientState(gradient_accumulation_plugin)
+        self._gradient_state.bind(self._stepper.window)
+
+    # --- states ---
+
+    @property
+    def state(self) -> AcceleratorState:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The shared state of the process."""
+        return AcceleratorState()
+
+    @property
+    def gradient_state(self) -> GradientState:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The shared state of accumulation."""
+        return self._gradient_state
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """The kind of training, as the shared state has it."""
+        return self.state.distributed_type
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The sizes of the mesh that were given, or None."""
+        return self.parallelism_config_given
+
+    @property
+    def torch_device_mesh(self) -> None:
+        """Return None: the strategies build their meshes themselves."""
+        return None
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current micro-batch ends its accumulation window, so that optimizers step."""
+        return self._gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self._gradient_state._set_sync_gradients(sync_gradients)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one rank."""
+        return self._world.size > 1
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether FSDP trains, which is its second version here."""
+        return self.state.is_fsdp2
+
+    @property
+    def fp8_backend(self) -> str | None:
+        """``AO`` (torchao) under fp8, else None."""
+        return "AO" if self.mixed_precision == "fp8" else None
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether FSDP divides the model."""
+        return self.is_fsdp2
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This process's place among those that read data of their own."""
+        return self.components.data_world.rank
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """This process's place among those that hold parts of one model."""
+        return self._world.rank if self.is_fsdp2 else 0
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Return 0: layers are not divided."""
+        return 0
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Return 0: layers of a trained model are on one process."""
+        return 0
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Return 0: sequences are not divided."""
+        return 0
+
+    # --- prepared objects ---
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return [item for item in self.prepared_objects if isinstance(item, nn.Module)]
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [item for item in self.prepared_objects if isinstance(item, Optimizer)]
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return [item for item in self.prepared_objects if isinstance(item, LRScheduler | ReduceLROnPlateau)]
+
+    @property
+    def _dataloaders(self) -> list[DataLoader[Any]]:
+        return [item for item in self.prepared_objects if isinstance(item, DataLoader)]
+
+    def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
+        """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
+        found = super().prepare(*args, device_placement=device_placement)
+        for item in args:
+            if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
+                mark_prepared(item)
+        return found
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Restore all prepared objects to their state before `prepare`, and free cached memory."""
+        super().free_memory()
+        return [None] * len(objects)
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Return the context of one micro-batch; it decides whether optimizers step."""
+        self._gradient_state._set_sync_gradients(True)
+        return super().accumulate(*models)
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compute gradients; a loss that is a tensor is divided by the accumulation steps."""
+        kwargs.pop("learning_rate", None)
+        super().backward(loss, **kwargs)
+
+    def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Raise an error: optimizers that step inside of backward are not prepared."""
+        raise MisuseError(
+            "lomo_backward steps inside of the backward pass, which prepared optimizers do not; train with another "
+            "optimizer, and activation_checkpointing or strategy='fsdp' for less memory"
+        )
+
+    @contextmanager
+    def maybe_context_parallel(
+        self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
+    ) -> Generator[None, None, None]:
+        """Do nothing: sequences are not divided among processes."""
+        yield
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
+        """Raise an error: sequences are not divided among processes."""
+        raise MisuseError("sequences are not divided among processes here; leave sp_size out of the parallelism config")
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
+        """Clip gradients to a total norm and return the norm before."""
+        return super().clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """Return the model in a wrapper; a prepared model keeps its class, and is returned itself."""
+        from accel_nb.compat.model_parts import extract_model_from_parallel
+
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    # --- files ---
+
+    @property
+    def _folders(self) -> CheckpointFolders:
+        return CheckpointFolders(self.project_configuration)
+
+    @property
+    def project_dir(self) -> str | os.PathLike[str] | None:
+        """Folder of the run, or None."""
+        return self.project_configuration.project_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint that is named automatically."""
+        return self.project_configuration.iteration
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes files of a whole model."""
+        return self._world.is_local_main if self.project_configuration.save_on_each_node else self._world.is_main
+
+    def save_state(
+        self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **options: Any
+    ) -> str:
+        """Save the training's state; with automatic naming to ``checkpoints/checkpoint_N`` of the project's folder."""
+        folders = self._folders
+        if folders.is_automatic:
+            self.wait_for_everyone()
+            output_dir = folders.make_next(removes=self.is_main_process)
+            self.wait_for_everyone()
+        elif output_dir is None:
+            raise ValueError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
+        found = super().save_state(output_dir, safe_serialization, **options)
+        self.project_configuration.iteration += 1
+        return found
+
+    def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: Any = None, **options: Any
+    ) -> Any:
+        """Load a state; without a folder the newest of those that were named automatically."""
+        folders = self._folders
+        if input_dir is None and folders.is_automatic:
+            input_dir = folders.newest()
+        elif input_dir is None:
+            raise ValueError("load_state needs input_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
+        elif not os.path.isdir(os.path.expanduser(input_dir)):
+            raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
+        return super().load_state(input_dir, **options)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; ValueError names those without."""
+        lacking = [
+            f"{item!r} (number {at})"
+            for at, item in enumerate(objects)
+            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict")
+        ]
+        if lacking:
+            raise ValueError(
+                f"these cannot be saved, since they have no state_dict and load_state_dict: {', '.join(lacking)}"
+            )
+        super().register_for_checkpointing(*objects)
+        self._custom_objects.extend(objects)
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Write plain values and tensors on the processes that write files."""
+        super().save(obj, f, safe_serialization)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader without its first batches."""
+        from accel_nb.compat.data_loaders import skip_first_batches
+
+        return skip_first_batches(dataloader, num_batches)
+
+
+def mark_prepared(item: Any) -> None:
+    """Set the attribute by which libraries see that an object was prepared."""
+    if not isinstance(item, LRScheduler):  # the state of a scheduler is its attributes
+        vars(item)["_is_accelerate_prepared"] = True
+
+
+def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:
+    if given is None:
+        return ProjectConfiguration(project_dir=project_dir)
+    if project_dir is not None and given.project_dir is None:
+        given.set_directories(project_dir)
+    if not isinstance(given, ProjectConfiguration):
+        return ProjectConfiguration(**vars(given))
+    return given
+
+
+def _refused_mesh(given: Any) -> Any:
+    """Return None for a mesh of one dimension that the strategies serve; else the mesh, which is refused."""
+    return None if given is None or getattr(given, "total_size", 1) == 1 else given

@@ -1,0 +1,173 @@
+"""Division of batch samplers and iterable datasets among processes, in the ways of accelerate.
+
+These are for libraries that divide data themselves. `Accelerator.prepare` uses `accel_nb.data`, which also weights
+uneven shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+from torch.utils.data import BatchSampler, IterableDataset
+
+
+class BatchSamplerShard(BatchSampler):
+    """The batches of one process: each of its own, or with ``split_batches`` its part of every batch.
+
+    Args:
+        batch_sampler: Yields lists of indices. Without ``batch_size`` its batches may have any size.
+        num_processes: The number of processes.
+        process_index: This process.
+        split_batches: Divide each batch among the processes.
+        even_batches: Give all processes as many batches, by samples of the first ones again.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: Any,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+    ) -> None:
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        if split_batches and (self.batch_size is None or self.batch_size % num_processes):
+            raise ValueError(
+                f"split_batches=True divides each batch among {num_processes} processes: its batch_size, which is "
+                f"{self.batch_size}, is to be a round multiple of that"
+            )
+        self.batch_sampler = batch_sampler
+        self.num_processes, self.process_index = num_processes, process_index
+        self.split_batches, self.even_batches = split_batches, even_batches
+        self.drop_last: bool = getattr(batch_sampler, "drop_last", False)
+
+    @property
+    def total_length(self) -> int:
+        """The number of batches of all processes."""
+        return len(self.batch_sampler)
+
+    def __len__(self) -> int:
+        if self.split_batches:
+            return len(self.batch_sampler)
+        rounds, rest = divmod(len(self.batch_sampler), self.num_processes)
+        if self.drop_last or not rest:
+            return rounds
+        return rounds + int(self.even_batches or self.process_index < rest)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._parts() if self.split_batches else self._own()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch to the batch sampler, or its sampler."""
+        set_epoch_of(self.batch_sampler, epoch)
+
+    def _parts(self) -> Iterator[list[Any]]:
+        """Yield this process's part of each batch."""
+        part = self.batch_size // self.num_processes
+        own = slice(part * self.process_index, part * (self.process_index + 1))
+        first: Sequence[Any] | None = None
+        for batch in self.batch_sampler:
+            first = first or batch
+            if len(batch) < self.batch_size:
+                if self.drop_last:
+                    continue
+                batch = _filled(batch, first, self.batch_size) if self.even_batches and first else batch
+            if batch[own]:
+                yield list(batch[own])
+
+    def _own(self) -> Iterator[list[Any]]:
+        """Yield every ``num_processes``-th batch; batches are read in rounds of one for each process."""
+        batches, first = iter(self.batch_sampler), None
+        while turn := list(islice(batches, self.num_processes)):
+            first = first or turn
+            is_complete = len(turn) == self.num_processes and len(turn[-1]) == (self.batch_size or len(turn[-1]))
+            if not is_complete:
+                if self.drop_last:
+                    return
+                turn = self._evened(turn, first) if self.even_batches else turn
+            if self.process_index < len(turn):
+                yield list(turn[self.process_index])
+
+    def _evened(self, turn: Sequence[Sequence[Any]], first: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """Complete the last round from the first one: by batches where they have any size, else by samples."""
+        if self.batch_size is None:
+            return _filled(turn, first, self.num_processes)
+        samples = _filled(_joined(turn), _joined(first), self.batch_size * self.num_processes)
+        return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """The samples of one process: those of its own batches, or with ``split_batches`` its part of every batch.
+
+    Every process reads all samples. The last ones are dropped, or completed by the first ones again.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        if split_batches and batch_size > 1 and batch_size % num_processes:
+            raise ValueError(
+                f"split_batches=True divides each batch among {num_processes} processes: its batch_size, which is "
+                f"{batch_size}, is to be a round multiple of that"
+            )
+        self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
+        self.num_processes, self.process_index, self.split_batches = num_processes, process_index, split_batches
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch to the dataset."""
+        self.epoch = epoch
+        set_epoch_of(self.dataset, epoch)
+
+    def __len__(self) -> int:
+        total: int = len(self.dataset)  # pyright: ignore[reportArgumentType]
+        together, own = self._sizes()
+        return (total // together if self.drop_last else -(-total // together)) * own
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return how many samples all processes read at a time, and how many are of this one."""
+        if self.split_batches:
+            return self.batch_size, self.batch_size // self.num_processes
+        return self.batch_size * self.num_processes, self.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        generator: Any = getattr(self.dataset, "generator", None)
+        if not hasattr(self.dataset, "set_epoch") and hasattr(generator, "manual_seed"):
+            generator.manual_seed(self.epoch)  # the same order in every process
+        together, own = self._sizes()
+        mine = slice(own * self.process_index, own * (self.process_index + 1))
+        samples, first = iter(self.dataset), None
+        while batch := list(islice(samples, together)):
+            first = first or batch
+            if len(batch) < together:
+                if self.drop_last:
+                    return
+                batch = _filled(batch, first, together)
+            yield from batch[mine]
+
+
+def set_epoch_of(sampler: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of a batch sampler, sampler or dataset, or of the sampler in it, if there is one."""
+    for _ in range(8):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+            return
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        if sampler is None:
+            return
+
+
+def _filled(items: Sequence[Any], source: Sequence[Any], size: int) -> list[Any]:
+    return [*items, *islice(cycle(source), size - len(items))]
+
+
+def _joined(batches: Sequence[Sequence[Any]]) -> list[Any]:
+    return [index for batch in batches for index in batch]

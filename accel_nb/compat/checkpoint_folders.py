@@ -1,0 +1,58 @@
+"""Checkpoints that are named automatically, as accelerate names them: ``checkpoints/checkpoint_N``."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from accel_nb.compat.option_records import ProjectConfiguration
+
+_NAME = re.compile(r"checkpoint_(\d+)")
+
+
+class CheckpointFolders:
+    """The folders of a project's checkpoints, by number."""
+
+    def __init__(self, project: ProjectConfiguration) -> None:
+        self._project = project
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether checkpoints are named automatically."""
+        return self._project.automatic_checkpoint_naming
+
+    @property
+    def _parent(self) -> Path:
+        if self._project.project_dir is None:
+            raise ValueError("automatic_checkpoint_naming=True needs project_dir, the folder to keep checkpoints in")
+        return Path(self._project.project_dir) / "checkpoints"
+
+    def _found(self) -> list[Path]:
+        entries = [] if not self._parent.is_dir() else [path for path in self._parent.iterdir() if path.is_dir()]
+        numbered = [(int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(numbered)]
+
+    def newest(self) -> Path:
+        """Return the folder with the highest number; raises ValueError if there is none."""
+        found = self._found()
+        if not found:
+            raise ValueError(f"there is no checkpoint in {self._parent}")
+        return found[-1]
+
+    def make_next(self, *, removes: bool) -> Path:
+        """Return the next folder, which must not exist; with ``removes`` delete the oldest beyond the limit."""
+        limit = self._project.total_limit
+        found = self._found()
+        folder = self._parent / f"checkpoint_{self._project.iteration}"
+        if folder.exists():
+            raise ValueError(
+                f"{folder} is there already: another run has written it. Set ProjectConfiguration(iteration=...) to "
+                "the number after it, or give another project_dir"
+            )
+        if removes and limit is not None and len(found) + 1 > limit:
+            for old in found[: len(found) + 1 - limit]:
+                shutil.rmtree(old)
+        if removes:
+            self._parent.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -1,0 +1,375 @@
+"""Loaders that are built, not prepared: accelerate's loader classes for libraries that build or divide them themselves.
+
+A loader that `Accelerator.prepare` has prepared keeps its class, and ``isinstance`` is true for it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from accel_nb.accelerator.prepare.preparer import is_prepared
+from accel_nb.accelerator.process.operations import send_to_device
+from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.compat.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
+from accel_nb.data.loader import is_sharded
+from accel_nb.data.loader import skip_first_batches as skip_of_prepared
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.current_world import current_world
+
+_LOADER_OPTIONS = (
+    "batch_size", "shuffle", "sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout",
+    "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
+    "pin_memory_device",
+)  # fmt: skip
+
+
+class _OfPrepared(type):
+    """Metaclass whose ``isinstance`` is true for prepared loaders too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or (
+            cls in (DataLoaderShard, DataLoaderDispatcher, DataLoaderStateMixin)
+            and isinstance(instance, DataLoader)
+            and is_prepared(instance)
+        )
+
+
+class DataLoaderStateMixin(metaclass=_OfPrepared):
+    """What a loader says of its iteration: whether its batch is the last one, and how many samples that has."""
+
+    end_of_dataloader = False
+    remainder = -1
+    _drop_last = False
+
+    def reset(self) -> None:
+        """Forget the iteration before."""
+        self.end_of_dataloader, self.remainder = False, -1
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.reset()
+
+    def end(self) -> None:
+        """End an iteration."""
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A `RandomSampler` whose order depends on its seed and the epoch only: the generator is seeded with their sum."""
+
+    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial_seed = data_seed if data_seed is not None else torch.random.initial_seed()
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(self.epoch + self.initial_seed)
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.epoch = epoch
+
+
+class SkipBatchSampler(BatchSampler):
+    """A batch sampler without its first batches."""
+
+    def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
+        self.batch_sampler, self.skip_batches = batch_sampler, skip_batches
+        self.sampler, self.drop_last = (
+            getattr(batch_sampler, "sampler", None),
+            getattr(batch_sampler, "drop_last", False),
+        )
+
+    @property
+    def batch_size(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The batch size of the sampler."""
+        return getattr(self.batch_sampler, "batch_size", None)
+
+    @property
+    def total_length(self) -> int:
+        """The number of all batches, with those skipped."""
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batch_sampler), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) - self.skip_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch to the sampler."""
+        set_epoch_of(self.batch_sampler, epoch)
+
+
+class _Adapted(DataLoader[Any]):
+    """A loader that moves batches to a device, skips some, and reads one ahead to find the last."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | str | int | None = None,
+        rng_types: Sequence[Any] | None = None,
+        synchronized_generator: torch.Generator | None = None,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        torch_device_mesh: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if use_stateful_dataloader:
+            raise MisuseError(
+                "use_stateful_dataloader=True reads by torchdata, which is not used here: Accelerator.save_state saves "
+                "the position of prepared loaders without it; leave it out"
+            )
+        super().__init__(dataset, **kwargs)
+        self.device, self.rng_types, self.synchronized_generator = device, rng_types, synchronized_generator
+        self.skip_batches, self.use_stateful_dataloader = skip_batches, False
+        self._drop_last, self._non_blocking, self.iteration = _drop_last, _non_blocking, 0
+
+    @property
+    def total_batch_size(self) -> int:
+        """The samples of one batch on all processes together."""
+        sampler: Any = self.batch_sampler if isinstance(self.batch_sampler, BatchSampler) else None
+        dataset: Any = self.dataset
+        if isinstance(sampler, BatchSamplerShard) or isinstance(dataset, IterableDatasetShard):
+            shard = sampler if isinstance(sampler, BatchSamplerShard) else dataset
+            return shard.batch_size * (1 if shard.split_batches else shard.num_processes)
+        return getattr(sampler, "batch_size", None) or self.batch_size or 1
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples of the dataset."""
+        return getattr(self.dataset, "total_length", 0) or len(cast(Any, self.dataset))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the samplers and the dataset."""
+        self.iteration = epoch
+        set_epoch_of(self.batch_sampler, epoch)
+        set_epoch_of(self.dataset, epoch)
+
+    def get_sampler(self) -> Any:
+        """Return the sampler of indices."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace the sampler of indices."""
+        holder: Any = self.batch_sampler
+        if hasattr(holder, "batch_sampler"):
+            holder = holder.batch_sampler
+        holder.sampler = sampler
+
+    def __iter__(self) -> Any:
+        if self.rng_types is not None:
+            synchronize_rng_states(
+                [str(getattr(kind, "value", kind)) for kind in self.rng_types if kind != "generator"]
+            )
+        state: Any = self if isinstance(self, DataLoaderStateMixin) else None
+        self.set_epoch(self.iteration)
+        if state is not None:
+            state.begin()
+            if isinstance(self.dataset, IterableDataset) is False and self.total_batch_size:
+                state.remainder = len(cast(Any, self.dataset)) % self.total_batch_size
+        batches = islice(super().__iter__(), self.skip_batches, None)
+        batch = next(batches, _END)
+        while batch is not _END:
+            following = next(batches, _END)
+            if state is not None and following is _END:
+                state.end_of_dataloader = True
+            yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
+            batch = following
+        self.iteration += 1
+        if state is not None:
+            state.end()
+
+
+_END = object()
+
+
+class DataLoaderAdapter(metaclass=_OfPrepared):
+    """The common base of loaders that are built here, for ``isinstance``."""
+
+
+class _Meta(_OfPrepared, type(DataLoader)):
+    """The metaclass of the loaders below."""
+
+
+class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, metaclass=_Meta):
+    """A loader whose batches are this process's already, moved to its device."""
+
+    def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        _Adapted.__init__(self, dataset, *args, **kwargs)
+        self.base_dataloader = self
+
+
+class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, metaclass=_Meta):
+    """A loader of which one process reads and all others get their share; here with a single process only."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if current_world().size > 1:
+            raise MisuseError(
+                "DataLoaderDispatcher is not built for several processes: Accelerator.prepare(loader) with "
+                "dispatch_batches=True reads on the first process and divides"
+            )
+        _Adapted.__init__(
+            self,
+            dataset,
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
+            _drop_last=_drop_last,
+            _non_blocking=_non_blocking,
+            **kwargs,
+        )
+        self.split_batches, self.base_dataloader = split_batches, self
+
+
+class SkipDataLoader(DataLoaderAdapter, _Adapted, metaclass=_Meta):
+    """A loader without its first batches."""
+
+    def __init__(
+        self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
+    ) -> None:
+        _Adapted.__init__(
+            self, dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs
+        )
+        self.base_dataloader = self
+
+    def __len__(self) -> int:
+        return super().__len__() - self.skip_batches
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return a loader's sampler of indices."""
+    holder = dataloader.batch_sampler if dataloader.sampler is None else dataloader
+    while hasattr(holder, "batch_sampler") and getattr(holder, "sampler", None) is None:
+        holder = holder.batch_sampler
+    found = getattr(holder, "sampler", None)
+    return getattr(dataloader.batch_sampler, "sampler", found)
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Return a loader without its first batches, which are not read; see `accel_nb.skip_first_batches`."""
+    if is_sharded(dataloader):
+        return skip_of_prepared(dataloader, num_batches)
+    options = _options_of(dataloader)
+    if isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None:
+        made = SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **options)
+    else:
+        sampler = SkipBatchSampler(dataloader.batch_sampler, num_batches)
+        for name in ("batch_size", "shuffle", "sampler", "drop_last"):
+            options.pop(name, None)
+        kind = type(dataloader) if isinstance(dataloader, _Adapted) else DataLoader
+        if kind is DataLoaderShard:
+            options |= {"device": dataloader.device, "rng_types": dataloader.rng_types}
+        made = kind(dataloader.dataset, batch_sampler=sampler, **options)
+    if hasattr(dataloader, "iteration"):
+        cast(Any, made).iteration = dataloader.iteration
+    return made
+
+
+def _options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+    found = {name: getattr(dataloader, name) for name in _LOADER_OPTIONS if hasattr(dataloader, name)}
+    if dataloader.num_workers == 0:
+        found.pop("prefetch_factor", None)
+        found.pop("timeout", None)
+    if isinstance(dataloader.dataset, IterableDataset):
+        found.pop("sampler", None)
+    if not found.get("pin_memory_device"):
+        found.pop("pin_memory_device", None)
+    if found.get("batch_size") is None:
+        found.pop("drop_last", None)
+    return found
+
+
+def prepare_data_loader(
+    dataloader: DataLoader[Any],
+    device: torch.device | None = None,
+    num_processes: int | None = None,
+    process_index: int | None = None,
+    split_batches: bool = False,
+    put_on_device: bool = False,
+    rng_types: Sequence[Any] | None = None,
+    dispatch_batches: bool | None = None,
+    even_batches: bool = True,
+    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    use_seedable_sampler: bool = False,
+    data_seed: int | None = None,
+    non_blocking: bool = False,
+    use_stateful_dataloader: bool = False,
+    torch_device_mesh: Any = None,
+) -> DataLoader[Any]:
+    """Return a loader of one process's share, as accelerate divides; `Accelerator.prepare` divides exactly.
+
+    Raises `MisuseError` for what only a prepared loader does: dispatching among processes.
+    """
+    world = current_world()
+    count = world.size if num_processes is None else num_processes
+    index = world.rank if process_index is None else process_index
+    if dispatch_batches and (not put_on_device or world.size > 1 or slice_fn_for_dispatch is not None):
+        raise MisuseError(
+            "dispatch_batches=True is of Accelerator.prepare: pass DataLoaderConfiguration(dispatch_batches=True) to "
+            "the Accelerator, and it reads on one process and divides"
+        )
+    if split_batches and dataloader.batch_size is not None and dataloader.batch_size % count:
+        raise ValueError(
+            f"split_batches=True divides each batch among {count} processes: its batch_size, which is "
+            f"{dataloader.batch_size}, is to be a round multiple of that"
+        )
+    options = _options_of(dataloader)
+    options |= {
+        "device": device if put_on_device else None,
+        "rng_types": rng_types,
+        "_non_blocking": non_blocking,
+        "use_stateful_dataloader": use_stateful_dataloader,
+    }
+    dataset: Any = dataloader.dataset
+    if dataloader.batch_sampler is None or isinstance(dataset, IterableDataset):
+        return _over_stream(dataset, dataloader, options, count, index, split_batches)
+    batch_sampler: Any = dataloader.batch_sampler
+    if use_seedable_sampler and type(batch_sampler.sampler) is RandomSampler:
+        old = batch_sampler.sampler
+        batch_sampler.sampler = SeedableRandomSampler(
+            old.data_source, old.replacement, old._num_samples, old.generator, data_seed=data_seed
+        )
+    if count > 1:
+        if type(batch_sampler.sampler) is RandomSampler and batch_sampler.sampler.generator is None:
+            # All processes draw the same order.
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            batch_sampler.sampler.generator = torch.Generator().manual_seed(seed)
+        batch_sampler = BatchSamplerShard(batch_sampler, count, index, split_batches, even_batches)
+    for name in ("batch_size", "shuffle", "sampler", "drop_last"):
+        options.pop(name, None)
+    return DataLoaderShard(dataset, batch_sampler=batch_sampler, **options)
+
+
+def _over_stream(
+    dataset: Any, dataloader: DataLoader[Any], options: dict[str, Any], count: int, index: int, split_batches: bool
+) -> DataLoader[Any]:
+    num_shards: int = getattr(dataset, "n_shards", 0)
+    if count > 1 and num_shards and num_shards % count == 0 and hasattr(dataset, "shard") and not split_batches:
+        return DataLoaderShard(dataset.shard(num_shards=count, index=index), **options)
+    if count > 1:
+        size = dataloader.batch_size or 1
+        dataset = IterableDatasetShard(dataset, size, dataloader.drop_last, count, index, split_batches)
+        if split_batches and dataloader.batch_size is not None:
+            options["batch_size"] = size // count
+    return DataLoaderShard(dataset, **options)

@@ -1,0 +1,46 @@
+"""The launchers under accelerate's name: workers import accel_nb under it too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accel_nb.compat.finder import install
+from accel_nb.notebook import launcher
+
+
+class _Alias:
+    """Installs the alias where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _installed, ()
+
+
+def _installed() -> _Alias:
+    install()
+    return _Alias()
+
+
+def _call(alias: _Alias, function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _under_alias(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a part that is unpickled before it: modules that the function needs find the alias."""
+    if not callable(function):
+        return function
+    wrapped = functools.partial(_call, _Alias(), function)
+    functools.update_wrapper(wrapped, function, assigned=("__name__", "__doc__"), updated=())
+    vars(wrapped).pop("__wrapped__", None)
+    return wrapped
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
+    """Run a function on CPU workers; see `accel_nb.debug_launcher`."""
+    return launcher.debug_launcher(_under_alias(function), args, num_processes)
+
+
+def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *more: Any, **options: Any) -> list[Any]:
+    """Run a function on workers; see `accel_nb.notebook_launcher`."""
+    return launcher.notebook_launcher(_under_alias(function), args, *more, **options)

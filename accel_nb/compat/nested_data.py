@@ -1,0 +1,164 @@
+"""Nested tensors under accelerate's names, where its answers or errors differ from ours."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.accelerator.process import operations
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.tensors.nested import find_tensors
+
+
+class CannotPadNestedTensorWarning(UserWarning):
+    """A nested tensor was not padded."""
+
+
+class DistributedOperationException(Exception):
+    """Ranks took part in one operation with tensors of different shapes."""
+
+
+@dataclass
+class TensorInformation:
+    """Shape and dtype of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def is_tensor_information(tensor_info: object) -> bool:
+    """Whether a value is a `TensorInformation`."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = lambda value: isinstance(value, Tensor),
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Return ``data`` with ``func(leaf, ...)`` in place of each leaf that ``test_type`` accepts; else TypeError."""
+    try:
+        return operations.recursively_apply(
+            func, data, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
+        )
+    except MisuseError as error:
+        raise TypeError(str(error)) from None
+
+
+def get_data_structure(data: Any) -> Any:
+    """Return nested data with each tensor's shape and dtype in its place."""
+    return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
+
+
+def get_shape(data: Any) -> Any:
+    """Return nested data with each tensor's shape, as a list, in its place."""
+    return recursively_apply(lambda tensor: list(tensor.shape), data)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Return what `get_data_structure` has described with empty tensors."""
+    return operations.recursively_apply(
+        lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
+    )
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """Return the number of samples in a batch; None where there is none."""
+    return operations.find_batch_size(data)
+
+
+def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
+    """Return batches of one structure joined along ``dim``; a single batch as it is, TypeError for other leaves."""
+    if len(data) == 1:
+        return data[0]
+    first = data[0]
+    if isinstance(first, tuple | list):
+        columns = [concatenate([batch[at] for batch in data], dim) for at in range(len(first))]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if isinstance(first, Mapping):
+        joined = {key: concatenate([batch[key] for batch in data], dim) for key in first}
+        return type(first)(joined)  # pyright: ignore[reportCallIssue]
+    if not isinstance(first, Tensor):
+        raise TypeError(f"batches are joined tensor by tensor, and one has a {type(first).__name__}")
+    return torch.cat(list(data), dim)
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Return nested tensors whose rows are repeated from the last until all processes get as many."""
+    missing = -batch_size % num_processes
+
+    def padded(value: Tensor) -> Tensor:
+        if not missing or value.shape[dim] != batch_size:
+            return value
+        last = value.narrow(dim, value.shape[dim] - 1, 1)
+        return torch.cat([value, *[last] * missing], dim)
+
+    return recursively_apply(padded, tensor, error_on_other_type=True)
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+    """Return tensors padded along ``dim`` to the longest on any rank; those without that dim as they are."""
+    for value in find_tensors(tensor):
+        if value.is_nested:
+            warnings.warn(
+                "a nested tensor has no one length to pad to, and stays as it is; pad it before",
+                CannotPadNestedTensorWarning,
+                stacklevel=2,
+            )
+            return tensor
+    if all(not -value.dim() <= dim < value.dim() for value in find_tensors(tensor)):
+        return tensor
+    return operations.pad_across_processes(tensor, dim, pad_index, pad_first)
+
+
+def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
+    """Return rank 0's tensor on every rank; ranks that have none pass None."""
+    from accel_nb.runtime.distributed.collectives import Collectives
+    from accel_nb.runtime.distributed.current_world import current_comm
+
+    held = Collectives(current_comm()).gather_objects(
+        None if tensor is None else [list(tensor.shape), str(tensor.dtype)]
+    )
+    shape, dtype = held[0]
+    if tensor is None:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    return operations.broadcast(tensor)
+
+
+class ConvertOutputsToFp32:
+    """A function that calls another and returns its half precision tensors in float32; pickling keeps the other."""
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        self.model_forward = model_forward
+        functools.update_wrapper(self, model_forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return operations.convert_to_fp32(self.model_forward(*args, **kwargs))
+
+    def __reduce__(self) -> Any:
+        return ConvertOutputsToFp32, (self.model_forward,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConvertOutputsToFp32:
+        return ConvertOutputsToFp32(copy.deepcopy(self.model_forward, memo))
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another and returns its half precision tensors in float32."""
+    converted = ConvertOutputsToFp32(model_forward)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return converted(*args, **kwargs)
+
+    vars(forward)["__wrapped__"] = model_forward
+    return forward

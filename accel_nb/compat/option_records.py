@@ -1,0 +1,106 @@
+"""Records of options with accelerate's names, fields and order; they become options of accel_nb's schema."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from accel_nb.accelerator.options import plugins
+from accel_nb.compat.hf_utils import _Listed
+
+
+@dataclass
+class DataLoaderConfiguration(plugins.DataLoaderConfiguration):
+    """How `Accelerator.prepare` reads loaders, with the defaults of accelerate."""
+
+    split_batches: bool | None = False
+    dispatch_batches: bool | None = None
+    even_batches: bool | None = True
+    use_seedable_sampler: bool | None = False
+    data_seed: int | None = None
+    non_blocking: bool | None = False
+    use_stateful_dataloader: bool = False
+    custom_classes: Any = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that differ from accelerate's defaults."""
+        given = plugins.DataLoaderConfiguration(**self.to_kwargs())
+        return given.as_options()
+
+
+@dataclass
+class GradientAccumulationPlugin(plugins.GradientAccumulationPlugin):
+    """How gradients are accumulated, with the defaults of accelerate."""
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool | None = True
+    sync_each_batch: bool | None = False
+
+
+@dataclass
+class ProjectConfiguration(plugins.ProjectConfiguration):
+    """Folders for the files of a run, and the number of the next checkpoint."""
+
+    project_dir: str | os.PathLike[str] | None = None
+    logging_dir: str | os.PathLike[str] | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def __post_init__(self) -> None:
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Set the folder of the run, which is that of its logs too if they have none."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir
+
+    def as_options(self) -> dict[str, Any]:
+        """Return no options: folders are named by `CheckpointFolders`."""
+        return {}
+
+
+class ComputeEnvironment(str, Enum, metaclass=_Listed):
+    """Where a configuration runs."""
+
+    LOCAL_MACHINE = "LOCAL_MACHINE"
+    AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class SageMakerDistributedType(str, Enum, metaclass=_Listed):
+    """Kinds of training on SageMaker."""
+
+    NO = "NO"
+    DATA_PARALLEL = "DATA_PARALLEL"
+    MODEL_PARALLEL = "MODEL_PARALLEL"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class FP8BackendType(str, Enum, metaclass=_Listed):
+    """Libraries of 8-bit floating point; ``AO`` is the one that trains here."""
+
+    NO = "NO"
+    TE = "TE"
+    MSAMP = "MSAMP"
+    AO = "AO"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class CustomDtype(Enum):
+    """Dtypes of weights that torch has no own dtype for."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"

@@ -1,0 +1,190 @@
+"""Accelerate's state classes, which all of a process shares: each object is a view of one common record.
+
+`accel_nb` builds each state from the open world or from one accelerator; sharing holds under the alias only.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from accel_nb.accelerator import process_state
+from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.runtime.process.environment import get_variable
+
+if TYPE_CHECKING:
+    from accel_nb.accelerator.training.accumulation import AccumulationWindow
+
+
+class PartialState(process_state.PartialState):
+    """This process's rank and device; built once, and shared by all objects of the class."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            return
+        backend, timeout = kwargs.get("backend"), kwargs.get("timeout")
+        cpu = cpu or get_variable("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
+        super().__init__(cpu, backend=backend, timeout=timeout if isinstance(timeout, timedelta) else None)
+        self._cpu = cpu
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state is built."""
+        return bool(PartialState._shared_state)
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Forget the shared record; the next object is built anew."""
+        PartialState._shared_state.clear()
+
+
+class AcceleratorState(PartialState):
+    """This process's rank, device and precision; shared, and that of the newest `Accelerator`."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    deepspeed_plugin: Any = None
+    fsdp_plugin: Any = None
+    parallelism_config: Any = None
+    torch_tp_plugin: Any = None
+    megatron_lm_plugin: Any = None
+    dynamo_plugin: Any = None
+    device_mesh: Any = None
+
+    def __init__(self, mixed_precision: str | None = None, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = AcceleratorState._shared_state
+        if self.initialized:
+            known = self.__dict__.get("mixed_precision", mixed_precision)
+            if mixed_precision is not None and mixed_precision != known:
+                raise ValueError(
+                    f"mixed_precision={mixed_precision!r}: the state of this process has {known!r} already; build the "
+                    "Accelerator with it first, or call AcceleratorState._reset_state()"
+                )
+            return
+        wanted = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", "no")
+        found = process_state.AcceleratorState(wanted.lower(), cpu)
+        self.__dict__.update(vars(found), _cpu=cpu)
+        PartialState._shared_state.update(vars(found), _cpu=cpu)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state is built."""
+        return bool(AcceleratorState._shared_state)
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """The kind of training: ``FSDP`` and ``DEEPSPEED`` where a plugin of these trains several processes."""
+        if self.use_distributed and self.fsdp_plugin is not None:
+            return DistributedType.FSDP
+        if self.use_distributed and self.deepspeed_plugin is not None:
+            return DistributedType.DEEPSPEED
+        return super().distributed_type
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether FSDP trains, which is its second version here."""
+        return self.distributed_type is DistributedType.FSDP
+
+    def set_from(self, state: process_state.AcceleratorState, **values: Any) -> None:
+        """Make the shared record that of an accelerator."""
+        PartialState._shared_state.update(vars(state))
+        AcceleratorState._shared_state.update(vars(state), **values)
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Forget the shared record, and with ``reset_partial_state`` that of `PartialState`."""
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+
+class GradientState:
+    """The accumulation of gradients of the newest `Accelerator`; shared by all objects of the class."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, gradient_accumulation_plugin: Any = None) -> None:
+        self.__dict__ = GradientState._shared_state
+        if not self.initialized:
+            self._sync_gradients, self.plugin_kwargs = True, {"num_steps": 1}
+            self._window: AccumulationWindow | None = None
+        if gradient_accumulation_plugin is not None:
+            given = gradient_accumulation_plugin.to_kwargs()
+            self.plugin_kwargs = {**given, "num_steps": given.get("num_steps") or 1}
+
+    def bind(self, window: AccumulationWindow) -> None:
+        """Make this the state of an accelerator's window."""
+        self._window, self._sync_gradients = window, None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state is built."""
+        return bool(GradientState._shared_state)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients of the current micro-batch are averaged and optimizers step."""
+        if self._sync_gradients is not None or self._window is None:
+            return self._sync_gradients is not False
+        return self._window.syncs_gradients
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """Hold optimizers, or let them step, until the next `accumulate` block decides."""
+        self._sync_gradients = None if sync_gradients and self._window is not None else sync_gradients
+
+    @property
+    def num_steps(self) -> int:
+        """How many micro-batches make one optimizer step."""
+        return self.plugin_kwargs["num_steps"] if self._window is None else self._window.size
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether schedulers step at the end of a window only."""
+        return self.plugin_kwargs.get("adjust_scheduler", True) is True
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a loader's last batch closes the window."""
+        return self.plugin_kwargs.get("sync_with_dataloader") is not False
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether gradients are averaged after every micro-batch."""
+        return bool(self.plugin_kwargs.get("sync_each_batch"))
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated."""
+        return self._window is not None and self._window.share is not None
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The loader that is being iterated, by its own class; None without one."""
+        return None if not self.in_dataloader else self
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the current batch is the last one of its loader."""
+        share = None if self._window is None else self._window.share
+        return share is not None and share.is_last
+
+    @property
+    def remainder(self) -> int:
+        """How many samples the current global batch has, if it is the loader's last; else -1."""
+        share = None if self._window is None else self._window.share
+        return share.total_samples if share is not None and share.is_last else -1
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """Return False: under XLA the strategy averages gradients itself."""
+        return False
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget the shared record."""
+        GradientState._shared_state.clear()
+
+    def __repr__(self) -> str:
+        return f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps})"
