@@ -1,6 +1,6 @@
 """Build the environments of users (Colab, Kaggle, oldest and newest versions, a plain install) and run tests in them.
 
-    python .ci/environments.py run NAME... [--tests FILE...]     build what has changed, and test
+    python .ci/environments.py run NAME... [--tests ARGUMENT...] build what has changed, and test (arguments of pytest)
     python .ci/environments.py refresh NAME [FREEZE]             write NAME's list of packages anew; FREEZE is a file or
                                                                  URL with the output of `pip freeze` there
     python .ci/environments.py table                             write docs/environments.md from the results
@@ -222,7 +222,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("names", nargs="+", choices=ENVIRONMENTS)
-    run.add_argument("--tests", nargs="+", default=["tests/environments"])
+    run.add_argument("--tests", nargs=argparse.REMAINDER, default=["tests/environments"])
     again = commands.add_parser("refresh")
     again.add_argument("name", choices=ENVIRONMENTS)
     again.add_argument("source", nargs="?")
