@@ -5,6 +5,7 @@
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 #   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
+#   make test-environments  what users do, on Colab's and Kaggle's packages, the oldest and newest versions, a plain install
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -35,11 +36,11 @@ FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/nul
 # PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+.PHONY: help setup demo docs test test-trackers test-xla test-environments xla-env nightly coverage lab bench lint lint-python lint-front-end format \
     clean browser unit unit-python unit-front-end wheel dist
 
 help:
-	@sed -n '2,8p' Makefile | sed 's/^# *//'
+	@sed -n '2,9p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -132,6 +133,11 @@ xla-env: $(XLA)/.installed
 
 $(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
 	.ci/xla.sh $(PYTHON) $(XLA)
+
+# `make test-environments ENVIRONMENTS=colab` runs one. Each is a venv in the cache folder, built when its list changes.
+ENVIRONMENTS := colab kaggle oldest newest laptop
+test-environments: $(STAMPS)/develop
+	$(BIN)/python .ci/environments.py run $(ENVIRONMENTS) --tests $(or $(TESTS),tests/environments tests/ranks tests/contract)
 
 nightly: export OMP_WAIT_POLICY = passive
 nightly: $(STAMPS)/develop

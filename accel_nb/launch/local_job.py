@@ -25,6 +25,7 @@ from accel_nb.notebook.session.interrupts import InterruptCount, count_interrupt
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S, describe_exit
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.process.environment import LAUNCH_STORE, all_variables, rank_variables
+from accel_nb.runtime.process.platforms import detect_platform
 from accel_nb.runtime.world import World
 
 POLL_S = 0.05
@@ -143,7 +144,7 @@ class LocalJob:
         report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
         place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
         log = None if number in self.shown_ranks else self._open_log(number)
-        variables = all_variables()
+        variables = {**detect_platform().worker_variables, **all_variables()}
         if self.task.kind != "notebook":
             variables |= rank_variables(world, address="127.0.0.1", port=port)
             variables |= {

@@ -22,7 +22,7 @@ COLAB = (
 
 SETUP = """
 %load_ext accel_nb
-import torch
+import os, torch
 from torch.utils.data import DataLoader, TensorDataset
 
 model = torch.nn.Linear(1, 1)
@@ -117,6 +117,9 @@ def test_kaggles_panel_is_made_of_core_widgets_and_steers(monkeypatch: pytest.Mo
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     with running_kernel() as kernel:
         assert kernel.run(SETUP).error is None
+        read = "import os\nfound = os.environ.get('NCCL_P2P_DISABLE')"
+        assert kernel.run(f"%%accelerate --cpus 2\n{read}").error is None
+        assert kernel.value("(found, os.environ.get('NCCL_P2P_DISABLE'))") == ("1", None)
         front = CoreWidgets(kernel)
         kernel.client.execute(LOOP)
 

@@ -157,6 +157,27 @@ def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     assert f"[WARN] v3-8: {why}; or use --cpus N" in lines
 
 
+def test_the_doctor_says_where_checkpoints_outlive_the_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def storage(name: str, here: PlatformSignals, **changes: Any) -> str:
+        table = [replace(row, **changes) if row.name == name else row for row in PLATFORMS]
+        monkeypatch.setattr("accel_nb.runtime.process.platforms.PLATFORMS", tuple(table))
+        return next(str(line) for line in diagnose(signals=here) if "the session" in line.text and "/" in line.text)
+
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "weights").write_bytes(bytes(1000))
+    kaggle = signals("KAGGLE_KERNEL_RUN_TYPE", paths=[str(tmp_path)])
+    line = storage("kaggle", kaggle, kept_folder=str(tmp_path), kept_bytes=20_000_001_000)
+    assert line.startswith("[  ok] 20.0 of 20 GB are left")
+    line = storage("kaggle", kaggle, kept_folder=str(tmp_path), kept_bytes=2_000)
+    assert line.startswith("[WARN] 0.0 of 0 GB are left")
+    assert line.endswith("--checkpoint.total-limit 2")
+    mounted = signals("COLAB_RELEASE_TAG", paths=["/content/drive/MyDrive"])
+    assert "--checkpoint /content/drive/MyDrive/NAME" in storage("colab", mounted)
+    line = storage("colab", signals("COLAB_RELEASE_TAG"))
+    assert line.startswith("[WARN] /content/drive/MyDrive is not there")
+    assert line.endswith("drive.mount('/content/drive')")
+
+
 def test_the_doctor_says_that_torch_is_unchecked_and_what_runs_then(monkeypatch: pytest.MonkeyPatch):
     assert "is not checked" not in "\n".join(map(str, diagnose()))
     monkeypatch.setattr(torch_private, "torch_version", lambda: "2.99")

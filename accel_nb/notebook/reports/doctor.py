@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from importlib import metadata
 from typing import Literal
 
 from accel_nb.runtime.process.hardware import Machine, inspect_machine, torch_cuda_version, why_no_xla, why_unusable
-from accel_nb.runtime.process.platforms import PlatformSignals, collect_signals, detect_platform, find_tpu
+from accel_nb.runtime.process.platforms import Platform, PlatformSignals, collect_signals, detect_platform, find_tpu
 from accel_nb.runtime.torch_private import why_unchecked
 
 GIB = 1024**3
@@ -47,6 +48,7 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
         *([] if tpu is None else [_tpu(tpu)]),
         *_gpus(machine),
         *_space(machine),
+        *_kept_folder(platform, signals),
     ]
 
 
@@ -100,3 +102,28 @@ def _space(machine: Machine) -> Iterator[Finding]:
     disk = machine.disk_free_bytes
     level: Level = "warning" if disk < SMALL_DISK else "ok"
     yield Finding(level, f"{disk / GIB:.0f} GiB free on the current folder's disk")
+
+
+def _kept_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
+    """Report where checkpoints outlive the session, on platforms that delete the other files."""
+    folder = platform.kept_folder
+    if folder is None:
+        return
+    if not signals.has_path(folder):
+        remedy = f": {platform.keep_advice}" if platform.keep_advice else ""
+        yield Finding("warning", f"{folder} is not there, and files elsewhere end with the session{remedy}")
+    elif platform.kept_bytes is None:
+        yield Finding("ok", f"files in {folder} outlive the session: --checkpoint {folder}/NAME")
+    else:
+        used = sum(os.path.getsize(os.path.join(place, name)) for place, name in _files(folder))
+        left = platform.kept_bytes - used
+        space = f"{left / 1e9:.1f} of {platform.kept_bytes / 1e9:.0f} GB"
+        text = f"{space} are left in {folder}, whose files outlive the session"
+        is_little = left < SMALL_DISK
+        remedy = "delete files, and keep few checkpoints with --checkpoint.total-limit 2" if is_little else ""
+        yield Finding("warning" if is_little else "ok", f"{text}: {remedy or f'--checkpoint {folder}/NAME'}")
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    for place, _, names in os.walk(folder):
+        yield from ((place, name) for name in names if not os.path.islink(os.path.join(place, name)))

@@ -45,6 +45,7 @@ from accel_nb.pool.messages import (
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads
 from accel_nb.runtime.process.environment import notebook_variables, zygote_environment
 from accel_nb.runtime.process.oom_detection import KillCounters
+from accel_nb.runtime.process.platforms import detect_platform
 from accel_nb.telemetry.ring import RingReader, create_ring
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class LocalEngine:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "accel_nb.pool.local.zygote", str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
-                env=zygote_environment() | self._overrides,
+                env={**detect_platform().worker_variables, **zygote_environment(), **self._overrides},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

@@ -46,6 +46,14 @@ class Platform:
     is_detected: Callable[[PlatformSignals], bool]
     display_mode: DisplayMode = "widget"
     advice: tuple[str, ...] = ()
+    kept_folder: str | None = None
+    """The folder whose files outlive the session; None where all do, or where that is unknown."""
+    kept_bytes: int | None = None
+    """What the platform keeps of that folder at most."""
+    keep_advice: str = ""
+    """What makes ``kept_folder`` where it is not there."""
+    worker_variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that workers and ranks are started with; the user's own come first."""
 
 
 _RUNNERS = ("papermill", "nbconvert", "jupyter-execute")
@@ -60,9 +68,15 @@ PLATFORMS: tuple[Platform, ...] = (
         advice=(
             "choose GPU T4 x2, not P100, in the session options: recent builds of torch do not run on a P100",
             "a T4 has no bf16: use --precision fp16 or auto",
+            "the two T4 have no peer-to-peer copies: workers run with NCCL_P2P_DISABLE=1, unless you set it",
+            "a session ends after about 20 minutes without activity, and after 12 hours (9 with a TPU): Save Version "
+            "runs the notebook without you",
             "the internet is off in competition reruns, and until it is switched on: install from attached data sets",
             _DISCONNECTS,
         ),
+        kept_folder="/kaggle/working",
+        kept_bytes=20 * 10**9,
+        worker_variables={"NCCL_P2P_DISABLE": "1"},
     ),
     Platform(
         "colab",
@@ -70,9 +84,11 @@ PLATFORMS: tuple[Platform, ...] = (
         lambda here: "google.colab" in here.modules or "COLAB_RELEASE_TAG" in here.variables,
         advice=(
             "there is one GPU at most; a T4 has no bf16: use --precision fp16 or auto",
-            "live widgets need google.colab.output.enable_custom_widget_manager(); pictures are shown without it",
+            "a session ends after about 90 minutes without activity, and after 12 hours at most",
             _DISCONNECTS,
         ),
+        kept_folder="/content/drive/MyDrive",
+        keep_advice="from google.colab import drive; drive.mount('/content/drive')",
     ),
     Platform(
         "deepnote",
