@@ -14,7 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,7 @@ from accel_nb.data.order import (
     flag_last,
     grouped,
     num_groups,
+    whole_batch_share,
 )
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
@@ -38,6 +39,13 @@ from accel_nb.runtime import rng
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator
+
+
+class ReadMode:
+    """Whether ranks read all samples of each batch; may change between two batches, on all ranks alike."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class DataShard:
     count: int
     group_size: int = 1
     is_even: bool = False
+    mode: ReadMode = field(default_factory=ReadMode)
 
     def drops_incomplete(self, drop_last: bool) -> bool:
         """Whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
@@ -119,6 +128,10 @@ class IndexSampler:
         number = index if group_size > 1 else 0
         expected, is_last, fill = self.num_groups(), False, ()
         for group, is_last in self._start(group_size, expected):
+            if place.mode.is_whole:
+                merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
+                yield merged, whole_batch_share(len(merged), count, index, is_last=is_last)
+                continue
             if place.is_even and not fill:
                 fill = [sample for batch in group for sample in batch]
             if len(group) == group_size and len(group[-1]) == usual:

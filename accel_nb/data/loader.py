@@ -75,6 +75,8 @@ __all__ = [
     "skip_first_batches",
     "unshard_loader",
     "watch_batches",
+    "read_whole",
+    "before_next_batch",
 ]
 
 _ATTRIBUTE = "_accel_nb_sharding"
@@ -154,6 +156,16 @@ def count_remaining(loader: DataLoader[Any], position: LoaderPosition) -> int | 
 def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare], object] | None) -> None:
     """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None removes it."""
     _sharding(loader).on_batch = on_batch
+
+
+def read_whole(loader: DataLoader[Any], is_on: bool) -> None:
+    """Make every rank read all samples of the batches that a sharded loader draws from now on, or its share again."""
+    _sharding(loader).shard.mode.is_whole = is_on
+
+
+def before_next_batch(loader: DataLoader[Any], call: Callable[[], object] | None) -> None:
+    """Call ``call`` before a sharded loader yields its second batch, and each one after that; None removes it."""
+    _sharding(loader).before_next = call
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
@@ -254,9 +266,10 @@ class _ShardedLoading:
         self.plain = plain
         self.observer = observer
         self.on_batch: Callable[[Any, BatchShare], object] | None = None
+        self.before_next: Callable[[], object] | None = None
         # The share of the batch yielded last; None before the first batch of an iteration.
         self.latest: BatchShare | None = None
-        self._shard = shard
+        self.shard = shard
         self._comm = shard.comm
         self._device = device
         self._options = options
@@ -283,7 +296,7 @@ class _ShardedLoading:
 
     def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return None if size is None else size * self._shard.group_size
+        return None if size is None else size * self.shard.group_size
 
     @property
     def is_at_end(self) -> bool:
@@ -322,7 +335,7 @@ class _ShardedLoading:
         if skipped is not None:
             resumed = self._position_after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = EpochProgress(self._shard.group_size, self.observer.num_trained, resumed)
+        self._epoch = epoch = EpochProgress(self.shard.group_size, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
         transfer = self._transfer_for(loader)
         if transfer is None:
@@ -345,7 +358,7 @@ class _ShardedLoading:
         epoch = self._epoch
         if self._resumed is not None:  # loaded, and not iterated since
             return self._resumed
-        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._shard.count)
+        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self.shard.count)
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
             seen, batches = epoch.count_trained()
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
@@ -400,7 +413,7 @@ class _ShardedLoading:
             return None
         name = type(loader.dataset).__name__
         if self._can_shard_dataset(loader) and not self._is_dispatched(loader):
-            if position.num_parts != self._shard.count:
+            if position.num_parts != self.shard.count:
                 return (
                     f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
                     f"in the middle of an epoch: go on with as many, or save between epochs"
@@ -419,7 +432,7 @@ class _ShardedLoading:
         self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None
     ) -> LoaderPosition:
         """Return the position after ``num_batches`` of each rank, in the resumed epoch or a new one."""
-        batches = num_batches * self._shard.group_size
+        batches = num_batches * self.shard.group_size
         seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
         if resumed is None:
             return LoaderPosition(self._num_epochs, seen, batches)
@@ -459,14 +472,14 @@ class _ShardedLoading:
         inner = self._updated_inner(loader)
         # A resumed epoch drew the seed of its workers before it was saved: do not advance the generator again.
         with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
-            if self._shard.index > 0:
+            if self.shard.index > 0 and not self.shard.mode.is_whole:
                 inner.generator = self._worker_seed_generator(loader, inner)
             index_sampler.pending_shares = None
             source = iter(inner)
         if index_sampler.yields_lists:
             return MatchedBatches(source, index_sampler)
-        divider = BatchDivider(self._shard, loader.batch_size)
-        return read_everywhere(source, index_sampler.num_groups(), self._shard, divider, loader.drop_last)
+        divider = BatchDivider(self.shard, loader.batch_size)
+        return read_everywhere(source, index_sampler.num_groups(), self.shard, divider, loader.drop_last)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:
@@ -474,12 +487,12 @@ class _ShardedLoading:
         if self._options.dispatch_batches:
             return True
         is_stream = isinstance(loader.dataset, IterableDataset)
-        return is_stream and self._shard.group_size > 1 and not self._can_shard_dataset(loader)
+        return is_stream and self.shard.group_size > 1 and not self._can_shard_dataset(loader)
 
     def _can_shard_dataset(self, loader: DataLoader[Any]) -> bool:
         """Return whether to divide the dataset by its method ``shard``; only for batches that are each worker's."""
-        dataset, count = cast(Any, loader.dataset), self._shard.count
-        if self._shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
+        dataset, count = cast(Any, loader.dataset), self.shard.count
+        if self.shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
             return False
         num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
         return isinstance(num_shards, int) and num_shards >= count
@@ -519,7 +532,7 @@ class _ShardedLoading:
 
     def _build_sampler(self, loader: DataLoader[Any]) -> IndexSampler | None:
         if self._index_sampler is None and not isinstance(loader.dataset, IterableDataset):
-            self._index_sampler = IndexSampler(loader, self._shard, self._order_seed())
+            self._index_sampler = IndexSampler(loader, self.shard, self._order_seed())
         return self._index_sampler
 
     def _order_seed(self) -> int | None:
@@ -548,12 +561,12 @@ class _ShardedLoading:
         """Return the generator of this share's worker seeds, derived from the seed that a plain loader draws."""
         if inner._iterator is None:  # persistent workers keep their initial seed
             drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self._shard.index))
+            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self.shard.index))
         return self._worker_seeds
 
     def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
         drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-        return num_groups(num_batches, self._shard.group_size, drop_short=self._shard.drops_incomplete(drop_last))
+        return num_groups(num_batches, self.shard.group_size, drop_short=self.shard.drops_incomplete(drop_last))
 
     def _expected(self, loader: DataLoader[Any], epoch: EpochProgress) -> int | None:
         """Return the number of remaining global batches of a stream by its length, None if that is not reliable."""
@@ -565,7 +578,7 @@ class _ShardedLoading:
         return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
 
     def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        comm, shard = self._comm, self._shard
+        comm, shard = self._comm, self.shard
         inner = self._updated_inner(loader)
         epoch.sampler_state = SamplerState()
         generators = own_generators(loader)
@@ -597,12 +610,12 @@ class _ShardedLoading:
         """Return the inner loader over this rank's shard of the dataset."""
         dataset = cast(Any, loader.dataset)
         if inner._iterator is None or not loader.persistent_workers:
-            self._dataset_shard = dataset.shard(num_shards=self._shard.count, index=self._shard.index)
+            self._dataset_shard = dataset.shard(num_shards=self.shard.count, index=self.shard.index)
         inner.__dict__["dataset"] = self._dataset_shard
         return inner
 
     def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        shard = self._shard
+        shard = self.shard
         index_sampler = self._build_sampler(loader)
         epoch.sampler_state = SamplerState()
 
@@ -678,6 +691,8 @@ class _LoaderIterator(Iterator[Any]):
         sharding = self._sharding
         observer = sharding.observer
         observer.on_batch_end()
+        if sharding.before_next is not None and sharding.latest is not None:
+            sharding.before_next()
         try:
             batch, share = next(self._pairs)
         except StopIteration:

@@ -30,7 +30,7 @@ def explain_divided_batch(error: BaseException, share: BatchShare | None) -> str
 
     ``share`` is this rank's share of the batch when the error was raised.
     """
-    if share is None or share.num_samples >= share.total_samples:
+    if share is None or share.is_whole or share.num_samples >= share.total_samples:
         return None
     if not isinstance(error, _SHAPE_ERRORS) or is_out_of_memory(error):
         return None
