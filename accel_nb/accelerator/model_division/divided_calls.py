@@ -47,7 +47,7 @@ class DividedCalls:
         self.exchange = RowExchange(comm)
         self.is_on = False
         # Whether a model is being called, whose code may call others.
-        self._is_inside = False
+        self.is_inside = False
         # By model: what was found for each kind of call.
         self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | Undivided]] = (
             weakref.WeakKeyDictionary()
@@ -73,7 +73,7 @@ class DividedCalls:
         reference = weakref.ref(model)
 
         def divided(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_on or self._is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
+            if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
                 return forward(*args, **kwargs)
             own = reference()
             assert own is not None, "a model is alive in its own call"
@@ -124,11 +124,11 @@ class DividedCalls:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        self._is_inside = True
+        self.is_inside = True
         try:
             yield
         finally:
-            self._is_inside = False
+            self.is_inside = False
 
     @contextmanager
     def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
@@ -151,7 +151,10 @@ class DividedCalls:
         known = self._known.get(model)
         if known is None:
             known = self._known[model] = {}
-        key = model.training, torch.is_grad_enabled(), signature_of([args, kwargs])
+        has_gradients = torch.is_grad_enabled()
+        if has_gradients and _has_swapped_parameters(model):
+            return Undivided("it is called with other parameters than its own")
+        key = model.training, has_gradients, signature_of([args, kwargs])
         layout = known.get(key)
         if layout is None:
             found = self._find_layout(model, forward, args, kwargs)
@@ -163,8 +166,6 @@ class DividedCalls:
     ) -> RowLayout | Undivided:
         if self.has_gradient_hooks(model):
             return Undivided("hooks read or change its gradients")
-        if torch.is_grad_enabled() and _has_swapped_parameters(model):
-            return Undivided("it is called with other parameters than its own")
         share, policy = self._stepper.window.share, self._stepper.strategy.precision.policy
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())

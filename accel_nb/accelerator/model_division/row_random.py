@@ -54,14 +54,14 @@ class RowRandom(TorchDispatchMode):
             self.problem = self.problem or f"`{name}` draws by tensors"
             return func(*args, **kwargs)
         if func._schema.is_mutable:
-            whole = func(own.new_empty(self._whole_shape(own.shape, dim)), *args[1:], **kwargs)
+            whole = func(self._whole_like(own, dim), *args[1:], **kwargs)
             return own.copy_(self._own(whole, own.shape, dim))
         if name.startswith("bernoulli") and len(args) == 1:  # the probabilities are the values themselves
-            padded = own.new_zeros(self._whole_shape(own.shape, dim))
+            padded = self._whole_like(own, dim).zero_()
             self._own(padded, own.shape, dim).copy_(own)
             return self._own(func(padded, **kwargs), own.shape, dim).clone()
         if name.startswith(("rand", "bernoulli")):
-            whole = func(own.new_empty(self._whole_shape(own.shape, dim)), *args[1:], **kwargs)
+            whole = func(self._whole_like(own, dim), *args[1:], **kwargs)
             return self._own(whole, own.shape, dim).clone()
         self.problem = self.problem or f"`{name}` draws in a way that is not divided"
         return func(*args, **kwargs)
@@ -70,8 +70,8 @@ class RowRandom(TorchDispatchMode):
         dim = self._row_dim(source.shape)
         if dim is None:
             return func(source, p, train)
-        _, mask = func(source.new_ones(self._whole_shape(source.shape, dim)), p, train)
-        mask = self._own(mask, source.shape, dim).contiguous()
+        _, mask = func(self._whole_like(source, dim).fill_(1), p, train)
+        mask = self._own(mask, source.shape, dim).clone()
         return source * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _from_sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -97,6 +97,13 @@ class RowRandom(TorchDispatchMode):
 
     def _whole_shape(self, shape: Sequence[int], dim: int) -> list[int]:
         return [*shape[:dim], shape[dim] // self._size * self._total, *shape[dim + 1 :]]
+
+    def _whole_like(self, own: Tensor, dim: int) -> Tensor:
+        """Return an empty tensor for all rows, with the same order of dims in memory: numbers are drawn in it."""
+        order = sorted(range(own.dim()), key=lambda number: (-own.stride(number), number))
+        shape = self._whole_shape(own.shape, dim)
+        whole = own.new_empty([shape[number] for number in order])
+        return whole.permute([order.index(number) for number in range(own.dim())])
 
     def _own(self, whole: Tensor, shape: Sequence[int], dim: int) -> Tensor:
         return whole.narrow(dim, shape[dim] // self._size * self._start, shape[dim])

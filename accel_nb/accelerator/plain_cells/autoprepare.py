@@ -199,6 +199,8 @@ class PlainCells:
         replace = functools.partial(self._replace, stack)
         replace((Tensor,), "backward", self._wrap_backward)
         replace((Tensor,), "register_hook", self._wrap_register_hook)
+        if self._divided_calls.is_on:
+            replace((torch.autograd,), "grad", self._wrap_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
@@ -460,6 +462,24 @@ class PlainCells:
                 stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
 
         return backward
+
+    def _wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``torch.autograd.grad`` whose gradients of prepared parameters are those of one device."""
+        stepper, exchange = self._stepper, self._divided_calls.exchange
+
+        @functools.wraps(plain)
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            gradients = plain(outputs, inputs, *args, **kwargs)
+            if stepper.window.is_divided or self._divided_calls.is_inside:
+                return gradients
+            averaged = stepper.averaged_parameters
+            listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            return tuple(
+                exchange.average(gradient) if gradient is not None and id(item) in averaged else gradient
+                for item, gradient in zip(listed, gradients, strict=True)
+            )
+
+        return grad
 
     def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
