@@ -12,7 +12,7 @@ import operator
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -42,10 +42,15 @@ if TYPE_CHECKING:
 
 
 class ReadMode:
-    """Whether ranks read all samples of each batch; may change between two batches, on all ranks alike."""
+    """How ranks read the next batches of a loader; set between two batches, on all ranks alike."""
 
     def __init__(self) -> None:
+        # Whether every rank reads all samples of each batch.
         self.is_whole = False
+        # Is called before the second batch of an iteration is read, and before each one after that.
+        self.before_next: Callable[[], object] | None = None
+        # Is called with each batch, before the loop gets it.
+        self.on_batch: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,14 @@ from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBat
 from accel_nb.data.index_distribution import (
     DataShard,
     IndexSampler,
+    ReadMode,
     check_same_loaders,
     length_of,
     own_generators,
     rank_0_random_states,
 )
 from accel_nb.data.loader_checks import refuse_divided
+from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
 from accel_nb.data.position import (
@@ -75,8 +77,7 @@ __all__ = [
     "skip_first_batches",
     "unshard_loader",
     "watch_batches",
-    "read_whole",
-    "before_next_batch",
+    "read_mode",
 ]
 
 _ATTRIBUTE = "_accel_nb_sharding"
@@ -158,14 +159,9 @@ def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare],
     _sharding(loader).on_batch = on_batch
 
 
-def read_whole(loader: DataLoader[Any], is_on: bool) -> None:
-    """Make every rank read all samples of the batches that a sharded loader draws from now on, or its share again."""
-    _sharding(loader).shard.mode.is_whole = is_on
-
-
-def before_next_batch(loader: DataLoader[Any], call: Callable[[], object] | None) -> None:
-    """Call ``call`` before a sharded loader yields its second batch, and each one after that; None removes it."""
-    _sharding(loader).before_next = call
+def read_mode(loader: DataLoader[Any]) -> ReadMode:
+    """Return how ranks read the next batches of a sharded loader; it applies to iterations in progress too."""
+    return _sharding(loader).shard.mode
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
@@ -266,7 +262,6 @@ class _ShardedLoading:
         self.plain = plain
         self.observer = observer
         self.on_batch: Callable[[Any, BatchShare], object] | None = None
-        self.before_next: Callable[[], object] | None = None
         # The share of the batch yielded last; None before the first batch of an iteration.
         self.latest: BatchShare | None = None
         self.shard = shard
@@ -339,8 +334,8 @@ class _ShardedLoading:
         pairs = self._pairs(loader, epoch)
         transfer = self._transfer_for(loader)
         if transfer is None:
-            return _LoaderIterator(pairs, self, epoch, move)
-        return _LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
+            return LoaderIterator(pairs, self, epoch, move)
+        return LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
 
     def end_epoch(self, epoch: EpochProgress | None) -> None:
         """Count an epoch that was read to its end or abandoned for another, once."""
@@ -668,42 +663,3 @@ class SkippedBatchesLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-class _LoaderIterator(Iterator[Any]):
-    """The iterator of a sharded loader: moves each batch to the device, after reporting its share to the observer."""
-
-    __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
-
-    def __init__(
-        self,
-        pairs: Iterator[SharedBatch],
-        sharding: _ShardedLoading,
-        epoch: EpochProgress,
-        move: Callable[[Any], Any] | None,
-    ) -> None:
-        self._pairs = pairs
-        self._sharding = sharding
-        self._epoch = epoch
-        self._move = move
-
-    def __next__(self) -> Any:
-        sharding = self._sharding
-        observer = sharding.observer
-        observer.on_batch_end()
-        if sharding.before_next is not None and sharding.latest is not None:
-            sharding.before_next()
-        try:
-            batch, share = next(self._pairs)
-        except StopIteration:
-            sharding.end_epoch(self._epoch)
-            observer.on_share(None)
-            raise
-        sharding.latest = share
-        self._epoch.record_batch(share)
-        observer.on_share(share)
-        if self._move is not None:
-            batch = self._move(batch)
-        if sharding.on_batch is not None:
-            sharding.on_batch(batch, share)
-        return batch

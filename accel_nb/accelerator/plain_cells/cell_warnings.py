@@ -105,6 +105,16 @@ def warn_random_numbers(accelerator: Accelerator) -> None:
     )
 
 
+def warn_unequal_batches(accelerator: Accelerator) -> None:
+    """Warn that the ranks read different batches, so that no model can compute rows of one."""
+    _warn(
+        accelerator,
+        "the workers read different samples from the same loader, since its dataset draws random numbers from a source "
+        "of its own: each computes its own batches, and gradients are averaged, which differs from one device. Seed "
+        "the generators that the dataset makes, or use those of random, numpy or torch",
+    )
+
+
 def warn_changed_buffers(accelerator: Accelerator) -> None:
     """Warn that a forward pass changes buffers depending on the share of the batch."""
     _warn(

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import types
 import weakref
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
+from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
 from accel_nb.accelerator.plain_cells.loss_proof import LossProof
 from accel_nb.accelerator.prepare.preparer import WholeReading
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.data.loader import before_next_batch, is_sharded, read_whole
+from accel_nb.data.index_distribution import ReadMode
+from accel_nb.data.loader import read_mode
+from accel_nb.runtime.tensors.nested import find_tensors
 
 READ_WHOLE = WholeReading(False, "read whole by every worker")
 _ROWS = WholeReading(True)
 _SMALL_OUTPUT_BYTES = 2**20
+_NUM_COMPARED = 64
 
 
 @dataclass
@@ -51,8 +57,9 @@ class LoopDivision:
         # The ids of the objects that the cell uses, for its receipt.
         self._used = used
         self._loops: list[_Loop] = []
-        # The loops whose first batch is being computed.
-        self._open: list[_Loop] = []
+        # The loops whose first batch is being computed, with their loader, which may have no other reference, and which
+        # may be released while it is iterated.
+        self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
         self._readings: dict[int, WholeReading | None] = {}
 
     @property
@@ -85,16 +92,17 @@ class LoopDivision:
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
         """Begin a loop that trains; return whether each rank reads its share."""
         bundle = self._stepper.bundle
-        if self._open and self._open[0].code is not code:
+        if self._open and self._open[0][0].code is not code:
             self._decide()
         loop = next((item for item in self._loops if item.is_of(code, loader, bundle)), None)
-        if loop is not None and any(item is loop for item in self._open):
+        if loop is not None and any(item is loop for item, _, _ in self._open):
             self._decide()  # its only batch was the first one
         if loop is not None and loop.reads_shares:
-            read_whole(loader, False)
+            read_mode(loader).is_whole = False
             return True
         self.make_rng_equal()
-        read_whole(loader, True)
+        mode = read_mode(loader)
+        mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
             loop = _Loop(code, weakref.ref(loader), weakref.ref(bundle))
             self._loops.append(loop)
@@ -111,28 +119,34 @@ class LoopDivision:
     def _begin_first_batch(self, loop: _Loop, loader: DataLoader[Any]) -> None:
         if not self._open:
             self._calls.start_record()
-        self._open.append(loop)
+        mode = read_mode(loader)
+        mode.before_next = self._decide
+        self._open.append((loop, loader, mode))
         self._proof.trace_loop(loop.code, loader, collects=True)
-        before_next_batch(loader, self._decide)
 
-    def _close(self) -> list[DataLoader[Any]]:
-        """Stop waiting for the second batch; return the loaders that did."""
-        loaders = [loader for loop in self._open if (loader := loop.loader()) is not None and is_sharded(loader)]
-        for loader in loaders:
-            before_next_batch(loader, None)
-        self._open = []
-        return loaders
+    def _compare_first(self, mode: ReadMode, batch: Any) -> None:
+        """Compare the first batch of an iteration among the ranks; without equal batches no model is divided."""
+        mode.on_batch = None
+        digests = [int(value) for value in self._comm.all_gather(torch.tensor([_digest(batch)]))]
+        if len(set(digests)) > 1 and self._calls.is_on:
+            self._calls.is_on = False
+            warn_unequal_batches(self._accelerator)
+
+    def _close(self) -> list[tuple[_Loop, DataLoader[Any], ReadMode]]:
+        """Stop waiting for the second batch; return the loops that did."""
+        found, self._open = self._open, []
+        for _, _, mode in found:
+            mode.before_next = None
+        return found
 
     def _decide(self) -> None:
         """Decide on the open loops by their first batch; every rank must call."""
-        loops = self._open
-        loaders = self._close()
+        found = self._close()
+        loaders = [loader for _, loader, _ in found]
         verdict = self._comm.broadcast_json(self._judge(loaders) if self._comm.world.rank == 0 else None)
         if verdict["is_data"]:
-            for loop in loops:
-                loop.reads_shares = True
-            for loader in loaders:
-                read_whole(loader, False)
+            for loop, _, mode in found:
+                loop.reads_shares, mode.is_whole = True, False
             self._accelerator.components.preparer.seed_ranks_apart()
         reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
         changed = False
@@ -165,3 +179,13 @@ class LoopDivision:
             value.numel() * value.element_size() for model in models for value in model.parameters()
         )
         return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
+
+
+def _digest(batch: Any) -> int:
+    """Return a checksum of a few values of each tensor in a batch."""
+    found = 0
+    for tensor in find_tensors(batch):
+        flat = tensor.detach().reshape(-1)
+        few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
+        found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
+    return found
