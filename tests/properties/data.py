@@ -63,10 +63,11 @@ class Data:
         return tuple(f"{column}b" for column in self.columns)
 
 
-def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_batch: int, is_split: bool) -> Data:
+def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_batch: int, is_iterated: bool) -> Data:
     """Return the data of a program; its smallest batch has at least ``min_batch`` samples.
 
-    ``drops`` is whether batches must be full, ``is_split`` whether the data set may be a part of a larger one.
+    ``drops`` is whether batches must be full, ``is_iterated`` is whether all
+    samples come from the loader.
     """
     possible = [name for name, (count, size) in _SIZES.items() if size >= min_batch]
     tail_ok = [name for name in possible if _SIZES[name][0] % _SIZES[name][1] in (0, *range(min_batch, 99))]
@@ -84,7 +85,11 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
     if loss.uses_weights:
         lines.append("w = torch.rand(N) + 0.5")
         columns.append("w")
-    kinds = ["list", "class"] if inputs == "texts" else ["tensors", "class", "list", *(["split"] if is_split else [])]
+    kinds = ["list", "class"]
+    if inputs != "texts":
+        kinds = ["tensors", *kinds, "subset"]
+    if is_iterated:
+        kinds += ["iterable"] if inputs == "texts" else ["iterable", "split"]
     kind = choices.pick("dataset", *kinds, simple=0.6)
     joined = ", ".join(columns)
     if kind == "list":
@@ -95,15 +100,26 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
             f"class Samples(torch.utils.data.Dataset):\n    def __len__(self):\n        return N\n"
             f"    def __getitem__(self, index):\n        return {items}\ndataset = Samples()"
         )
+    elif kind == "iterable":
+        lines.append(
+            "class Stream(torch.utils.data.IterableDataset):\n    def __len__(self):\n        return N\n"
+            "    def __iter__(self):\n"
+            f"        return iter(zip({joined}))\ndataset = Stream()"
+        )
     else:
         lines.append(f"dataset = TensorDataset({joined})")
     if kind == "split":
-        # More samples are made, so that the training part has N.
-        lines.insert(0, "")
-        lines[1] = f"N, BATCH = {count + 7}, {batch}"
+        lines[0] = f"N, BATCH = {count + 7}, {batch}"  # the part that trains has the wanted size
         lines.append(f"dataset, held_out = torch.utils.data.random_split(dataset, [{count}, 7])")
+    elif kind == "subset":
+        lines.append("dataset = torch.utils.data.Subset(dataset, torch.randperm(N).tolist())")
     arguments = [f"batch_size={batch}"]
-    order = choices.pick("order", "in order", "shuffled", "shuffled by a generator", "weighted sampler", simple=0.4)
+    orders = ["in order"]
+    if kind != "iterable":
+        orders += ["shuffled", "shuffled by a generator"]
+        orders += [] if loss.ignores_labels else ["weighted sampler"]  # a batch must have a label that counts
+        orders += [] if drops else ["batch sampler"]
+    order = choices.pick("order", *orders, simple=0.4)
     if order == "shuffled":
         arguments.append("shuffle=True")
     elif order == "shuffled by a generator":
@@ -111,8 +127,18 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
     elif order == "weighted sampler":
         lines.append("sampler = torch.utils.data.WeightedRandomSampler(torch.rand(len(dataset)), len(dataset))")
         arguments.append("sampler=sampler")
+    elif order == "batch sampler":
+        lines.append(
+            "class Buckets(torch.utils.data.Sampler):\n    def __len__(self):\n"
+            "        return -(-len(dataset) // BATCH)\n    def __iter__(self):\n"
+            "        order = torch.randperm(len(dataset))\n"
+            "        return iter([rows.tolist() for rows in order.split(BATCH)])"
+        )
+        arguments = ["batch_sampler=Buckets()"]
     if drops:
         arguments.append("drop_last=True")
+    if choices.flip("loader's process", probability=0.02):
+        arguments.append("num_workers=1")
     form = choices.pick("batch", "tuple", "dict", simple=0.85)
     if form == "dict":
         lines.append(_COLLATE_DICT_TEXTS if inputs == "texts" else _COLLATE_DICT)

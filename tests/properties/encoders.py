@@ -17,17 +17,12 @@ class Encoder:
     @property
     def text(self) -> str:
         """The source of the class."""
-        return _class("Encoder", "self", self.layers, "x", self.apply)
+        return write_class("Encoder", self.layers, "x", self.apply)
 
     @property
     def normalises_batches(self) -> bool:
         """Whether it needs two samples in each batch that it trains on."""
         return "BatchNorm" in self.layers
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether it is a recurrent network that starts from a hidden state."""
-        return "nn.GRU(" in self.layers
 
 
 def _layers(*layers: str) -> Encoder:
@@ -76,6 +71,37 @@ ENCODERS: dict[str, dict[str, Encoder]] = {
             "self.first = nn.Linear(5, 8)\nself.register_buffer('mean', torch.zeros(5))",
             "if self.training:\n    self.mean.lerp_(x.detach().mean(0), 0.1)\n"
             "return torch.tanh(self.first(x - self.mean))",
+        ),
+        "queue": Encoder(
+            "self.first = nn.Linear(5, 8)\nself.register_buffer('queue', torch.zeros(16, 8))",
+            "h = torch.tanh(self.first(x))\nweights = (h @ self.queue.T).softmax(1)\nout = h + weights @ self.queue\n"
+            "if self.training:\n    self.queue = torch.cat([h.detach(), self.queue])[:16]\nreturn out",
+        ),
+        "counter": Encoder(
+            "self.first = nn.Linear(5, 8)\nself.calls = 0",
+            "self.calls += 1\nreturn torch.tanh(self.first(x)) / (1 + 0.05 * self.calls)",
+        ),
+        "index of the sample": Encoder(
+            "self.first = nn.Linear(5, 8)", "return torch.tanh(self.first(x) + 0.1 * torch.arange(x.size(0))[:, None])"
+        ),
+        "divided by the batch size": Encoder(
+            "self.first = nn.Linear(5, 8)", "return 4 * torch.tanh(self.first(x)) / x.size(0)"
+        ),
+        "branch on the batch": Encoder(
+            "self.first, self.second = nn.Linear(5, 8), nn.Linear(5, 8)",
+            "return torch.tanh(self.first(x) if x.sum() > 0 else self.second(x))",
+        ),
+        "branch on the sample": Encoder(
+            "self.first, self.second = nn.Linear(5, 8), nn.Linear(5, 8)",
+            "return torch.tanh(torch.where(x.sum(1, keepdim=True) > 0, self.first(x), self.second(x)))",
+        ),
+        "selected rows": Encoder(
+            "self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 8)",
+            "h = torch.tanh(self.first(x))\nout = h.clone()\nchosen = x[:, 0] > 0\n"
+            "out[chosen] = self.second(h[chosen])\nreturn out",
+        ),
+        "loop over samples": Encoder(
+            "self.first = nn.Linear(5, 8)", "return torch.stack([torch.tanh(self.first(row)) for row in x])"
         ),
         "checkpointed": Encoder(
             "self.first = nn.Sequential(nn.Linear(5, 8), nn.Tanh())",
@@ -166,10 +192,11 @@ def pick_encoder(choices: Choices, inputs: str) -> Encoder:
     return ENCODERS[inputs][choices.pick("encoder", *ENCODERS[inputs], simple=0.35)]
 
 
-def _class(name: str, own: str, layers: str, arguments: str, apply: str) -> str:
+def write_class(name: str, layers: str, arguments: str, apply: str) -> str:
+    """Return the source of a module's class."""
     return (
         f"class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n{indent(layers, 2)}\n"
-        f"    def forward({own}, {arguments}):\n{indent(apply, 2)}"
+        f"    def forward(self, {arguments}):\n{indent(apply, 2)}"
     )
 
 

@@ -8,7 +8,11 @@ from tests.properties.data import Data
 from tests.properties.encoders import indent
 
 EPOCHS = 2
-ITERATIONS = ("for", "enumerate", "while", "next", "zip", "generator", "full batch", "slices")
+ITERATIONS = (
+    "for", "enumerate", "while", "next", "zip", "generator", "full batch", "slices", "inner batches", "several passes",
+)  # fmt: skip
+NESTED = ("inner batches", "several passes")
+"""The iterations that train more than once with a batch."""
 PLACES = ("cell", "function", "function with its objects", "class", "step function")
 
 
@@ -26,6 +30,8 @@ class Iteration:
     before: str = ""
     """Lines before the loop, in each epoch."""
     more_loss: str = ""
+    inner: str = ""
+    """The first lines of a loop over parts of a batch."""
     count: str = "len(loader)"
     """An expression of the number of batches."""
 
@@ -54,6 +60,15 @@ def make_iteration(name: str, data: Data, *, needs_index: bool) -> Iteration:
         rows = ", ".join(f"{column}[start:start + BATCH]" for column in data.columns)
         heading = "for i, start in enumerate(range(0, N, BATCH)):"
         return Iteration(heading, f"{', '.join(data.names)} = {rows}", count="-(-N // BATCH)")
+    if name == "inner batches":
+        whole = ", ".join(f"{column}a" for column in data.columns)
+        rows = ", ".join(f"{column}a[rows]" for column in data.columns)
+        inner = f"{whole} = {', '.join(data.names)}\nfor rows in torch.randperm(len(yb)).split(3):"
+        return Iteration(
+            "for i, batch in enumerate(loader):", data.unpack, inner=f"{inner}\n    {', '.join(data.names)} = {rows}"
+        )
+    if name == "several passes":
+        return Iteration("for i, batch in enumerate(loader):", data.unpack, inner="for _ in range(2):")
     if name == "enumerate" or needs_index:
         return Iteration("for i, batch in enumerate(loader):", data.unpack)
     return Iteration("for batch in loader:", data.unpack)
@@ -112,7 +127,10 @@ def write_training(parts: Parts, iteration: Iteration, place: str) -> str:
 
 
 def _loops(parts: Parts, iteration: Iteration, update: str) -> str:
-    batch = join(iteration.fetch, iteration.unpack, update, *parts.after_batch)
+    trained = join(update, *parts.after_batch)
+    if iteration.inner:
+        trained = join(iteration.inner, indent(trained))
+    batch = join(iteration.fetch, iteration.unpack, trained)
     inner = join(iteration.before, iteration.heading, indent(batch)) if iteration.heading else batch
     return join(f"for epoch in range({EPOCHS}):", indent(join(*parts.before_epoch, inner, *parts.after_epoch)))
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from tests.properties.choices import Choices
 from tests.properties.data import INPUTS, make_data
 from tests.properties.encoders import indent, pick_encoder
-from tests.properties.loops import EPOCHS, ITERATIONS, PLACES, Parts, join, make_iteration, write_training
+from tests.properties.interfaces import FLOATS, INTERFACES, pick_interface
+from tests.properties.loops import EPOCHS, ITERATIONS, NESTED, PLACES, Parts, join, make_iteration, write_training
 from tests.properties.losses import LOSSES, REGULARISERS, Loss
-from tests.properties.models import FLOATS, WITH_OWN_LOSS, Model, make_model, pick_interface
+from tests.properties.models import Context, Model
 from tests.properties.training import Training, make_training
 
 _HEADER = """\
-import copy, dataclasses, math
+import collections, copy, dataclasses, math
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -44,31 +45,31 @@ def make_program(number: int, forced: Mapping[str, str] | None = None) -> Progra
     """Return the program of a number, with some of its choices replaced."""
     choices = Choices(number, forced)
     inputs = choices.pick("inputs", *INPUTS, simple=0.45)
-    interface = pick_interface(choices, inputs)
-    loss = LOSSES["mse" if interface in WITH_OWN_LOSS else choices.pick("loss", *LOSSES, simple=0.02)]
+    interface = INTERFACES[pick_interface(choices, inputs)]
+    loss = LOSSES["mse" if interface.has_own_loss else choices.pick("loss", *LOSSES, simple=0.02)]
     encoder = pick_encoder(choices, inputs)
-    model = make_model(interface, encoder, loss, inputs)
-    is_iterated = inputs == "texts" or model.needs_full_batches
-    iterations = [name for name in ITERATIONS if not (is_iterated and name in ("full batch", "slices"))]
+    model = interface.make(Context(encoder, loss, inputs))
+    smallest = 2 if encoder.normalises_batches else model.min_batch
+    iterations = [name for name in ITERATIONS if _can_iterate(name, inputs, model, smallest)]
     how = choices.pick("iteration", *iterations, simple=0.4)
     has_batches = how not in ("full batch", "slices")
-    can_step = has_batches and model.has_output and not model.before_epoch and how != "zip"
+    can_step = has_batches and model.has_output and model.steps_alone and how not in ("zip", *NESTED)
     places = [name for name in PLACES if can_step or name != "step function"]
     place = choices.pick("place", *places, simple=0.5)
-    smallest = 2 if encoder.normalises_batches else 1
-    data = make_data(choices, inputs, loss, drops=model.needs_full_batches, min_batch=smallest, is_split=has_batches)
+    drops = model.needs_full_batches
+    data = make_data(choices, inputs, loss, drops=drops, min_batch=smallest, is_iterated=has_batches)
     training = make_training(
         choices,
         model,
         num_steps=EPOCHS * data.num_batches,
         can_break=how != "full batch" and place != "step function",
-        can_accumulate=how != "full batch" and place != "step function",
+        can_accumulate=how not in ("full batch", *NESTED) and place != "step function",
     )
     iteration = make_iteration(how, data, needs_index=training.window > 1)
     parts = Parts(
         objects=[model.setup, model.setup_optimizers, *training.objects],
         state=["history = []", *training.state],
-        before_epoch=["total, count = 0.0, 0", model.before_epoch],
+        before_epoch=["total, count = 0.0, 0", model.before_epoch, *training.before_epoch],
         after_batch=[*training.after_batch],
         after_epoch=["history.append(total / max(1, count))\nprint(epoch, history[-1])", *training.after_epoch],
         finish=[*training.finish],
@@ -76,7 +77,7 @@ def make_program(number: int, forced: Mapping[str, str] | None = None) -> Progra
         models=model.names,
         compare=(*model.names, *training.names, "history"),
     )
-    forward = join(*_forward(choices, inputs, interface, loss, model, training), iteration.more_loss)
+    forward = join(*_forward(choices, inputs, loss, model, training), iteration.more_loss)
     parts.update = training.update(forward, iteration.count)
     _add_printing(choices, parts, model, loss)
     _add_evaluation(choices, parts, model, loss, data.unpack)
@@ -84,7 +85,13 @@ def make_program(number: int, forced: Mapping[str, str] | None = None) -> Progra
     return Program(number, source + "\n", parts.compare, choices.made, choices.simplest)
 
 
-def _forward(choices: Choices, inputs: str, interface: str, loss: Loss, model: Model, training: Training) -> list[str]:
+def _can_iterate(name: str, inputs: str, model: Model, min_batch: int) -> bool:
+    if name in ("full batch", "slices"):
+        return inputs != "texts" and not model.needs_full_batches
+    return name != "inner batches" or (min_batch == 1 and not model.needs_full_batches)
+
+
+def _forward(choices: Choices, inputs: str, loss: Loss, model: Model, training: Training) -> list[str]:
     """Return the lines that compute ``loss``; lines that change the batch are added to the training."""
     noises = {
         "none": "",
@@ -97,8 +104,8 @@ def _forward(choices: Choices, inputs: str, interface: str, loss: Loss, model: M
         training.before_forward.append(noises[choices.pick("noise", *noises, simple=0.88)])
     terms = [name for name, line in REGULARISERS.items() if model.has_output or "out" not in line]
     term = REGULARISERS[choices.pick("regulariser", *terms, simple=0.75)].format(model=model.names[0])
-    lines = [model.forward, loss.lines if model.loss is None else model.loss, model.more_loss, term]
-    if not is_float or not model.has_output or training.uses_closure or model.before_epoch or model.setup_optimizers:
+    lines = [model.forward, model.loss or loss.lines, model.more_loss, term]
+    if not is_float or not model.has_output or training.uses_closure or not model.steps_alone:
         return lines
     slope = choices.pick("input gradient", "none", "penalty", "adversarial", simple=0.88)
     if slope == "none":
@@ -115,7 +122,7 @@ def _forward(choices: Choices, inputs: str, interface: str, loss: Loss, model: M
 
 def _add_printing(choices: Choices, parts: Parts, model: Model, loss: Loss) -> None:
     kinds = ["each loss", "mean of an epoch", "weighted mean of an epoch"]
-    if model.has_output and model.loss is None and parts.returns == "loss, out":
+    if model.has_output and not model.loss and parts.returns == "loss, out":
         kinds.append("metric while training")
     kind = choices.pick("printing", *kinds, simple=0.3)
     counted = ["total, count = total + loss.item(), count + 1"]
@@ -131,7 +138,7 @@ def _add_printing(choices: Choices, parts: Parts, model: Model, loss: Loss) -> N
 
 
 def _add_evaluation(choices: Choices, parts: Parts, model: Model, loss: Loss, unpack: str) -> None:
-    if not model.predict or model.loss is not None:
+    if not model.predict or model.loss:
         return
     kind = choices.pick("evaluation", "none", "each epoch", "at the end", "inference mode", simple=0.6)
     if kind == "none":

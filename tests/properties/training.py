@@ -53,6 +53,7 @@ class Training:
     after_step: list[str] = field(default_factory=list)
     """Lines after each step of the optimizer."""
     after_batch: list[str] = field(default_factory=list)
+    before_epoch: list[str] = field(default_factory=list)
     after_epoch: list[str] = field(default_factory=list)
     finish: list[str] = field(default_factory=list)
     uses_closure: bool = False
@@ -60,22 +61,25 @@ class Training:
     """How many batches are accumulated in one step."""
     steps_remainder: bool = True
     clears_after: bool = False
+    clear: str = "optimizer.zero_grad()"
+    step: str = "optimizer.step()"
+    backward: str = "{loss}.backward()"
     scales: bool = False
     before_step: list[str] = field(default_factory=list)
     """Lines between the backward pass and the step."""
 
     def update(self, forward: str, num_batches: str) -> str:
         """Return the lines that train on one batch. ``num_batches`` is an expression."""
-        clear = "optimizer.zero_grad()"
+        clear = self.clear
         loss = join(forward, *self.after_loss)
         if self.uses_closure:
             body = join(clear, loss, "loss.backward()", *self.before_step, "return loss")
             step = join("loss = optimizer.step(closure)", *self.after_step)
             return join(*self.before_forward, "def closure():", indent(body), step)
         scaled = "loss" if self.window == 1 else f"(loss / {self.window})"
-        backward = f"scaler.scale({scaled}).backward()" if self.scales else f"{scaled}.backward()"
+        backward = f"scaler.scale({scaled}).backward()" if self.scales else self.backward.format(loss=scaled)
         unscale = "scaler.unscale_(optimizer)" if self.scales and self.before_step else ""
-        step = "scaler.step(optimizer)\nscaler.update()" if self.scales else "optimizer.step()"
+        step = "scaler.step(optimizer)\nscaler.update()" if self.scales else self.step
         step = join(unscale, *self.before_step, step, *self.after_step)
         if self.window > 1:
             last = f" or i + 1 == {num_batches}" if self.steps_remainder else ""
@@ -89,21 +93,37 @@ class Training:
 def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: bool, can_accumulate: bool) -> Training:
     """Return the choices around the loss."""
     made = Training()
-    can_close = not model.before_epoch and not model.setup_optimizers
-    names = [name for name in _OPTIMIZERS if can_close or name != "lbfgs"]
-    optimizer = choices.pick("optimizer", *names, simple=0.4)
+    names = [name for name in _OPTIMIZERS if model.steps_alone or name != "lbfgs"]
+    optimizer = choices.pick("optimizer", *names, "by hand", simple=0.4)
     made.uses_closure = optimizer == "lbfgs"
-    made.objects.append("optimizer = " + _OPTIMIZERS[optimizer].format(parameters=model.parameters))
+    if optimizer == "by hand":
+        moved = f"for p in {model.parameters}:\n        if p.grad is not None:\n            p -= 0.05 * p.grad"
+        made.step = f"with torch.no_grad():\n    {moved}"
+        made.clear = f"for p in {model.parameters}:\n    p.grad = None"
+        made.objects.append("optimizer = None")
+    else:
+        made.objects.append("optimizer = " + _OPTIMIZERS[optimizer].format(parameters=model.parameters))
     if not made.uses_closure:
         windows = ("none", "2", "2, remainder dropped", "3") if can_accumulate else ("none",)
         window = choices.pick("accumulation", *windows, simple=0.8)
         made.window = 1 if window == "none" else int(window[0])
         made.steps_remainder = "dropped" not in window
         made.clears_after = choices.flip("clears after the step", probability=0.2)
-        made.scales = choices.flip("scaler", probability=0.07)
+        made.scales = optimizer != "by hand" and choices.flip("scaler", probability=0.07)
         if made.scales:
             made.objects.append("scaler = torch.amp.GradScaler('cpu', enabled=False)")
-    schedule = choices.pick("schedule", *_SCHEDULES, simple=0.7)
+        else:
+            kinds = ["once", "two calls"] + (["gradients by hand"] if made.window == 1 else [])
+            backward = choices.pick("backward", *kinds, simple=0.88)
+            if backward == "two calls":
+                made.backward = "(0.5 * {loss}).backward(retain_graph=True)\n(0.5 * {loss}).backward()"
+            elif backward == "gradients by hand":
+                made.backward = (
+                    f"trained = [p for p in {model.parameters} if p.requires_grad]\n"
+                    "for p, g in zip(trained, torch.autograd.grad({loss}, trained, allow_unused=True)):\n    p.grad = g"
+                )
+    schedules = ["none"] if optimizer == "by hand" else _SCHEDULES
+    schedule = choices.pick("schedule", *schedules, simple=0.7)
     build, after_step, after_epoch = _SCHEDULES[schedule]
     if build:
         made.objects.append("scheduler = " + build.format(steps=2 * num_steps + 10))
@@ -117,7 +137,8 @@ def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: 
     elif clip == "value":
         made.before_step.append(f"torch.nn.utils.clip_grad_value_({model.parameters}, 0.05)")
     _add_weights(choices, made, main)
-    _add_decisions(choices, made, can_break=can_break)
+    _add_decisions(choices, made, can_break=can_break, has_rate=not made.uses_closure and optimizer != "by hand")
+    _add_phases(choices, made, model, optimizer)
     return made
 
 
@@ -140,14 +161,14 @@ def _add_weights(choices: Choices, made: Training, main: str) -> None:
         made.finish.append(f"{main}.load_state_dict(best_weights)")
 
 
-def _add_decisions(choices: Choices, made: Training, *, can_break: bool) -> None:
+def _add_decisions(choices: Choices, made: Training, *, can_break: bool, has_rate: bool) -> None:
     """Add code that depends on the value of the loss."""
     kinds = ["none", "early stop"]
     if can_break:
         kinds.append("ends the epoch")
         if not made.uses_closure:
             kinds.append("skips large losses")
-    if not made.uses_closure:
+    if has_rate:
         kinds.append("rate by loss")
     kind = choices.pick("decision", *kinds, simple=0.85)
     if kind == "early stop":
@@ -165,6 +186,18 @@ def _add_decisions(choices: Choices, made: Training, *, can_break: bool) -> None
         made.after_batch.append("smallest = min(smallest, loss.item())")
     elif kind == "rate by loss":
         made.before_step.append("optimizer.param_groups[0]['lr'] = 0.02 + 0.01 * math.tanh(abs(loss.item()))")
+
+
+def _add_phases(choices: Choices, made: Training, model: Model, optimizer: str) -> None:
+    """Add a change between the epochs."""
+    kinds = ["none", "frozen in the second epoch"]
+    if optimizer != "by hand" and not any("scheduler" in line for line in made.objects):
+        kinds.append("a new optimizer for each epoch")
+    kind = choices.pick("phases", *kinds, simple=0.9)
+    if kind == "frozen in the second epoch":
+        made.before_epoch.append(f"if epoch == 1:\n    next({model.names[0]}.parameters()).requires_grad_(False)")
+    elif kind == "a new optimizer for each epoch":
+        made.before_epoch.append("optimizer = " + _OPTIMIZERS[optimizer].format(parameters=model.parameters))
 
 
 def _add_hooks(choices: Choices, made: Training, main: str, *, has_output: bool) -> None:
