@@ -83,6 +83,7 @@ class IndexSampler:
     def __init__(self, loader: DataLoader[Any], place: DataShard, seed: int | None = None) -> None:
         self.pending_shares: deque[BatchShare] | None = None
         self.generators: list[torch.Generator] = []
+        self.after_start: Callable[[], object] | None = None
         # The epoch of the next iteration.
         self.epoch = position.EpochProgress(place.group_size, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
@@ -97,8 +98,8 @@ class IndexSampler:
             (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
         )
         self._drops_short = place.drops_incomplete(bool(getattr(self.sampler, "drop_last", False)))
-        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
-        self._is_random = self._is_drawn_everywhere and _may_draw(self.sampler)
+        self.is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
+        self._is_random = self.is_drawn_everywhere and _may_draw(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one: nothing happens before the first item.
@@ -170,25 +171,30 @@ class IndexSampler:
         """Yield the sampler's items for `epoch`, drawn by this rank alone."""
         parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.sampler) else rng.ALL_PARTS
         return position.draw_epoch(
-            self.sampler, self.epoch, self.generators, yields_lists=self.yields_lists, parts=parts
+            self.sampler,
+            self.epoch,
+            self.generators,
+            yields_lists=self.yields_lists,
+            parts=parts,
+            after_start=self.after_start,
         )
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
-        num_items = length_of(self.sampler) if self._is_drawn_everywhere else None
+        num_items = length_of(self.sampler) if self.is_drawn_everywhere else None
         theirs = check_same_loaders(
             self._comm,
             self._dataset,
             num_items,
             self.generators,
-            sampler=self.sampler if self._is_drawn_everywhere else None,
+            sampler=self.sampler if self.is_drawn_everywhere else None,
             sends_torch_state=self._is_random,
         )
         if self.generators:
             with rank_0_random_states(self._comm, (), self.generators):
                 pass
-        if not self._is_drawn_everywhere:
-            yield from _broadcast_groups(self._comm, self._grouped(size, expected))
+        if not self.is_drawn_everywhere:
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected), self._place.mode)
             return
         with _forked_if_different(theirs):
             groups = self._grouped(size, expected)
@@ -330,14 +336,22 @@ def rank_0_random_states(
         yield
 
 
-def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
-    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
+def _broadcast_groups(
+    comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
+) -> Iterator[tuple[list[Any], bool]]:
+    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs.
+
+    Where every rank reads whole batches, the random states of all ranks are equal, and follow what rank 0 draws.
+    """
     is_last = False
     while not is_last:
         if comm.world.rank == 0:
             try:
+                before = rng.capture_cpu() if mode.is_whole else None
                 drawn = next(groups, None)
                 message = {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
+                if before is not None and rng.capture_cpu() != before:
+                    message["has_drawn"] = True
             except Exception as error:
                 comm.broadcast_json({"error": f"{type(error).__name__}: {error}"}, 0)
                 raise
@@ -346,7 +360,10 @@ def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool
             message = cast("dict[str, Any]", comm.broadcast_json(None, 0))
             if "error" in message:
                 raise MisuseError(f"rank 0, which draws for all ranks, failed in the sampler: {message['error']}")
-            drawn = (_from_json(message["group"]), message["is_last"]) if message else None
+            drawn = (_from_json(message["group"]), message["is_last"]) if "group" in message else None
+        if message.get("has_drawn"):
+            states = rng.capture()
+            rng.restore(rng.unpack(comm.broadcast(rng.pack(states), 0), states))
         if drawn is None:
             return
         yield drawn

@@ -455,13 +455,16 @@ class _ShardedLoading:
         if index_sampler is not None:
             index_sampler.epoch = epoch
             index_sampler.generators = own_generators(loader)
+            index_sampler.after_start = None
         if self._is_dispatched(loader):
             return self._dispatch(loader, epoch)
         if index_sampler is None:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
         if index_sampler.yields_lists and self._reads_in_process(loader):
-            if is_new:
+            if not index_sampler.is_drawn_everywhere:
+                index_sampler.after_start = lambda: self._draw_base_seed(loader)
+            elif is_new:
                 self._draw_base_seed(loader)
             return FetchedBatches(index_sampler, loader)
         inner = self._updated_inner(loader)

@@ -322,8 +322,9 @@ def squeezed(run: Run) -> None:
 
 DIVIDED = [
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
-    noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder, gradients_of_parameters,
-    second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch, two_loaders, accumulated, nested_outputs, squeezed,
+    noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
+    gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
+    two_loaders, accumulated, nested_outputs, squeezed,
 ]  # fmt: skip
 
 

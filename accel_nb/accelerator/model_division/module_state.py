@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 _CONTAINERS = (list, dict, set)
 _OWN = frozenset({"_parameters", "_modules"})
+"""A strategy may replace parameters in a forward pass, and restores them itself."""
 
 
 class ModuleState:
@@ -19,7 +20,11 @@ class ModuleState:
         self._parts = [(name, part) for name, part in model.named_modules()]
         self._attributes = [dict(vars(part)) for _, part in self._parts]
         self._contents = [
-            {key: copy.copy(value) for key, value in vars(part).items() if isinstance(value, _CONTAINERS)}
+            {
+                key: copy.copy(value)
+                for key, value in vars(part).items()
+                if isinstance(value, _CONTAINERS) and key not in _OWN
+            }
             for _, part in self._parts
         ]
         self._buffers = [
@@ -41,7 +46,7 @@ class ModuleState:
             now = vars(part)
             for key, value in list(now.items()):
                 if key in contents and attributes[key] is value:
-                    if key not in _OWN and not _is_same(value, contents[key]):
+                    if not _is_same(value, contents[key]):
                         changed[f"{name}.{key}"] = _copied(value)
                 elif key not in attributes or attributes[key] is not value:
                     changed[f"{name}.{key}"] = _copied(value)

@@ -164,8 +164,9 @@ class PlainCells:
         """Replace functions of torch while the block runs, so that plain calls work on many workers.
 
         ``loss.backward()`` goes through the accelerator, gradient clipping waits for complete gradients, and the
-        device ``cuda`` is the device of this worker. Of a file that every rank writes, the first rank's is kept,
-        unless the cell ``may_depend_on_rank``. The replacements apply to the whole process until the block ends.
+        device ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, and
+        of a file that every rank writes the first rank's is kept. The replacements apply to the whole process until
+        the block ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
@@ -174,7 +175,7 @@ class PlainCells:
         self._unmanaged_names.clear()
         self._stale_tensors = None
         self._proof.begin()
-        self._division.begin_cell()
+        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
         self._divided_calls.is_on = self._stepper.world.size > 1 and self._division.divides_models
         accelerator = self._accelerator
         with ExitStack() as stack:
@@ -278,7 +279,7 @@ class PlainCells:
 
     def _training_code(self, loader: DataLoader[Any]) -> types.CodeType | None:
         """Return the code of a loop that trains with the batches of ``loader``; None if every rank is to read all."""
-        if not torch.is_grad_enabled() or self._accelerator.resolved.config.divide == "none":
+        if not torch.is_grad_enabled() or self._division.mode == "none":
             return None
         code = find_training_code()
         if code is None:

@@ -56,6 +56,8 @@ class LoopDivision:
         self._proof = proof
         # The ids of the objects that the cell uses, for its receipt.
         self._used = used
+        self.mode: str = accelerator.resolved.config.divide
+        """The option ``divide``, as it applies to the present cell."""
         self._loops: list[_Loop] = []
         # The loops whose first batch is being computed, with their loader, which may have no other reference, and which
         # may be released while it is iterated.
@@ -65,10 +67,12 @@ class LoopDivision:
     @property
     def divides_models(self) -> bool:
         """Whether calls of models may be divided."""
-        return self._accelerator.resolved.config.divide in ("auto", "model")
+        return self.mode in ("auto", "model")
 
-    def begin_cell(self) -> None:
-        """Reset for a new cell."""
+    def begin_cell(self, *, may_depend_on_rank: bool) -> None:
+        """Reset for a new cell; one that ``may_depend_on_rank`` is written for shares, and calls may differ by rank."""
+        wanted = self._accelerator.resolved.config.divide
+        self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
         self._loops.clear()
         self._close()
         self._readings.clear()
@@ -106,7 +110,7 @@ class LoopDivision:
         if loop is None:
             loop = _Loop(code, weakref.ref(loader), weakref.ref(bundle))
             self._loops.append(loop)
-            if self._accelerator.resolved.config.divide == "auto":
+            if self.mode == "auto":
                 self._begin_first_batch(loop, loader)
         return False
 

@@ -512,7 +512,7 @@ class Preparer:
             return batch if workers == 1 or reading is None else f"{batch}, {reading.text}"
         rows = "" if reading is None else f" rows{reading.text}"
         if size is None:
-            return f"no batch size{rows and f',{rows}'}"
+            return "no batch size"
         total = size * workers if self._has_per_worker_batches and reading is None else size
         share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
         return f"batch {total} = {workers} x {share}{rows}"

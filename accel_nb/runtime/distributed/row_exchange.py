@@ -66,7 +66,8 @@ class RowExchange:
             return rows.new_empty([*rows.shape[:dim], sum(sizes), *rows.shape[dim + 1 :]])
         gathered = self._comm.all_gather(padded.view(-1).view(torch.uint8))
         parts = [part.view(padded.dtype).view(padded.shape)[:size] for part, size in zip(gathered, sizes, strict=True)]
-        return torch.cat(parts).movedim(0, dim)
+        whole = torch.cat(parts)
+        return whole if dim == 0 else whole.movedim(0, dim).contiguous()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the sum over ranks without a gradient."""
