@@ -57,7 +57,8 @@ def report_run(components: Components, chosen: Collection[int] | None = None) ->
 
 def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
     options, device, preparer = components.resolved.config, components.device, components.preparer
-    notes = collect_notes(objects, components.world.size, device, preparer.undivided_loaders)
+    divides_models = components.stepper.is_plain_cell and options.divide in ("auto", "model")
+    notes = collect_notes(objects, components.world.size, device, preparer.whole_loaders, divides_models=divides_models)
     if components.selection.line is not None:
         notes.insert(0, components.selection.line)
     models = [item for item in objects if isinstance(item, nn.Module)]

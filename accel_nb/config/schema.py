@@ -148,6 +148,13 @@ class _Options(Section):
         "What the loader's batch size means: each worker's batch, or the batch of all workers together; none given: "
         "global for a plain cell, per-worker for a cell that uses the accelerator.",
     )
+    divide: Annotated[Literal["auto", "data", "model", "none"], BeforeValidator(read_text)] = declare(
+        "auto",
+        "How a plain cell divides a batch among the workers. model: each computes some rows in the models, and the "
+        "cell sees whole batches, outputs and losses. data: each reads and computes its share, for losses that are "
+        "sums or means over samples. auto: model, and data where the loss is proven to allow it and it is cheaper. "
+        "none: every worker computes everything.",
+    )
     name: Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=64)] | None,
         BeforeValidator(read_text),

@@ -12,9 +12,9 @@ import operator
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,7 @@ from accel_nb.data.order import (
     flag_last,
     grouped,
     num_groups,
+    whole_batch_share,
 )
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
@@ -38,6 +39,18 @@ from accel_nb.runtime import rng
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator
+
+
+class ReadMode:
+    """How ranks read the next batches of a loader; set between two batches, on all ranks alike."""
+
+    def __init__(self) -> None:
+        # Whether every rank reads all samples of each batch.
+        self.is_whole = False
+        # Is called before the second batch of an iteration is read, and before each one after that.
+        self.before_next: Callable[[], object] | None = None
+        # Is called with each batch, before the loop gets it.
+        self.on_batch: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class DataShard:
     count: int
     group_size: int = 1
     is_even: bool = False
+    mode: ReadMode = field(default_factory=ReadMode)
 
     def drops_incomplete(self, drop_last: bool) -> bool:
         """Whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
@@ -69,6 +83,7 @@ class IndexSampler:
     def __init__(self, loader: DataLoader[Any], place: DataShard, seed: int | None = None) -> None:
         self.pending_shares: deque[BatchShare] | None = None
         self.generators: list[torch.Generator] = []
+        self.after_start: Callable[[], object] | None = None
         # The epoch of the next iteration.
         self.epoch = position.EpochProgress(place.group_size, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
@@ -83,8 +98,8 @@ class IndexSampler:
             (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
         )
         self._drops_short = place.drops_incomplete(bool(getattr(self.sampler, "drop_last", False)))
-        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
-        self._is_random = self._is_drawn_everywhere and _may_draw(self.sampler)
+        self.is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
+        self._is_random = self.is_drawn_everywhere and _may_draw(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one: nothing happens before the first item.
@@ -119,6 +134,10 @@ class IndexSampler:
         number = index if group_size > 1 else 0
         expected, is_last, fill = self.num_groups(), False, ()
         for group, is_last in self._start(group_size, expected):
+            if place.mode.is_whole:
+                merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
+                yield merged, whole_batch_share(len(merged), count, index, is_last=is_last)
+                continue
             if place.is_even and not fill:
                 fill = [sample for batch in group for sample in batch]
             if len(group) == group_size and len(group[-1]) == usual:
@@ -152,25 +171,30 @@ class IndexSampler:
         """Yield the sampler's items for `epoch`, drawn by this rank alone."""
         parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.sampler) else rng.ALL_PARTS
         return position.draw_epoch(
-            self.sampler, self.epoch, self.generators, yields_lists=self.yields_lists, parts=parts
+            self.sampler,
+            self.epoch,
+            self.generators,
+            yields_lists=self.yields_lists,
+            parts=parts,
+            after_start=self.after_start,
         )
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
-        num_items = length_of(self.sampler) if self._is_drawn_everywhere else None
+        num_items = length_of(self.sampler) if self.is_drawn_everywhere else None
         theirs = check_same_loaders(
             self._comm,
             self._dataset,
             num_items,
             self.generators,
-            sampler=self.sampler if self._is_drawn_everywhere else None,
+            sampler=self.sampler if self.is_drawn_everywhere else None,
             sends_torch_state=self._is_random,
         )
         if self.generators:
             with rank_0_random_states(self._comm, (), self.generators):
                 pass
-        if not self._is_drawn_everywhere:
-            yield from _broadcast_groups(self._comm, self._grouped(size, expected))
+        if not self.is_drawn_everywhere:
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected), self._place.mode)
             return
         with _forked_if_different(theirs):
             groups = self._grouped(size, expected)
@@ -312,14 +336,22 @@ def rank_0_random_states(
         yield
 
 
-def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
-    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
+def _broadcast_groups(
+    comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
+) -> Iterator[tuple[list[Any], bool]]:
+    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs.
+
+    Where every rank reads whole batches, the random states of all ranks are equal, and follow what rank 0 draws.
+    """
     is_last = False
     while not is_last:
         if comm.world.rank == 0:
             try:
+                before = rng.capture_cpu() if mode.is_whole else None
                 drawn = next(groups, None)
                 message = {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
+                if before is not None and rng.capture_cpu() != before:
+                    message["has_drawn"] = True
             except Exception as error:
                 comm.broadcast_json({"error": f"{type(error).__name__}: {error}"}, 0)
                 raise
@@ -328,7 +360,10 @@ def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool
             message = cast("dict[str, Any]", comm.broadcast_json(None, 0))
             if "error" in message:
                 raise MisuseError(f"rank 0, which draws for all ranks, failed in the sampler: {message['error']}")
-            drawn = (_from_json(message["group"]), message["is_last"]) if message else None
+            drawn = (_from_json(message["group"]), message["is_last"]) if "group" in message else None
+        if message.get("has_drawn"):
+            states = rng.capture()
+            rng.restore(rng.unpack(comm.broadcast(rng.pack(states), 0), states))
         if drawn is None:
             return
         yield drawn

@@ -28,12 +28,14 @@ from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBat
 from accel_nb.data.index_distribution import (
     DataShard,
     IndexSampler,
+    ReadMode,
     check_same_loaders,
     length_of,
     own_generators,
     rank_0_random_states,
 )
 from accel_nb.data.loader_checks import refuse_divided
+from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
 from accel_nb.data.position import (
@@ -75,6 +77,7 @@ __all__ = [
     "skip_first_batches",
     "unshard_loader",
     "watch_batches",
+    "read_mode",
 ]
 
 _ATTRIBUTE = "_accel_nb_sharding"
@@ -154,6 +157,11 @@ def count_remaining(loader: DataLoader[Any], position: LoaderPosition) -> int | 
 def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare], object] | None) -> None:
     """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None removes it."""
     _sharding(loader).on_batch = on_batch
+
+
+def read_mode(loader: DataLoader[Any]) -> ReadMode:
+    """Return how ranks read the next batches of a sharded loader; it applies to iterations in progress too."""
+    return _sharding(loader).shard.mode
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
@@ -256,7 +264,7 @@ class _ShardedLoading:
         self.on_batch: Callable[[Any, BatchShare], object] | None = None
         # The share of the batch yielded last; None before the first batch of an iteration.
         self.latest: BatchShare | None = None
-        self._shard = shard
+        self.shard = shard
         self._comm = shard.comm
         self._device = device
         self._options = options
@@ -283,7 +291,7 @@ class _ShardedLoading:
 
     def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return None if size is None else size * self._shard.group_size
+        return None if size is None else size * self.shard.group_size
 
     @property
     def is_at_end(self) -> bool:
@@ -322,12 +330,12 @@ class _ShardedLoading:
         if skipped is not None:
             resumed = self._position_after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = EpochProgress(self._shard.group_size, self.observer.num_trained, resumed)
+        self._epoch = epoch = EpochProgress(self.shard.group_size, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
         transfer = self._transfer_for(loader)
         if transfer is None:
-            return _LoaderIterator(pairs, self, epoch, move)
-        return _LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
+            return LoaderIterator(pairs, self, epoch, move)
+        return LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
 
     def end_epoch(self, epoch: EpochProgress | None) -> None:
         """Count an epoch that was read to its end or abandoned for another, once."""
@@ -345,7 +353,7 @@ class _ShardedLoading:
         epoch = self._epoch
         if self._resumed is not None:  # loaded, and not iterated since
             return self._resumed
-        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._shard.count)
+        here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self.shard.count)
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
             seen, batches = epoch.count_trained()
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
@@ -400,7 +408,7 @@ class _ShardedLoading:
             return None
         name = type(loader.dataset).__name__
         if self._can_shard_dataset(loader) and not self._is_dispatched(loader):
-            if position.num_parts != self._shard.count:
+            if position.num_parts != self.shard.count:
                 return (
                     f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
                     f"in the middle of an epoch: go on with as many, or save between epochs"
@@ -419,7 +427,7 @@ class _ShardedLoading:
         self, loader: DataLoader[Any], num_batches: int, resumed: LoaderPosition | None
     ) -> LoaderPosition:
         """Return the position after ``num_batches`` of each rank, in the resumed epoch or a new one."""
-        batches = num_batches * self._shard.group_size
+        batches = num_batches * self.shard.group_size
         seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
         if resumed is None:
             return LoaderPosition(self._num_epochs, seen, batches)
@@ -447,26 +455,29 @@ class _ShardedLoading:
         if index_sampler is not None:
             index_sampler.epoch = epoch
             index_sampler.generators = own_generators(loader)
+            index_sampler.after_start = None
         if self._is_dispatched(loader):
             return self._dispatch(loader, epoch)
         if index_sampler is None:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
         if index_sampler.yields_lists and self._reads_in_process(loader):
-            if is_new:
+            if not index_sampler.is_drawn_everywhere:
+                index_sampler.after_start = lambda: self._draw_base_seed(loader)
+            elif is_new:
                 self._draw_base_seed(loader)
             return FetchedBatches(index_sampler, loader)
         inner = self._updated_inner(loader)
         # A resumed epoch drew the seed of its workers before it was saved: do not advance the generator again.
         with nullcontext() if is_new else rng.fork_rng(parts=("torch",)):
-            if self._shard.index > 0:
+            if self.shard.index > 0 and not self.shard.mode.is_whole:
                 inner.generator = self._worker_seed_generator(loader, inner)
             index_sampler.pending_shares = None
             source = iter(inner)
         if index_sampler.yields_lists:
             return MatchedBatches(source, index_sampler)
-        divider = BatchDivider(self._shard, loader.batch_size)
-        return read_everywhere(source, index_sampler.num_groups(), self._shard, divider, loader.drop_last)
+        divider = BatchDivider(self.shard, loader.batch_size)
+        return read_everywhere(source, index_sampler.num_groups(), self.shard, divider, loader.drop_last)
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:
@@ -474,12 +485,12 @@ class _ShardedLoading:
         if self._options.dispatch_batches:
             return True
         is_stream = isinstance(loader.dataset, IterableDataset)
-        return is_stream and self._shard.group_size > 1 and not self._can_shard_dataset(loader)
+        return is_stream and self.shard.group_size > 1 and not self._can_shard_dataset(loader)
 
     def _can_shard_dataset(self, loader: DataLoader[Any]) -> bool:
         """Return whether to divide the dataset by its method ``shard``; only for batches that are each worker's."""
-        dataset, count = cast(Any, loader.dataset), self._shard.count
-        if self._shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
+        dataset, count = cast(Any, loader.dataset), self.shard.count
+        if self.shard.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
             return False
         num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
         return isinstance(num_shards, int) and num_shards >= count
@@ -519,7 +530,7 @@ class _ShardedLoading:
 
     def _build_sampler(self, loader: DataLoader[Any]) -> IndexSampler | None:
         if self._index_sampler is None and not isinstance(loader.dataset, IterableDataset):
-            self._index_sampler = IndexSampler(loader, self._shard, self._order_seed())
+            self._index_sampler = IndexSampler(loader, self.shard, self._order_seed())
         return self._index_sampler
 
     def _order_seed(self) -> int | None:
@@ -548,12 +559,12 @@ class _ShardedLoading:
         """Return the generator of this share's worker seeds, derived from the seed that a plain loader draws."""
         if inner._iterator is None:  # persistent workers keep their initial seed
             drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self._shard.index))
+            self._worker_seeds.manual_seed(rng.derive_seed(int(drawn), "loader", self.shard.index))
         return self._worker_seeds
 
     def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
         drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
-        return num_groups(num_batches, self._shard.group_size, drop_short=self._shard.drops_incomplete(drop_last))
+        return num_groups(num_batches, self.shard.group_size, drop_short=self.shard.drops_incomplete(drop_last))
 
     def _expected(self, loader: DataLoader[Any], epoch: EpochProgress) -> int | None:
         """Return the number of remaining global batches of a stream by its length, None if that is not reliable."""
@@ -565,7 +576,7 @@ class _ShardedLoading:
         return self._num_groups(loader, max(num_batches - epoch.num_batches, 0))
 
     def _iterate_stream(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        comm, shard = self._comm, self._shard
+        comm, shard = self._comm, self.shard
         inner = self._updated_inner(loader)
         epoch.sampler_state = SamplerState()
         generators = own_generators(loader)
@@ -597,12 +608,12 @@ class _ShardedLoading:
         """Return the inner loader over this rank's shard of the dataset."""
         dataset = cast(Any, loader.dataset)
         if inner._iterator is None or not loader.persistent_workers:
-            self._dataset_shard = dataset.shard(num_shards=self._shard.count, index=self._shard.index)
+            self._dataset_shard = dataset.shard(num_shards=self.shard.count, index=self.shard.index)
         inner.__dict__["dataset"] = self._dataset_shard
         return inner
 
     def _dispatch(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
-        shard = self._shard
+        shard = self.shard
         index_sampler = self._build_sampler(loader)
         epoch.sampler_state = SamplerState()
 
@@ -655,40 +666,3 @@ class SkippedBatchesLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
-
-
-class _LoaderIterator(Iterator[Any]):
-    """The iterator of a sharded loader: moves each batch to the device, after reporting its share to the observer."""
-
-    __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
-
-    def __init__(
-        self,
-        pairs: Iterator[SharedBatch],
-        sharding: _ShardedLoading,
-        epoch: EpochProgress,
-        move: Callable[[Any], Any] | None,
-    ) -> None:
-        self._pairs = pairs
-        self._sharding = sharding
-        self._epoch = epoch
-        self._move = move
-
-    def __next__(self) -> Any:
-        sharding = self._sharding
-        observer = sharding.observer
-        observer.on_batch_end()
-        try:
-            batch, share = next(self._pairs)
-        except StopIteration:
-            sharding.end_epoch(self._epoch)
-            observer.on_share(None)
-            raise
-        sharding.latest = share
-        self._epoch.record_batch(share)
-        observer.on_share(share)
-        if self._move is not None:
-            batch = self._move(batch)
-        if sharding.on_batch is not None:
-            sharding.on_batch(batch, share)
-        return batch

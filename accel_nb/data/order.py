@@ -17,7 +17,8 @@ class BatchShare(NamedTuple):
 
     ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
     The last ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
-    ``total_samples``, but not in metrics. ``total_repeated`` is the number of repeats on all ranks.
+    ``total_samples``, but not in metrics. ``total_repeated`` is the number of repeats on all ranks. If the share
+    ``is_whole``, the rank has read all samples of the batch, and ``num_samples`` is the number that its models compute.
     """
 
     num_samples: int
@@ -26,6 +27,7 @@ class BatchShare(NamedTuple):
     is_filler: bool
     num_repeated: int = 0
     total_repeated: int = 0
+    is_whole: bool = False
 
     @property
     def num_valid(self) -> int:
@@ -41,6 +43,11 @@ def contiguous_share(total: int, world: int, rank: int) -> range:
     small, num_larger = divmod(total, world)
     start = rank * small + min(rank, num_larger)
     return range(start, start + small + (rank < num_larger))
+
+
+def whole_batch_share(total: int, world: int, rank: int, *, is_last: bool) -> BatchShare:
+    """Return the share of a rank that reads all ``total`` samples of a batch."""
+    return BatchShare(len(contiguous_share(total, world, rank)), total, is_last, False, is_whole=True)
 
 
 def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, int]:

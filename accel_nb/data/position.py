@@ -189,16 +189,20 @@ def draw_epoch(
     *,
     yields_lists: bool,
     parts: tuple[rng.Part, ...],
+    after_start: Callable[[], object] | None = None,
 ) -> Iterator[Any]:
     """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
     The first item is drawn before this returns; in a resumed epoch with the random states of its start. ``deals``: the
-    items are lists of samples. ``parts`` are the global generators that the sampler may use.
+    items are lists of samples. ``parts`` are the global generators that the sampler may use. ``after_start`` is called
+    between the sampler's ``__iter__`` and its first item in a new epoch, as torch's iterator draws a seed there.
     """
     resumed = epoch.resumed
     if resumed is None:
         epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
         items = iter(sampler)
+        if after_start is not None:
+            after_start()
         first = next(items, _END)
         if first is not _END:
             head = _head(first, yields_lists)

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from accel_nb.data.index_distribution import DataShard, warn_if_short
-from accel_nb.data.order import BatchShare, contiguous_share, even_length, even_share, flag_last, grouped, is_short
+from accel_nb.data.order import (
+    BatchShare,
+    contiguous_share,
+    even_length,
+    even_share,
+    flag_last,
+    grouped,
+    is_short,
+    whole_batch_share,
+)
 from accel_nb.data.prefetch import SharedBatch
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
@@ -38,6 +47,8 @@ class BatchDivider:
         place = self._place
         found = [first_batch_size(batch) for batch in group]
         sizes = [1 if number is None else number for number in found]
+        if place.mode.is_whole:
+            return [self._whole(group, sizes, is_last, index) for index in indices]
         limit = self._batch_size if place.group_size > 1 else None
         whole = None
         if place.is_even and self._first is None and None not in found:
@@ -52,6 +63,10 @@ class BatchDivider:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
         even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
+
+    def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> SharedBatch:
+        batch = group[0] if len(group) == 1 else self._joined_or_raise(group)
+        return batch, whole_batch_share(sum(sizes), self._place.count, index, is_last=is_last)
 
     def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> SharedBatch:
         count = self._place.count

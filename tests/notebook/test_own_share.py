@@ -76,14 +76,21 @@ for x, y in loader:
     assert "UserWarning: w: these tensors require gradients and belong to no module" in output.stderr
 
 
-def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
-    setup(kernel)
-    kernel.run(
+def test_batches_that_leave_one_sample_for_a_share_are_normalised_as_on_one_device(kernel):
+    made = (
         "model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double()\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "loader = DataLoader(TensorDataset(X[:11], Y[:11]), batch_size=8)"
     )
-    output = run(kernel, SUMMED.format(decision="pass"))
+    loop = SUMMED.format(decision="pass")
+    setup(kernel)
+    kernel.run("torch.manual_seed(3)\n" + made)
+    kernel.run(loop + "plain = model[0].weight.detach().clone()")
+    kernel.run("torch.manual_seed(3)\n" + made)
+    done(kernel, loop)
+    assert kernel.value("float((model[0].weight - plain).abs().max())") < 1e-9
+    kernel.run("torch.manual_seed(3)\n" + made)
+    output = run(kernel, loop, "--cpus 2 --divide data")
     assert output.error is not None
     assert "Expected more than 1 value per channel" in output.error[1]
     assert "the batch was divided: this worker had 1 of its 3 samples" in output.traceback

@@ -165,7 +165,7 @@ def warned(messages: list[warnings.WarningMessage]) -> list[str]:
 
 def train_each(world: World) -> dict[str, tuple[list[float], list[str]]]:
     losses = PROVEN | {name: loss_of for name, (loss_of, _) in UNPROVEN.items()} | {"clamped": CLAMPED}
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     found = {}
     for name, loss_of in losses.items():
@@ -207,7 +207,7 @@ def test_a_divisor_that_is_not_a_sum_is_said_where_it_makes_no_difference_yet(on
 
 
 def later_loss(world: World) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -229,7 +229,7 @@ def test_a_loss_that_comes_up_later_is_looked_at_too() -> None:
 
 
 def search(world: World) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -251,7 +251,7 @@ def test_each_loss_of_a_search_in_one_loop_is_looked_at() -> None:
 
 
 def counted(world: World) -> tuple[list[int], list[str]]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     totals = []
     with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
@@ -285,7 +285,7 @@ class Noisy(Dataset[Any]):
 
 
 def draw(world: World, where: str) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -325,7 +325,7 @@ class Centred(nn.Module):
 
 
 def with_buffers(world: World, is_moving: bool) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with cells.run_cell(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -347,7 +347,7 @@ def test_buffers_that_a_forward_changes_are_said(is_moving: bool, num_warnings: 
 
 
 def two_loaders(world: World, num_extra: int) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with warnings.catch_warnings(record=True) as caught, cells.run_cell():
         warnings.simplefilter("always")
@@ -368,7 +368,7 @@ def test_loaders_with_other_proportions_in_one_step_are_said(num_extra: int, num
 
 
 def skeleton(world: World) -> list[float]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     with cells.run_cell():
         model, optimizer, loader = parts()
@@ -390,7 +390,7 @@ def test_a_model_without_values_that_is_only_called_is_left_alone() -> None:
 
 
 def hooked(world: World, kind: str) -> list[str]:
-    accelerator = Accelerator(world=world, cpu=True)
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "data"})
     cells = PlainCells(accelerator)
     model, optimizer, loader = parts()
     if kind == "parameter":

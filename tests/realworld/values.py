@@ -16,8 +16,8 @@ Entries = dict[str, Entry]
 MISSING = "(no such name)"
 
 
-def write_values(names: Sequence[str], namespace: dict[str, Any], path: str) -> None:
-    """Evaluate expressions in a namespace and write their entries into a file."""
+def collect_values(names: Sequence[str], namespace: dict[str, Any]) -> Entries:
+    """Evaluate expressions in a namespace and return their entries."""
     found: Entries = {}
     for name in names:
         try:
@@ -26,7 +26,12 @@ def write_values(names: Sequence[str], namespace: dict[str, Any], path: str) -> 
             found[name] = MISSING
         else:
             _flatten(name, value, found)
-    Path(path).write_text(json.dumps(found))
+    return found
+
+
+def write_values(names: Sequence[str], namespace: dict[str, Any], path: str) -> None:
+    """Evaluate expressions in a namespace and write their entries into a file."""
+    Path(path).write_text(json.dumps(collect_values(names, namespace)))
 
 
 def read_values(path: Path) -> Entries:
@@ -34,7 +39,7 @@ def read_values(path: Path) -> Entries:
     return json.loads(path.read_text())
 
 
-def differences(plain: Entries, other: Entries) -> list[str]:
+def differences(plain: Entries, other: Entries, tolerance: float = TOLERANCE) -> list[str]:
     """Return what of two runs' entries differs by more than the tolerance, a line each."""
     lines = [f"{path}: only in one of the runs" for path in sorted(plain.keys() ^ other.keys())]
     for path in plain.keys() & other.keys():
@@ -46,7 +51,7 @@ def differences(plain: Entries, other: Entries) -> list[str]:
         ones, twos = one if isinstance(one, list) else [one], two if isinstance(two, list) else [two]
         if len(ones) != len(twos):
             lines.append(f"{path}: {len(ones)} numbers plainly, {len(twos)} on workers")
-        elif (largest := max(map(_distance, ones, twos), default=0.0)) > TOLERANCE:
+        elif (largest := max(map(_distance, ones, twos), default=0.0)) > tolerance:
             lines.append(f"{path}: differs by up to {largest:.3g}")
     return lines
 

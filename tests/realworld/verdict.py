@@ -53,7 +53,7 @@ class Verdict:
 def judge(case: Case, plain: Run, other: Run) -> Verdict:
     """Say what became of a case whose plain run ended without an error."""
     put_out = lines_of_ours(plain, other)
-    said = tuple(line for line in put_out if not _FACTS.match(line))
+    said = remarks(put_out)
     if (failed := other.failed) is not None and failed.error is not None:
         kind: Kind = "refused" if is_refusal(failed) else "failed"
         return Verdict(kind, (": ".join(failed.error), *failed.traceback.splitlines()[-25:]), said)
@@ -82,6 +82,11 @@ def lines_of_ours(plain: Run, other: Run) -> Sequence[str]:
     known = {line for output in plain.outputs for line in _lines(output)}
     found = dict.fromkeys(line for output in other.outputs for line in _lines(output))
     return [line for line in found if line not in known]
+
+
+def remarks(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines that say more than what runs and what was prepared."""
+    return tuple(line for line in lines if not _FACTS.match(line))
 
 
 def is_refusal(output: Output) -> bool:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells import file_writes, torchscript
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_evaluation_mode,
@@ -29,7 +30,8 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unprepared_model,
 )
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
-from accel_nb.accelerator.plain_cells.loss_proof import LossProof
+from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
+from accel_nb.accelerator.plain_cells.loss_proof import LossProof, has_gradient_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import (
     cell_frames,
@@ -40,8 +42,7 @@ from accel_nb.accelerator.plain_cells.object_graph import (
 )
 from accel_nb.accelerator.plain_cells.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
-from accel_nb.accelerator.prepare.preparer import ObjectsByKind
-from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
 from accel_nb.data.loader import BatchShare, is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.devices.registry import device_type
@@ -99,11 +100,17 @@ class PlainCells:
         self._pending: dict[int, Optimizer] = {}
         self._calls = ModuleCallHooks()
         self._proof = LossProof(accelerator, self._calls)
+        # The ids of the objects that the current cell uses, which its receipt lists.
+        self._used: set[int] = set()
+        components = accelerator.components
+        self._divided_calls = DividedCalls(
+            self._stepper, components.comm, is_compiled=components.compiler.has_compiled_any
+        )
+        self._divided_calls.has_gradient_hooks = has_gradient_hooks
+        self._division = LoopDivision(accelerator, self._divided_calls, self._proof, self._used)
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False
         self._is_reported = True
-        # The ids of the objects that the current cell uses, which its receipt lists.
-        self._used: set[int] = set()
         self._has_undivided_loop = False
         # The loop, by code and loader, that began in evaluation mode; and all such loops that then called backward.
         self._unproven_loop: tuple[types.CodeType, int] | None = None
@@ -157,8 +164,9 @@ class PlainCells:
         """Replace functions of torch while the block runs, so that plain calls work on many workers.
 
         ``loss.backward()`` goes through the accelerator, gradient clipping waits for complete gradients, and the
-        device ``cuda`` is the device of this worker. Of a file that every rank writes, the first rank's is kept,
-        unless the cell ``may_depend_on_rank``. The replacements apply to the whole process until the block ends.
+        device ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, and
+        of a file that every rank writes the first rank's is kept. The replacements apply to the whole process until
+        the block ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
@@ -167,6 +175,8 @@ class PlainCells:
         self._unmanaged_names.clear()
         self._stale_tensors = None
         self._proof.begin()
+        self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
+        self._divided_calls.is_on = self._stepper.world.size > 1 and self._division.divides_models
         accelerator = self._accelerator
         with ExitStack() as stack:
             self._replace_functions(stack)
@@ -175,6 +185,7 @@ class PlainCells:
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
             stack.callback(self._calls.close)
             stack.callback(self._proof.end)
+            stack.callback(self._end_division)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
             yield
         self.last_share = self._stepper.window.share
@@ -189,6 +200,8 @@ class PlainCells:
         replace = functools.partial(self._replace, stack)
         replace((Tensor,), "backward", self._wrap_backward)
         replace((Tensor,), "register_hook", self._wrap_register_hook)
+        if self._divided_calls.is_on:
+            replace((torch.autograd,), "grad", self._wrap_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
@@ -229,30 +242,62 @@ class PlainCells:
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
-        """Return whether this rank reads only its share in a loop over ``loader`` that starts; prepare trained objects.
+        """Return whether a loop over ``loader`` that starts trains with its batches; prepare the objects it trains.
 
-        A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads the
-        whole loader, which the receipt shows.
+        `LoopDivision` decides whether ranks read whole batches or shares. In a loop that does not train, every rank
+        reads the whole loader. The receipt shows both.
         """
-        is_divided = self._is_divided(loader)
-        if self._accelerator.components.preparer.record_division(loader, is_undivided=not is_divided):
+        preparer = self._accelerator.components.preparer
+        code = self._training_code(loader)
+        if not is_sharded(loader):  # it is sharded next, if it trains, and begins again
+            return code is not None
+        if code is None:
+            reading = self._division.begin_whole(loader)
+        elif not self._division.divides_models:
+            reading = None
+            self._proof.trace_loop(code, loader)
+        else:
+            preparer.refresh()
+            reads_shares = self._division.begin_training(code, loader)
+            reading = None if reads_shares else self._division.reading_of(loader)
+        if preparer.record_division(loader, reading):
             self._accelerator.report(self._used)
-        return is_divided and self._accelerator.components.preparer.begin_epoch()
-
-    def _is_divided(self, loader: DataLoader[Any]) -> bool:
-        if not torch.is_grad_enabled():
+        if code is None:
             return False
+        return preparer.begin_epoch(are_ranks_apart=reading is None)
+
+    def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+        """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
+        return self._division.reading_of(loader)
+
+    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a forward that divides its rows among the ranks, for models with weights or buffers."""
+        has_tensors = any(True for _ in chain(model.parameters(), model.buffers()))
+        if self._stepper.world.size == 1 or not has_tensors or isinstance(model, torch.jit.ScriptModule):
+            return None
+        return self._divided_calls.around(model, forward)
+
+    def _training_code(self, loader: DataLoader[Any]) -> types.CodeType | None:
+        """Return the code of a loop that trains with the batches of ``loader``; None if every rank is to read all."""
+        if not torch.is_grad_enabled() or self._division.mode == "none":
+            return None
         code = find_training_code()
         if code is None:
             self._has_undivided_loop = self._needs_backward_check = True
-            return False
+            return None
         self._prepare_new_optimizers(loader)
-        if self._trains_unmanaged_tensors() or not _has_batches(loader) or self._may_evaluate(code, loader):
+        is_untraced = not self._division.divides_models and self._may_evaluate(code, loader)
+        has_unmanaged = self._trains_unmanaged_tensors()
+        if has_unmanaged:
+            self._divided_calls.is_on = False  # a model's code may use these tensors, whose gradients are not averaged
+        if has_unmanaged or is_untraced or not _has_batches(loader):
             self._read_undivided()
-            return False
-        if is_sharded(loader):
-            self._proof.trace_loop(code, loader)
-        return True
+            return None
+        return code
+
+    def _end_division(self) -> None:
+        self._division.end_cell()
+        self._divided_calls.is_on = False
 
     def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
         """Return whether a loop over ``loader`` may only evaluate, since no model is in training mode.
@@ -269,9 +314,7 @@ class PlainCells:
     def _read_undivided(self) -> None:
         """Make every rank read the same batches in a loop that trains; every rank must call."""
         self._stepper.window.set_share(None)
-        if self._stepper.has_rank_rng:
-            synchronize_rng_states(("python", "numpy", "torch"))
-            self._accelerator.note_equal_rng()
+        self._division.make_rng_equal()
 
     def _trains_unmanaged_tensors(self) -> bool:
         """Return whether the cell trains tensors that are in no module, whose gradients are not averaged.
@@ -385,7 +428,7 @@ class PlainCells:
             self._has_undivided_loop = False
             if self._accelerator.components.preparer.undivided_batch.is_current(stepper.window.share):
                 stepper.window.set_share(None)  # the share is of a loop that was left
-            if stepper.window.share is None:
+            if stepper.window.share is None and not self._divided_calls.is_on:
                 warn_undivided_loader(self._accelerator)
         self._proof.check_loss(loss)
 
@@ -421,6 +464,24 @@ class PlainCells:
 
         return backward
 
+    def _wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``torch.autograd.grad`` whose gradients of prepared parameters are those of one device."""
+        stepper, exchange = self._stepper, self._divided_calls.exchange
+
+        @functools.wraps(plain)
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            gradients = plain(outputs, inputs, *args, **kwargs)
+            if stepper.window.is_divided or self._divided_calls.is_inside:
+                return gradients
+            averaged = stepper.averaged_parameters
+            listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            return tuple(
+                exchange.average(gradient) if gradient is not None and id(item) in averaged else gradient
+                for item, gradient in zip(listed, gradients, strict=True)
+            )
+
+        return grad
+
     def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
 
@@ -428,6 +489,8 @@ class PlainCells:
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if is_user_module(sys._getframe(1).f_globals.get("__name__")):
                 self._proof.record_hook()
+                if tensor.is_leaf:
+                    self._divided_calls.forget()
             return plain(tensor, hook)
 
         return register_hook
@@ -489,7 +552,8 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
     stepper = accelerator.components.stepper
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if stepper.window.share is None or id(optimizer) in stepper.optimizer_proxies or stepper.world.size == 1:
+        is_alone = stepper.world.size == 1 or not stepper.window.is_divided
+        if is_alone or id(optimizer) in stepper.optimizer_proxies:
             return
         if any(proxy.is_stepping for proxy in stepper.optimizer_proxies.values()):
             return  # it is called by the step of a prepared optimizer

@@ -30,7 +30,7 @@ def explain_divided_batch(error: BaseException, share: BatchShare | None) -> str
 
     ``share`` is this rank's share of the batch when the error was raised.
     """
-    if share is None or share.num_samples >= share.total_samples:
+    if share is None or share.is_whole or share.num_samples >= share.total_samples:
         return None
     if not isinstance(error, _SHAPE_ERRORS) or is_out_of_memory(error):
         return None
@@ -102,6 +102,16 @@ def warn_random_numbers(accelerator: Accelerator) -> None:
         accelerator,
         "random numbers are drawn for each batch (noise, augmentation, sampling): each worker draws its own, so the "
         "result differs from that of one device, as with another seed",
+    )
+
+
+def warn_unequal_batches(accelerator: Accelerator) -> None:
+    """Warn that the ranks read different batches, so that no model can compute rows of one."""
+    _warn(
+        accelerator,
+        "the workers read different samples from the same loader, since its dataset draws random numbers from a source "
+        "of its own: each computes its own batches, and gradients are averaged, which differs from one device. Seed "
+        "the generators that the dataset makes, or use those of random, numpy or torch",
     )
 
 

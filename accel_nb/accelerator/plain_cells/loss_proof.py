@@ -7,7 +7,7 @@ communication.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,9 @@ class LossProof:
         self._watched: list[DataLoader[Any]] = []
         self._warned: set[str] = set()
         self._has_hooks = False
+        # In a loop that may go over to shares, problems are collected instead of warned of; None in other loops.
+        self._problems: list[str] | None = None
+        self._num_checked = 0
         # Digest of the random states when the traced batch was delivered.
         self._digest: str | None = None
 
@@ -73,18 +76,32 @@ class LossProof:
         if self._missing:
             warn_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
-    def trace_loop(self, code: Any, loader: DataLoader[Any]) -> None:
+    def trace_loop(self, code: Any, loader: DataLoader[Any], *, collects: bool = False) -> None:
         """Trace the first batch of a loop, identified by its code and loader, that is about to begin.
 
         Further epochs of a traced loop are not traced, unless objects were prepared since, as in a search over models.
+        If it ``collects``, problems are returned by `take_verdict` instead of being warned of.
         """
         self._stop()
         bundle = self._stepper.bundle
         was_traced = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
         if self._is_on and not was_traced:
             self._loops.append((code, weakref.ref(loader), weakref.ref(bundle)))
+            self._problems = (self._problems or []) if collects else None
             self._is_new_loop = True
             self._watch([loader])
+
+    def take_verdict(self) -> str | None:
+        """Stop tracing; return why the losses of the traced batch are not proven, None if all of them are."""
+        if self._trace is not None:
+            self._warn_of_draws()
+        self._stop()
+        self._unwatch()
+        problems, self._problems = self._problems or [], None
+        number, self._num_checked = self._num_checked, 0
+        if problems:
+            return problems[0]
+        return None if number else "no loss was traced"
 
     def record_hook(self) -> None:
         """Record that the cell has registered a hook on the gradient of a tensor."""
@@ -103,7 +120,7 @@ class LossProof:
         """Warn if a loss of a backward call is not proven, or depends on hooks, random numbers or buffers."""
         kind, share = type(loss.grad_fn), self._stepper.window.share
         self._kinds.add(kind)
-        if share is None or not self._is_on:
+        if share is None or not self._is_on or (share.is_whole and self._problems is None):
             return
         if self._trace is None:
             self._missing.add(kind)
@@ -111,16 +128,23 @@ class LossProof:
             self._watch([item for item in self._accelerator.prepared_objects if isinstance(item, DataLoader)])
             return
         self._missing.discard(kind)
+        self._num_checked += 1
         with self._trace.paused():
             self._warn_of_hooks()
             self._warn_of_draws()
-            if self._trace.has_changed_buffers and "buffers" not in self._warned:
-                self._warned.add("buffers")
-                warn_changed_buffers(self._accelerator)
+            if self._trace.has_changed_buffers:
+                self._report("the model changes buffers", warn_changed_buffers)
             problem = self._trace.explain_unproven(loss, self._stepper.classify_loss(loss))
-            if problem is not None and problem not in self._warned:
-                self._warned.add(problem)
-                warn_unproven_loss(self._accelerator, problem)
+            if problem is not None:
+                self._report(f"the loss: {problem}", lambda accelerator: warn_unproven_loss(accelerator, problem))
+
+    def _report(self, problem: str, warn: Callable[[Accelerator], None]) -> None:
+        """Warn of a problem once for each cell, or add it to those of the loop that are collected."""
+        if self._problems is not None:
+            self._problems.append(problem)
+        elif problem not in self._warned:
+            self._warned.add(problem)
+            warn(self._accelerator)
 
     def _on_batch(self, batch: Any, share: BatchShare) -> None:
         """Stop tracing the batch before, and trace the batch that a loop is about to get, if it is needed."""
@@ -130,11 +154,12 @@ class LossProof:
         if not (self._is_new_loop or (self._missing and self._num_left)):
             self._unwatch()
             return
-        if share.num_samples < 2:
+        number = share.total_samples if share.is_whole else share.num_samples
+        if number < 2:
             return
         self._is_new_loop = False
         self._num_left = max(self._num_left - 1, 0)
-        self._trace = LossTrace(batch, share.num_samples)
+        self._trace = LossTrace(batch, number)
         self._digest = self._random_states()
         self.checked_kinds = _NOTHING
         # Operations of modules without weights or buffers, such as most of torch's losses, are followed.
@@ -174,7 +199,7 @@ class LossProof:
         self._digest = None
         modules = (part for model in self._stepper.bundle.models for part in model.modules())
         if not any(isinstance(part, _DropoutNd) and part.p > 0 and part.training for part in modules):
-            warn_random_numbers(self._accelerator)
+            self._report("random numbers are drawn for each batch", warn_random_numbers)
 
     def _random_states(self) -> str:
         """Return a digest that changes when a random number is drawn, on the CPU or on this rank's device."""
@@ -182,11 +207,8 @@ class LossProof:
         return rng.digest(rng.capture_cpu()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
 
     def _warn_of_hooks(self) -> None:
-        if "hooks" in self._warned:
-            return
-        if self._has_hooks or any(_has_own_hooks(model) for model in self._stepper.bundle.models):
-            self._warned.add("hooks")
-            warn_gradient_hooks(self._accelerator)
+        if self._has_hooks or any(has_gradient_hooks(model) for model in self._stepper.bundle.models):
+            self._report("hooks read or change gradients", warn_gradient_hooks)
 
 
 def _has_tensors(model: nn.Module) -> bool:
@@ -195,7 +217,7 @@ def _has_tensors(model: nn.Module) -> bool:
     )
 
 
-def _has_own_hooks(model: nn.Module) -> bool:
+def has_gradient_hooks(model: nn.Module) -> bool:
     """Whether the user has registered hooks on gradients of a model.
 
     Reads ``_parameters``, since ``model.parameters()`` of a sharded model may gather them, which all ranks must do.

@@ -59,6 +59,10 @@ class Compiler:
         """Whether the model is compiled as a whole."""
         return self._compiled.get(id(model)) == []
 
+    def has_compiled_any(self, model: nn.Module) -> bool:
+        """Whether the model or blocks of it are compiled."""
+        return id(model) in self._compiled
+
     def has_compiled_blocks(self, model: nn.Module) -> bool:
         """Whether blocks of the model are compiled."""
         return bool(self._compiled.get(id(model)))

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
-from accel_nb.accelerator.prepare.compiling import Compiler
+from accel_nb.accelerator.prepare.compiling import Compiler, current_forward
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.tracking.metrics import UndividedBatch
@@ -94,6 +94,14 @@ class ObjectsByKind:
         return self.others
 
 
+@dataclass(frozen=True)
+class WholeReading:
+    """How ranks that read all samples of each batch divide the work; ``text`` says in which models, or why not."""
+
+    computes_rows: bool
+    text: str = ""
+
+
 class LoopPolicy(Protocol):
     """Decides which loops over prepared loaders train: these read only the share of their rank."""
 
@@ -106,6 +114,14 @@ class LoopPolicy(Protocol):
 
         Every rank must call.
         """
+        ...
+
+    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return what replaces the forward of a prepared model; None to leave it."""
+        ...
+
+    def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
+        """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
         ...
 
 
@@ -122,6 +138,12 @@ class TrainingLoops:
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
         """Prepare for the first batch, and return True."""
         return self._preparer.begin_epoch()
+
+    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        """Leave the forward: every rank reads a share."""
+
+    def whole_reading(self, loader: DataLoader[Any]) -> None:
+        """Return None: every rank reads a share."""
 
 
 class _LoopEvents:
@@ -187,8 +209,10 @@ class Preparer:
         self._has_per_worker_batches = False
         # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}
+        # By model id: the policy that has replaced the forward set by the strategy.
+        self._call_policies: dict[int, LoopPolicy] = {}
         # The loaders that every rank reads whole, by id.
-        self.undivided_loaders: set[int] = set()
+        self.whole_loaders: dict[int, WholeReading] = {}
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self._objects
@@ -247,6 +271,7 @@ class Preparer:
         try:
             for model in models:
                 self._checkpointer.apply(model)
+                self._replace_calls(model, loops)
             self._record_ownership(models)
         except Exception:
             self.release(new)
@@ -259,19 +284,27 @@ class Preparer:
         for loader in kinds.loaders:
             self._observer.on_loader_prepared(loader)
 
-    def record_division(self, loader: DataLoader[Any], *, is_undivided: bool) -> bool:
-        """Record whether every rank reads a whole loader; return whether that changes its line in the receipt."""
-        if is_undivided == (id(loader) in self.undivided_loaders) or loader not in self:
+    def record_division(self, loader: DataLoader[Any], reading: WholeReading | None) -> bool:
+        """Record how a loader's batches are divided; return whether that changes its line in the receipt."""
+        if loader not in self:
             return False
-        (self.undivided_loaders.add if is_undivided else self.undivided_loaders.discard)(id(loader))
+        before = self.batch_descriptions.get(id(loader))
+        self._set_reading(loader, reading)
+        return before != self.batch_descriptions[id(loader)]
+
+    def _set_reading(self, loader: DataLoader[Any], reading: WholeReading | None) -> None:
+        if reading is None:
+            self.whole_loaders.pop(id(loader), None)
+        else:
+            self.whole_loaders[id(loader)] = reading
         self.batch_descriptions[id(loader)] = self._describe_batch(loader)
-        return True
 
     def refresh(self) -> None:
         """Prepare again the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
         changed = self._stepper.changed_models()
         if not changed:
             return
+        policies = {id(model): self._call_policies.get(id(model)) for model in changed}
         for model in changed:
             self._free_model(model)
             self._move(model, self._stepper.bundle.optimizers)
@@ -279,14 +312,21 @@ class Preparer:
         self._stepper.strategy.wrap(Bundle(tuple(changed)))
         for model in changed:
             self._checkpointer.apply(model)
+            policy = policies[id(model)]
+            if policy is not None:
+                self._replace_calls(model, policy)
         self._record_ownership(changed)
         self._stepper.refresh_trainable(changed)
 
-    def begin_epoch(self) -> bool:
-        """Prepare for the first batch of a divided loader, and return True; every rank must call."""
+    def begin_epoch(self, *, are_ranks_apart: bool = True) -> bool:
+        """Prepare for the first batch of a loop that trains, and return True; every rank must call.
+
+        Ranks that read shares get random streams of their own.
+        """
         self.refresh()
         self._observer.on_epoch_start()
-        self.seed_ranks_apart()
+        if are_ranks_apart:
+            self.seed_ranks_apart()
         if self._rng_types:
             synchronize_rng_states(self._rng_types)
         return True
@@ -348,7 +388,16 @@ class Preparer:
             if plain_class(model) is not type(model):
                 setattr(type(model), _OWNERSHIP, Ownership(self._owner, self._free_model))
 
+    def _replace_calls(self, model: nn.Module, loops: LoopPolicy) -> None:
+        """Replace the forward that the strategy has set, if the policy wants that."""
+        around = loops.around_forward(model, current_forward(model))
+        if around is not None:
+            replace_forward(model, around)
+            self._call_policies[id(model)] = loops
+
     def _free_model(self, model: nn.Module) -> None:
+        if self._call_policies.pop(id(model), None) is not None:
+            restore_forward(model)
         self._checkpointer.undo(model)
         if id(model) in self._evaluated:
             self._evaluated.discard(id(model))
@@ -365,7 +414,7 @@ class Preparer:
         released = [item for item in objects if item in self]
         for item in released:
             del self._objects[id(item)]
-            self.undivided_loaders.discard(id(item))
+            self.whole_loaders.pop(id(item), None)
         self._restore(released)
         self._stepper.remove(released)
 
@@ -452,19 +501,21 @@ class Preparer:
             place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
-        self.batch_descriptions[id(loader)] = self._describe_batch(loader)
+        self._set_reading(loader, loops.whole_reading(loader))
 
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return the batch size of a prepared loader and the share that each rank reads, as text."""
         size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
-        if workers == 1 or id(loader) in self.undivided_loaders:
+        reading = self.whole_loaders.get(id(loader))
+        if workers == 1 or (reading is not None and not reading.computes_rows):
             batch = "no batch size" if size is None else f"batch {size}"
-            return batch if workers == 1 else f"{batch}, read whole by every worker"
+            return batch if workers == 1 or reading is None else f"{batch}, {reading.text}"
+        rows = "" if reading is None else f" rows{reading.text}"
         if size is None:
             return "no batch size"
-        total = size * workers if self._has_per_worker_batches else size
+        total = size * workers if self._has_per_worker_batches and reading is None else size
         share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
-        return f"batch {total} = {workers} x {share}"
+        return f"batch {total} = {workers} x {share}{rows}"
 
 
 def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:
@@ -487,10 +538,20 @@ def is_prepared(item: Any) -> bool:
 
 
 def collect_notes(
-    objects: Sequence[Any], num_workers: int, device: torch.device, undivided: Collection[int]
+    objects: Sequence[Any],
+    num_workers: int,
+    device: torch.device,
+    whole: Collection[int],
+    *,
+    divides_models: bool = False,
 ) -> list[str]:
-    """Return differences from a run on one device, a line each; ``undivided`` are the ids of loaders read whole."""
-    if num_workers == 1:
+    """Return differences from a run on one device, a line each; ``whole`` are the ids of loaders read whole.
+
+    With ``divides_models`` the code is a plain cell, which is as on one device where no loader is divided.
+    """
+    if num_workers == 1 or (
+        divides_models and not any(isinstance(item, DataLoader) and id(item) not in whole for item in objects)
+    ):
         return []
     notes: list[str] = []
     modules = [part for item in objects if isinstance(item, nn.Module) for part in item.modules()]
@@ -499,7 +560,7 @@ def collect_notes(
         notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")
-    if any(isinstance(item, DataLoader) and id(item) not in undivided for item in objects):
+    if any(isinstance(item, DataLoader) and id(item) not in whole for item in objects):
         notes.append("a printed loss or count is rank 0's share")
     trains = any(isinstance(item, Optimizer) for item in objects)
     if trains and not any(isinstance(item, DataLoader) for item in objects):

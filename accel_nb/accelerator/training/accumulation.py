@@ -75,6 +75,11 @@ class AccumulationWindow:
         self._decide()
 
     @property
+    def is_divided(self) -> bool:
+        """Whether this rank has read only a part of the current batch."""
+        return self.share is not None and not self.share.is_whole
+
+    @property
     def averages_gradients(self) -> bool:
         """Whether the current micro-batch's backward pass averages gradients over ranks."""
         return self.closes or self._options.sync_each_batch
@@ -113,7 +118,7 @@ class AccumulationWindow:
 
     def set_share(self, share: BatchShare | None) -> None:
         """Set which share of its global batch the next micro-batch is; None when a loader's iteration has ended."""
-        if share is not None and self.share is not None and not self._has_passed:
+        if share is not None and self.share is not None and not self._has_passed and not share.is_whole:
             before = self.share
             self.has_unequal_shares |= (
                 share.num_samples * before.total_samples != before.num_samples * share.total_samples
@@ -212,7 +217,7 @@ class AccumulationWindow:
     def _weigh(self) -> None:
         share, world_size = self.share, self._world_size
         weight, sum_weight = 1.0, 1.0
-        if share is not None and share.total_samples:
+        if share is not None and share.total_samples and not share.is_whole:
             weight = world_size * share.num_samples / share.total_samples
             sum_weight = float(world_size) if share.num_samples else 0.0
         self.mean_factor = weight / self._size

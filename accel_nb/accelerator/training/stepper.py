@@ -142,7 +142,9 @@ class Stepper:
     def classify_loss(self, loss: Tensor) -> LossReduction:
         """Return how a loss over the current share is reduced."""
         share = self.window.share
-        return "mean" if share is None else self._reader.classify(loss, share.num_samples)
+        if share is None:
+            return "mean"
+        return self._reader.classify(loss, share.total_samples if share.is_whole else share.num_samples)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it.
@@ -170,7 +172,7 @@ class Stepper:
                 raise MisuseError(_NO_WEIGHTS_IN_JOIN)
             shown = loss.detach() / weight
             loss, factor = self._weights.add(loss, weight, share, is_new=not window.has_gradients), 1.0
-        elif self.preserves_sums and share is not None and not self.is_joined:
+        elif self.preserves_sums and share is not None and not share.is_whole and not self.is_joined:
             reading = self._reader.classify(loss, share.num_samples)
             if reading == "sum":
                 factor = window.sum_factor
@@ -205,7 +207,7 @@ class Stepper:
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; return what the closure returned."""
         proxy.num_step_calls += 1
-        if self.is_inside_backward and self.window.share is not None:
+        if self.is_inside_backward and self.window.is_divided:
             self._refuse_step_in_backward()
         if closure is not None:
             return self._step_with_closure(proxy, closure)
@@ -479,7 +481,7 @@ class Stepper:
 
     def _refuse_unaveraged(self, proxy: OptimizerProxy) -> None:
         """Raise `UnsyncedGradientError` if a parameter has a gradient that is not averaged over ranks."""
-        is_equal_on_ranks = self.is_plain_cell and self.window.share is None and not self.has_rank_rng
+        is_equal_on_ranks = self.is_plain_cell and not self.window.is_divided and not self.has_rank_rng
         for unaveraged in proxy.unaveraged:
             if is_equal_on_ranks and not self._holds(unaveraged[2]):
                 continue  # a tensor in no module, whose gradient is the same on every rank

@@ -138,6 +138,11 @@ def reduce_as_plain(instance: Any, protocol: Any) -> Any:
     return _as_plain(instance, lambda: instance.__reduce_ex__(protocol))
 
 
+def reduce_as_innermost(instance: Any, protocol: Any) -> Any:
+    """Return the reduction of an object as one of its innermost class, past the methods of all classes over it."""
+    return _as_plain(instance, lambda: instance.__reduce_ex__(protocol), innermost_class(instance))
+
+
 def without_class_check(reduced: Any) -> Any:
     """Return a reduction that pickle accepts although its class is not the object's.
 
@@ -172,10 +177,10 @@ class _Reduction(tuple[Any, ...]):
     pickled: _Pickled
 
 
-def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
-    """Call ``act`` while the instance has its plain class."""
+def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
+    """Call ``act`` while the instance has its plain class, or the class ``kind``."""
     special = type(instance)
-    _set_class(instance, vars(special)[PLAIN_CLASS])
+    _set_class(instance, kind or vars(special)[PLAIN_CLASS])
     try:
         return act()
     finally:

@@ -29,7 +29,7 @@ from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     patch_instance,
-    reduce_as_plain,
+    reduce_as_innermost,
     unpatch_instance,
     without_class_check,
 )
@@ -396,7 +396,7 @@ def _reduce(self: nn.Module, protocol: Any) -> Any:
 def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
     """Reduce to an object of the plain class with the same parameters, which the pickler reads whole."""
     sharded.require_reader()
-    make, arguments, state, *rest = without_class_check(reduce_as_plain(self, protocol))
+    make, arguments, state, *rest = without_class_check(reduce_as_innermost(self, protocol))
     return make, arguments, _without_marks(state), *rest
 
 

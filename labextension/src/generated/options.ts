@@ -245,6 +245,8 @@ export interface IOptions {
   seed?: number | null;
   /** What the loader's batch size means: each worker's batch, or the batch of all workers together; none given: global for a plain cell, per-worker for a cell that uses the accelerator. */
   batch?: 'per-worker' | 'global' | null;
+  /** How a plain cell divides a batch among the workers. model: each computes some rows in the models, and the cell sees whole batches, outputs and losses. data: each reads and computes its share, for losses that are sums or means over samples. auto: model, and data where the loss is proven to allow it and it is cheaper. none: every worker computes everything. */
+  divide?: 'auto' | 'data' | 'model' | 'none';
   /** Name of the run, as trackers and the sidebar show it. */
   name?: string | null;
   /** Prepare the models, optimizers and loaders of a plain cell automatically. */
@@ -293,6 +295,7 @@ export type OptionName =
   | 'clip'
   | 'seed'
   | 'batch'
+  | 'divide'
   | 'name'
   | 'prepare'
   | 'pull'

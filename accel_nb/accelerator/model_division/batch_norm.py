@@ -1,0 +1,75 @@
+"""Batch normalisation over the rows of all ranks, on every type of device and for gradients of any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from accel_nb.runtime.distributed.row_exchange import RowExchange
+
+
+@contextmanager
+def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
+    """Make `torch.nn.functional.batch_norm` use the statistics of all ranks' rows inside of the block."""
+    plain = functional.batch_norm
+
+    def batch_norm(
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _normalize(exchange, input, running_mean, running_var, weight, bias, momentum, eps)
+
+    functional.batch_norm = batch_norm
+    try:
+        yield
+    finally:
+        functional.batch_norm = plain
+
+
+def _normalize(
+    exchange: RowExchange,
+    source: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalise by mean and variance over all ranks; their parts are combined as by Chan, Golub and LeVeque (1979)."""
+    values = source.to(torch.promote_types(source.dtype, torch.float32))
+    dims = [dim for dim in range(source.dim()) if dim != 1]
+    shape = [1, -1, *[1] * (source.dim() - 2)]
+    num_own = source.numel() // source.shape[1]
+    own_mean = values.mean(dims)
+    own_square = (values - own_mean.view(shape)).square().sum(dims)
+    parts = exchange.stack(torch.cat([own_mean.new_full((1,), num_own), own_mean, own_square]))
+    counts, means, squares = parts[:, :1].detach(), *parts[:, 1:].chunk(2, dim=1)
+    total = counts.sum()
+    mean = (counts * means).sum(0) / total
+    variance = (squares.sum(0) + (counts * (means - mean).square()).sum(0)) / total
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
+        if running_var is not None:
+            unbiased = variance * (total / (total - 1))
+            running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * weight
+    result = (values - mean.view(shape)) * scale.view(shape)
+    if bias is not None:
+        result = result + bias.view(shape)
+    return result.to(source.dtype)

@@ -1,0 +1,210 @@
+"""Calls of prepared models that all ranks make with the same batch: each rank computes some of its rows.
+
+A call takes this rank's rows of the arguments, computes them, and returns the rows of all ranks. Outside of models
+every tensor and its gradient is that of one device. A model whose rows are not found, or that computes with several
+samples together, is computed whole by every rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
+from accel_nb.accelerator.model_division.row_layout import RowLayout, Undivided, find_layout, signature_of
+from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.data.order import contiguous_share
+from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.row_exchange import RowExchange
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+
+Forward = Callable[..., Any]
+Result = TypeVar("Result")
+
+_HALF_COMPUTE = 3e-2
+_MIN_ROWS_PER_RANK = 2
+"""With one row code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
+
+
+class DividedCalls:
+    """Divides the calls of prepared models while it is on. Every rank must make the same calls."""
+
+    def __init__(self, stepper: Stepper, comm: Communicator, *, is_compiled: Callable[[nn.Module], bool]) -> None:
+        self._stepper = stepper
+        self._comm = comm
+        self._is_compiled = is_compiled
+        self.exchange = RowExchange(comm)
+        self.is_on = False
+        # Whether a model is being called, whose code may call others.
+        self.is_inside = False
+        # By model: what was found for each kind of call.
+        self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | Undivided]] = (
+            weakref.WeakKeyDictionary()
+        )
+        # Whether the user's code has hooks on gradients, by model; asked once for each kind of call.
+        self.has_gradient_hooks: Callable[[nn.Module], bool] = lambda model: False
+        # The models that calls since `start_record` have divided, and why others were not, by the name of their class.
+        self.divided: dict[str, None] = {}
+        self.undivided: dict[str, Undivided] = {}
+
+    def start_record(self) -> None:
+        """Forget which models were divided, and how many bytes they have exchanged."""
+        self.divided.clear()
+        self.undivided.clear()
+        self.exchange.num_bytes = 0
+
+    def forget(self) -> None:
+        """Check the models again at their next calls, since hooks were added or objects prepared."""
+        self._known.clear()
+
+    def around(self, model: nn.Module, forward: Forward) -> Forward:
+        """Return a forward of a model that divides its calls."""
+        reference = weakref.ref(model)
+
+        def divided(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
+                return forward(*args, **kwargs)
+            own = reference()
+            assert own is not None, "a model is alive in its own call"
+            return self._call(own, forward, args, kwargs)
+
+        return divided
+
+    def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        name = type(model).__name__
+        layout = self._layout_of(model, forward, args, kwargs)
+        if isinstance(layout, Undivided):
+            self.undivided[name] = layout
+            with self._inside():
+                return forward(*args, **kwargs)
+        number = layout.num_rows(list(find_tensors([args, kwargs])))
+        ranks = self._comm.world.size
+        if number is None or number < _MIN_ROWS_PER_RANK * ranks:
+            with self._inside():
+                return forward(*args, **kwargs)
+        self.divided[name] = None
+        sizes = [len(contiguous_share(number, ranks, rank)) for rank in range(ranks)]
+        inputs, outputs = iter(layout.inputs), iter(layout.outputs)
+        exchange, own = self.exchange, sizes[self._comm.world.rank]
+
+        def take(tensor: Tensor) -> Tensor:
+            dim = next(inputs)
+            if dim is None:
+                return tensor
+            if torch.is_grad_enabled() and tensor.requires_grad:
+                return exchange.take(tensor, dim, sizes)
+            return tensor.narrow(dim, *exchange.own_range(sizes))
+
+        def gather(tensor: Tensor) -> Tensor:
+            dim = next(outputs)
+            if dim is None:
+                return tensor
+            each, rest = divmod(tensor.shape[dim], own)
+            if rest:
+                raise MisuseError(_OTHER_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
+            return exchange.gather(tensor, dim, [size * each for size in sizes])
+
+        rows = map_tensors(take, (list(args), dict(kwargs)))
+        with self._inside(), self._as_one_device(model, layout, sizes):
+            result = forward(*rows[0], **rows[1])
+        if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
+            raise MisuseError(_OTHER_OUTPUT.format(name=name))
+        return map_tensors(gather, result)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
+
+    @contextmanager
+    def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
+        """Give batch normalisation and random numbers inside of the block the effect that they have on one device."""
+        with ExitStack() as stack:
+            if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
+                stack.enter_context(synchronized_batch_norm(self.exchange))
+            if layout.random_problem is not None:
+                seed = int(torch.randint(2**62, ()))
+                stack.enter_context(rng.fork_rng())
+                rng.set_seed(rng.derive_seed(seed, "rank", self._comm.world.rank))
+            elif layout.draws:
+                start, size = self.exchange.own_range(sizes)
+                stack.enter_context(RowRandom(start, size, sum(sizes), layout.first_dim))
+            yield
+
+    def _layout_of(
+        self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> RowLayout | Undivided:
+        known = self._known.get(model)
+        if known is None:
+            known = self._known[model] = {}
+        has_gradients = torch.is_grad_enabled()
+        if has_gradients and _has_swapped_parameters(model):
+            return Undivided("it is called with other parameters than its own")
+        key = model.training, has_gradients, signature_of([args, kwargs])
+        layout = known.get(key)
+        if layout is None:
+            found = self._find_layout(model, forward, args, kwargs)
+            layout = known[key] = self._agree(found)
+        return layout
+
+    def _find_layout(
+        self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> RowLayout | Undivided:
+        if self.has_gradient_hooks(model):
+            return Undivided("hooks read or change its gradients")
+        share, policy = self._stepper.window.share, self._stepper.strategy.precision.policy
+        is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
+        has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
+        if is_compiled and has_norms:
+            return Undivided("it is compiled, with batch normalisation")
+        with self._inside():
+            return find_layout(
+                model,
+                forward,
+                args,
+                kwargs,
+                batch_size=None if share is None else share.total_samples,
+                tolerance=0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_COMPUTE,
+                is_compiled=is_compiled,
+            )
+
+    def _agree(self, found: RowLayout | Undivided) -> RowLayout | Undivided:
+        """Return what was found, if all ranks found the same: rounding may differ among machines."""
+        code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else 0
+        codes = self._comm.all_gather(torch.tensor([code], dtype=torch.int64))
+        if any(int(other) != code for other in codes) and not isinstance(found, Undivided):
+            return Undivided("the ranks disagree about its rows")
+        return found
+
+
+def _has_swapped_parameters(model: nn.Module) -> bool:
+    """Whether parameters are replaced by computed tensors, as `torch.func.functional_call` does."""
+    return any(
+        value is not None and not value.is_leaf for part in model.modules() for value in part._parameters.values()
+    )
+
+
+_OTHER_ROWS = (
+    "{name} returned a tensor of shape {shape} for {own} rows of the batch, which are not recognized, unlike "
+    "in its first call: --divide none lets every worker compute the whole batch"
+)
+
+
+_OTHER_OUTPUT = (
+    "{name} returned another number of tensors than in its first call with such arguments: --divide none lets every "
+    "worker compute the whole batch"
+)

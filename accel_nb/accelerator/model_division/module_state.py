@@ -1,0 +1,86 @@
+"""The state of a model beside its parameters: buffers, and whatever its code stores in attributes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONTAINERS = (list, dict, set)
+_OWN = frozenset({"_parameters", "_modules"})
+"""A strategy may replace parameters in a forward pass, and restores them itself."""
+
+
+class ModuleState:
+    """A snapshot of a model's attributes and buffers, to undo what a forward pass changes in them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parts = [(name, part) for name, part in model.named_modules()]
+        self._attributes = [dict(vars(part)) for _, part in self._parts]
+        self._contents = [
+            {
+                key: copy.copy(value)
+                for key, value in vars(part).items()
+                if isinstance(value, _CONTAINERS) and key not in _OWN
+            }
+            for _, part in self._parts
+        ]
+        self._buffers = [
+            (value, value.detach().clone(), value._version)
+            for _, part in self._parts
+            for value in part._buffers.values()
+            if value is not None
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> dict[str, Any]:
+        """Restore everything; return the values that had changed, by name."""
+        changed: dict[str, Any] = {}
+        for number, (value, before, version) in enumerate(self._buffers):
+            if value._version != version:
+                changed[f"buffer {number}"] = value.detach().clone()
+                value.copy_(before)
+        for (name, part), attributes, contents in zip(self._parts, self._attributes, self._contents, strict=True):
+            now = vars(part)
+            for key, value in list(now.items()):
+                if key in contents and attributes[key] is value:
+                    if not _is_same(value, contents[key]):
+                        changed[f"{name}.{key}"] = _copied(value)
+                elif key not in attributes or attributes[key] is not value:
+                    changed[f"{name}.{key}"] = _copied(value)
+            for key, content in contents.items():
+                _refill(attributes[key], content)
+            for key in [key for key in now if key not in attributes]:
+                del now[key]
+            now.update(attributes)
+        return changed
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _is_same(value: Any, content: Any) -> bool:
+    """Whether a container holds the same objects as its copy."""
+    if len(value) != len(content):
+        return False
+    if isinstance(value, dict):
+        return all(key in content and item is content[key] for key, item in value.items())
+    if isinstance(value, set):
+        return value == content
+    return all(one is other for one, other in zip(value, content, strict=True))
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a container the items of its copy, unless it still has them."""
+    if _is_same(container, content):
+        return
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)

@@ -1,0 +1,289 @@
+"""Where the rows of a model's inputs and outputs are, found and checked on a few rows of the first call."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accel_nb.accelerator.model_division.module_state import ModuleState
+from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.errors import AccelNbError
+from accel_nb.runtime import rng
+from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
+
+NUM_CHECKED = 5
+"""How many rows are computed at once, and in two parts; of these the second is larger by one."""
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
+_HALF_TOLERANCE = 3e-2
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The dims of the rows in the tensors of a model's arguments, and in those of its result; None: shared by all."""
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    draws: bool
+    """Whether the forward pass draws random numbers."""
+    random_problem: str | None = None
+    """Why random numbers cannot be drawn for rows; None if they can."""
+
+    def num_rows(self, tensors: Sequence[Tensor]) -> int | None:
+        """Return the number of rows of arguments; None if their sizes differ."""
+        sizes = {tensor.shape[dim] for tensor, dim in zip(tensors, self.inputs, strict=True) if dim is not None}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def first_dim(self) -> int:
+        """The dim of the rows of the first argument that has rows."""
+        return next(dim for dim in self.inputs if dim is not None)
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """Why a model's calls are not divided."""
+
+    reason: str
+    is_reduced: bool = False
+    """The only reason is that the model reduces the samples to single values, such as its loss."""
+
+
+def signature_of(nested: Any) -> Any:
+    """Return a hashable description of arguments or a result: two of one model with the same are laid out alike.
+
+    Sizes, whole numbers and floats are not part of it. None for values that may hold rows in an unknown way.
+    """
+    if isinstance(nested, Tensor):
+        return nested.dim(), nested.dtype, nested.layout
+    if isinstance(nested, int | float) and not isinstance(nested, bool):
+        return type(nested)
+    if isinstance(nested, _PLAIN):
+        return nested
+    if isinstance(nested, Mapping):
+        return type(nested), tuple((key, signature_of(value)) for key, value in nested.items())
+    if isinstance(nested, list | tuple):
+        return type(nested), tuple(signature_of(value) for value in nested)
+    return type(nested)
+
+
+def find_layout(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    batch_size: int | None,
+    tolerance: float,
+    is_compiled: bool = False,
+) -> RowLayout | Undivided:
+    """Return the layout of a model's rows by a check on a few of them; all state is restored.
+
+    Each guess at the rows' dims is tested: a few rows computed at once must equal the same rows computed in two parts.
+    ``batch_size`` is that of the loader's batch, ``tolerance`` the least relative difference that counts.
+    """
+    for leaf in find_leaves([args, kwargs]):
+        if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
+            return Undivided(f"it takes a {type(leaf).__name__}")
+    tensors = list(find_tensors([args, kwargs]))
+    if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
+        return Undivided("it takes tensors of a special kind")
+    found: RowLayout | Undivided | None = None
+    for dims, total in _guesses(tensors, batch_size):
+        found = _Check(model, forward, args, kwargs, tensors, dims, total, tolerance, is_compiled).run()
+        if isinstance(found, RowLayout) or found.is_reduced:
+            return found
+    return found or Undivided("no dim of its inputs is that of the samples")
+
+
+def _guesses(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
+    """Yield guesses at the dims of the rows, the likeliest first, each with the number of rows."""
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    if first is None:
+        return
+    sizes = [batch_size] if batch_size and any(batch_size in tensor.shape for tensor in tensors) else []
+    sizes += [first.shape[0]] if first.shape[0] not in sizes else []
+    seen: set[tuple[int | None, ...]] = set()
+    for size in sizes:
+        for reverse in (False, True):
+            dims = tuple(_dim_of(tensor, size, reverse) for tensor in tensors)
+            if size >= NUM_CHECKED - 1 and dims not in seen and any(dim is not None for dim in dims):
+                seen.add(dims)
+                yield dims, size
+
+
+def _dim_of(tensor: Tensor, size: int, reverse: bool) -> int | None:
+    """Return the first dim of a size, or with ``reverse`` the first one but dim 0, which comes last."""
+    found = [dim for dim, value in enumerate(tensor.shape) if value == size]
+    if reverse and len(found) > 1:
+        return found[1]
+    return found[0] if found else None
+
+
+class _Check:
+    """The check of one guess at the dims of the rows."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[Tensor],
+        dims: tuple[int | None, ...],
+        total: int,
+        tolerance: float,
+        is_compiled: bool,
+    ) -> None:
+        self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
+        self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
+        self._is_compiled = is_compiled
+        self._first_dim = next(dim for dim in dims if dim is not None)
+
+    def run(self) -> RowLayout | Undivided:
+        """Compute the rows at once and in two parts, and compare."""
+        rows = self._distinct_rows()
+        if rows is None:
+            return Undivided("all of its samples are equal")
+        number = len(rows)
+        half = number // 2
+        try:
+            whole, draw, effects = self._compute(rows, 0, number, number)
+            first, _, first_effects = self._compute(rows[:half], 0, half, number)
+            second, _, second_effects = self._compute(rows[half:], half, number - half, number)
+        except (AccelNbError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # the model's own code cannot compute some rows of the batch
+            return Undivided(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
+        if not (
+            _is_equal(effects, first_effects, self._tolerance) and _is_equal(effects, second_effects, self._tolerance)
+        ):
+            return Undivided("it stores values that depend on the batch")
+        if not signature_of(whole) == signature_of(first) == signature_of(second):
+            return Undivided("the kind of its output depends on the batch")
+        outputs: list[int | None] = []
+        is_reduced = False
+        for parts in zip(find_leaves([whole]), find_leaves([first]), find_leaves([second]), strict=True):
+            if not isinstance(parts[0], Tensor):
+                if not isinstance(parts[0], _PLAIN):
+                    return Undivided(f"it returns a {type(parts[0]).__name__}")
+                if not parts[0] == parts[1] == parts[2]:
+                    return Undivided("it returns a number that depends on the batch")
+                continue
+            dim = _output_dim(*parts, half)
+            if (
+                dim is None
+                and _is_equal(parts[0], parts[1], self._tolerance)
+                and _is_equal(parts[0], parts[2], self._tolerance)
+            ):
+                outputs.append(None)
+            elif dim is None and all(part.numel() == 1 for part in parts):
+                if not self._is_reduction(*parts, half, number):
+                    return Undivided("it compares the samples of the batch with each other")
+                is_reduced = True
+            elif dim is None:
+                return Undivided("its output has no dim for the samples")
+            elif not _is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
+                return Undivided("it computes with several samples together")
+            else:
+                outputs.append(dim)
+        if is_reduced:
+            return Undivided("it computes the loss itself", is_reduced=True)
+        if all(dim is None for dim in outputs):
+            return Undivided("its output does not depend on the batch")
+        problem = None if draw is None else draw.problem
+        return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem)
+
+    def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
+        """Whether a value of the whole is the sum, or some weighted mean, of those of the parts."""
+        low, high = sorted((float(first), float(second)))
+        margin = self._tolerance * max(abs(low), abs(high), 1e-12)
+        is_sum = abs(float(whole) - low - high) <= margin
+        return is_sum or low - margin <= float(whole) <= high + margin
+
+    def _distinct_rows(self) -> list[int] | None:
+        """Return the numbers of the rows to check: the first ones, of which two differ; None if all are equal."""
+        number = min(NUM_CHECKED, self._total)
+        rows = list(range(number))
+        inputs = [
+            tensor.movedim(dim, 0) for tensor, dim in zip(self._tensors, self._dims, strict=True) if dim is not None
+        ]
+        for row in range(1, self._total):
+            if any(not torch.equal(value[row], value[0]) for value in inputs):
+                if row >= number:
+                    rows[-1] = row
+                return rows
+        return None
+
+    def _compute(self, rows: list[int], start: int, size: int, total: int) -> tuple[Any, RowRandom | None, Any]:
+        """Return the model's output for some rows, the mode that drew for them, and what the model has stored."""
+        dims = iter(self._dims)
+
+        def choose(tensor: Tensor) -> Tensor:
+            dim = next(dims)
+            chosen = tensor.detach()
+            return chosen if dim is None else chosen.index_select(dim, torch.tensor(rows, device=tensor.device))
+
+        args, kwargs = map_tensors(choose, self._nested)
+        draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
+        device = next(iter(self._tensors)).device
+        state, states = ModuleState(self._model), rng.capture(device)
+        norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
+        for part in norms:
+            part.training = False
+        try:
+            with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()), draw or contextlib.nullcontext():
+                output = self._forward(*args, **kwargs)
+            output = map_tensors(lambda tensor: tensor.detach().clone(), output)
+        finally:
+            for part in norms:
+                part.training = True
+            effects = state.restore()
+            rng.restore(states, device)
+            sys.stdout.flush()
+        return output, draw, effects
+
+
+def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int | None:
+    """Return the dim of the rows of an output; None if it has none."""
+    if not whole.dim() == first.dim() == second.dim():
+        return None
+    changed = [dim for dim in range(whole.dim()) if whole.shape[dim] != first.shape[dim]]
+    if len(changed) != 1:
+        return None
+    dim = changed[0]
+    fits = first.shape[dim] + second.shape[dim] == whole.shape[dim] and first.shape[dim] % half == 0
+    rest = first.shape[:dim] == second.shape[:dim] == whole.shape[:dim]
+    return (
+        dim if fits and rest and first.shape[dim + 1 :] == second.shape[dim + 1 :] == whole.shape[dim + 1 :] else None
+    )
+
+
+def _is_equal(one: Any, other: Any, tolerance: float) -> bool:
+    """Whether two nested values are equal within the tolerance of their dtypes."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
+            return False
+        if not one.is_floating_point() and not one.is_complex():
+            return torch.equal(one, other)
+        allowed = max(tolerance, _TOLERANCE.get(one.dtype, _HALF_TOLERANCE))
+        scale = torch.nan_to_num(one.detach().abs(), posinf=0.0).max() if one.numel() else 0.0
+        return bool(torch.allclose(one, other, rtol=allowed, atol=float(allowed * scale), equal_nan=True))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key], tolerance) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(_is_equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
+    if is_dataclass(one):
+        return type(one) is type(other) and _is_equal(vars(one), vars(other), tolerance)
+    if isinstance(one, _PLAIN):
+        return bool(one == other)
+    return type(one) is type(other)

@@ -1,0 +1,195 @@
+"""The choice for each loop of a plain cell: workers read whole batches and models compute rows, or workers read shares.
+
+A loop begins with whole batches (model division), which is exact for any loss. If its first batch proves that its
+losses are sums or means over samples, it may go over to shares (data division), where that is cheaper.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.model_division.divided_calls import DividedCalls
+from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
+from accel_nb.accelerator.plain_cells.loss_proof import LossProof
+from accel_nb.accelerator.prepare.preparer import WholeReading
+from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.data.index_distribution import ReadMode
+from accel_nb.data.loader import read_mode
+from accel_nb.runtime.tensors.nested import find_tensors
+
+READ_WHOLE = WholeReading(False, "read whole by every worker")
+_ROWS = WholeReading(True)
+_SMALL_OUTPUT_BYTES = 2**20
+_NUM_COMPARED = 64
+
+
+@dataclass
+class _Loop:
+    """One loop, known by its code, its loader and the objects that were prepared when it began."""
+
+    code: types.CodeType
+    loader: weakref.ref[Any]
+    bundle: weakref.ref[Any]
+    reads_shares: bool = False
+
+    def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Any) -> bool:
+        return self.code is code and self.loader() is loader and self.bundle() is bundle
+
+
+class LoopDivision:
+    """Chooses how loops divide their batches. Every rank must begin the same loops."""
+
+    def __init__(self, accelerator: Accelerator, calls: DividedCalls, proof: LossProof, used: Collection[int]) -> None:
+        self._accelerator = accelerator
+        self._stepper = accelerator.components.stepper
+        self._comm = accelerator.components.comm
+        self._calls = calls
+        self._proof = proof
+        # The ids of the objects that the cell uses, for its receipt.
+        self._used = used
+        self.mode: str = accelerator.resolved.config.divide
+        """The option ``divide``, as it applies to the present cell."""
+        self._loops: list[_Loop] = []
+        # The loops whose first batch is being computed, with their loader, which may have no other reference, and which
+        # may be released while it is iterated.
+        self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
+        self._readings: dict[int, WholeReading | None] = {}
+
+    @property
+    def divides_models(self) -> bool:
+        """Whether calls of models may be divided."""
+        return self.mode in ("auto", "model")
+
+    def begin_cell(self, *, may_depend_on_rank: bool) -> None:
+        """Reset for a new cell; one that ``may_depend_on_rank`` is written for shares, and calls may differ by rank."""
+        wanted = self._accelerator.resolved.config.divide
+        self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
+        self._loops.clear()
+        self._close()
+        self._readings.clear()
+
+    def end_cell(self) -> None:
+        """Leave the loop whose first batch was the last."""
+        self._close()
+
+    def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
+        """Return how the batches of a loader are computed, as far as that is decided."""
+        default = _ROWS if self.divides_models else None
+        return self._readings.get(id(loader), default)
+
+    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
+        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
+        self.make_rng_equal()
+        reading = self._readings.get(id(loader)) or (_ROWS if self._calls.is_on else READ_WHOLE)
+        self._readings[id(loader)] = reading
+        return reading
+
+    def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
+        """Begin a loop that trains; return whether each rank reads its share."""
+        bundle = self._stepper.bundle
+        if self._open and self._open[0][0].code is not code:
+            self._decide()
+        loop = next((item for item in self._loops if item.is_of(code, loader, bundle)), None)
+        if loop is not None and any(item is loop for item, _, _ in self._open):
+            self._decide()  # its only batch was the first one
+        if loop is not None and loop.reads_shares:
+            read_mode(loader).is_whole = False
+            return True
+        self.make_rng_equal()
+        mode = read_mode(loader)
+        mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
+        if loop is None:
+            loop = _Loop(code, weakref.ref(loader), weakref.ref(bundle))
+            self._loops.append(loop)
+            if self.mode == "auto":
+                self._begin_first_batch(loop, loader)
+        return False
+
+    def make_rng_equal(self) -> None:
+        """Give all ranks the random states of rank 0, if they have states of their own; every rank must call."""
+        if self._stepper.has_rank_rng:
+            synchronize_rng_states(("python", "numpy", "torch"))
+            self._accelerator.note_equal_rng()
+
+    def _begin_first_batch(self, loop: _Loop, loader: DataLoader[Any]) -> None:
+        if not self._open:
+            self._calls.start_record()
+        mode = read_mode(loader)
+        mode.before_next = self._decide
+        self._open.append((loop, loader, mode))
+        self._proof.trace_loop(loop.code, loader, collects=True)
+
+    def _compare_first(self, mode: ReadMode, batch: Any) -> None:
+        """Compare the first batch of an iteration among the ranks; without equal batches no model is divided."""
+        mode.on_batch = None
+        digests = [int(value) for value in self._comm.all_gather(torch.tensor([_digest(batch)]))]
+        if len(set(digests)) > 1 and self._calls.is_on:
+            self._calls.is_on = False
+            warn_unequal_batches(self._accelerator)
+
+    def _close(self) -> list[tuple[_Loop, DataLoader[Any], ReadMode]]:
+        """Stop waiting for the second batch; return the loops that did."""
+        found, self._open = self._open, []
+        for _, _, mode in found:
+            mode.before_next = None
+        return found
+
+    def _decide(self) -> None:
+        """Decide on the open loops by their first batch; every rank must call."""
+        found = self._close()
+        loaders = [loader for _, loader, _ in found]
+        verdict = self._comm.broadcast_json(self._judge(loaders) if self._comm.world.rank == 0 else None)
+        if verdict["is_data"]:
+            for loop, _, mode in found:
+                loop.reads_shares, mode.is_whole = True, False
+            self._accelerator.components.preparer.seed_ranks_apart()
+        reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
+        changed = False
+        for loader in loaders:
+            self._readings[id(loader)] = reading
+            changed |= self._accelerator.components.preparer.record_division(loader, reading)
+        if changed:
+            self._accelerator.report(self._used)
+
+    def _judge(self, loaders: list[DataLoader[Any]]) -> dict[str, Any]:
+        """Return on rank 0 how the loops go on, and a text for the receipt."""
+        problem = self._proof.take_verdict()
+        mixing = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
+        divided, is_proven = list(self._calls.divided), problem is None and not mixing
+        if is_proven and (not divided or self._is_costly(loaders)):
+            return {"is_data": True}
+        if divided:
+            text = f" in {', '.join(divided)}" + ("" if problem is None else f" ({problem})")
+            return {"is_data": False, "computes_rows": True, "text": text}
+        causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
+        text = "; ".join(causes) or problem or "no model was called"
+        return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
+
+    def _is_costly(self, loaders: list[DataLoader[Any]]) -> bool:
+        """Whether shares are cheaper than whole batches: these are costly to read, or outputs larger than gradients."""
+        if any(loader.num_workers for loader in loaders):
+            return True
+        models = self._stepper.stepped_models()
+        num_gradient_bytes = sum(
+            value.numel() * value.element_size() for model in models for value in model.parameters()
+        )
+        return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
+
+
+def _digest(batch: Any) -> int:
+    """Return a checksum of a few values of each tensor in a batch."""
+    found = 0
+    for tensor in find_tensors(batch):
+        flat = tensor.detach().reshape(-1)
+        few = flat[:: max(1, flat.numel() // _NUM_COMPARED)][:_NUM_COMPARED]
+        found = zlib.crc32(few.cpu().contiguous().view(torch.uint8).numpy().tobytes(), found)
+    return found

@@ -1,0 +1,65 @@
+"""The iterator of a sharded loader whose loop trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from accel_nb.data.index_distribution import DataShard
+from accel_nb.data.loader_observer import LoaderObserver
+from accel_nb.data.order import BatchShare
+from accel_nb.data.position import EpochProgress
+from accel_nb.data.prefetch import SharedBatch
+
+
+class _Sharding(Protocol):
+    """What the iterator uses of a sharded loader."""
+
+    observer: LoaderObserver
+    shard: DataShard
+    latest: BatchShare | None
+    on_batch: Callable[[Any, BatchShare], object] | None
+
+    def end_epoch(self, epoch: EpochProgress | None) -> None: ...
+
+
+class LoaderIterator(Iterator[Any]):
+    """The iterator of a sharded loader: moves each batch to the device, after reporting its share to the observer."""
+
+    __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
+
+    def __init__(
+        self,
+        pairs: Iterator[SharedBatch],
+        sharding: _Sharding,
+        epoch: EpochProgress,
+        move: Callable[[Any], Any] | None,
+    ) -> None:
+        self._pairs = pairs
+        self._sharding = sharding
+        self._epoch = epoch
+        self._move = move
+
+    def __next__(self) -> Any:
+        sharding = self._sharding
+        observer = sharding.observer
+        observer.on_batch_end()
+        mode = sharding.shard.mode
+        if mode.before_next is not None and sharding.latest is not None:
+            mode.before_next()
+        try:
+            batch, share = next(self._pairs)
+        except StopIteration:
+            sharding.end_epoch(self._epoch)
+            observer.on_share(None)
+            raise
+        sharding.latest = share
+        self._epoch.record_batch(share)
+        observer.on_share(share)
+        if self._move is not None:
+            batch = self._move(batch)
+        if mode.on_batch is not None:
+            mode.on_batch(batch)
+        if sharding.on_batch is not None:
+            sharding.on_batch(batch, share)
+        return batch

@@ -1,0 +1,135 @@
+"""Division of tensors into rows by rank, and the reverse, as operations with gradients of any order.
+
+Every rank holds the same *whole* tensor, or its own *rows* of it. A whole tensor's gradient is that of one device. Rows
+carry that gradient times the number of ranks, so that the average of parameter gradients over ranks is the gradient of
+one device. Both operations are linear, and up to that factor each is the derivative of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from accel_nb.runtime.distributed.communicator import Communicator
+
+
+class RowExchange:
+    """Exchanges rows among the ranks of ``comm``. Every rank must make the same calls, also in the backward pass."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.num_bytes = 0
+        """Bytes of the whole tensors that `gather` has returned."""
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return self._comm.world.size
+
+    def take(self, whole: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Return this rank's rows of a tensor that is equal on all ranks; ``sizes`` are the rows of each rank."""
+        return _Take.apply(whole, self, dim, tuple(sizes))  # pyright: ignore[reportReturnType]
+
+    def gather(self, rows: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Return the rows of all ranks, in rank order."""
+        whole: Any = _Gather.apply(rows, self, dim, tuple(sizes))
+        self.num_bytes += whole.numel() * whole.element_size()
+        return whole
+
+    def stack(self, part: Tensor) -> Tensor:
+        """Return ``part`` of every rank in a new first dim; the result is used in the computation of rows."""
+        return _Stack.apply(part, self)  # pyright: ignore[reportReturnType]
+
+    def average(self, gradient: Tensor) -> Tensor:
+        """Return the mean of a parameter's gradient over ranks: of rows, the gradient of one device."""
+        return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
+
+    def own_range(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return the start and the number of this rank's rows."""
+        rank = self._comm.world.rank
+        return sum(sizes[:rank]), sizes[rank]
+
+    def all_gather_rows(self, rows: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Return the rows of all ranks without a gradient. They travel as bytes: backends lack some dtypes."""
+        moved = rows.detach().movedim(dim, 0)
+        length = max(sizes)
+        if moved.shape[0] == length:
+            padded = moved.contiguous()
+        else:
+            padded = moved.new_zeros(length, *moved.shape[1:])
+            padded[: moved.shape[0]] = moved
+        if not padded.numel():
+            return rows.new_empty([*rows.shape[:dim], sum(sizes), *rows.shape[dim + 1 :]])
+        gathered = self._comm.all_gather(padded.view(-1).view(torch.uint8))
+        parts = [part.view(padded.dtype).view(padded.shape)[:size] for part, size in zip(gathered, sizes, strict=True)]
+        whole = torch.cat(parts)
+        return whole if dim == 0 else whole.movedim(0, dim).contiguous()
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks without a gradient."""
+        return self._comm.all_reduce(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+class _Take(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        ctx.facts = exchange, dim, sizes
+        return whole.narrow(dim, *exchange.own_range(sizes)).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, dim, sizes = ctx.facts
+        whole: Any = _Gather.apply(gradients[0], exchange, dim, sizes)
+        return whole / exchange.num_ranks, None, None, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: RowExchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        ctx.facts = exchange, dim, sizes
+        return exchange.all_gather_rows(rows, dim, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, dim, sizes = ctx.facts
+        own: Any = _Take.apply(gradients[0], exchange, dim, sizes)
+        return own * exchange.num_ranks, None, None, None
+
+
+class _Stack(Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.all_gather_rows(part[None], 0, [1] * exchange.num_ranks)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _SumOfOwn.apply(gradients[0], ctx.exchange), None
+
+
+class _SumOfOwn(Function):
+    """Sums the gradients of a stack over ranks, and returns the part of this rank."""
+
+    @staticmethod
+    def forward(ctx: Any, stacked: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        start, _ = exchange.own_range([1] * exchange.num_ranks)
+        return exchange.all_reduce(stacked)[start]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Stack.apply(gradients[0], ctx.exchange), None
+
+
+class _Average(Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, exchange: RowExchange) -> Tensor:
+        return exchange.all_reduce(gradient) / exchange.num_ranks
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None

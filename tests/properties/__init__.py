@@ -1,0 +1,1 @@
+"""Random training loops as text, trained plainly and on workers: each is equal, told or refused."""

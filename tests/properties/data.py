@@ -1,0 +1,153 @@
+"""Data of random programs: tensors, data sets and loaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.properties.choices import Choices
+from tests.properties.losses import Loss
+
+INPUTS = {
+    "vectors": "x = torch.randn(N, 5)",
+    "images": "x = torch.randn(N, 2, 5, 5)",
+    "sequences": "x = torch.randn(N, 4, 3)",
+    "tokens": "x = torch.randint(0, 11, (N, 6))",
+    "texts": "x = [torch.randint(1, 11, (int(n),)) for n in torch.randint(2, 7, (N,))]",
+}
+"""The lines that make the inputs of N samples. A text is a tensor of any length."""
+
+_SIZES = {
+    "27 in batches of 8": (27, 8),
+    "24 in batches of 8": (24, 8),
+    "26 in batches of 8": (26, 8),
+    "25 in batches of 8": (25, 8),
+    "27 in batches of 5": (27, 5),
+    "17 in batches of 4": (17, 4),
+    "13 in batches of 2": (13, 2),
+}
+
+_COLLATE = """\
+def collate(samples):
+    texts, *others = zip(*samples)
+    padded = nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    return [padded, *(torch.stack(column) for column in others)]
+"""
+_COLLATE_DICT = """\
+def collate(samples):
+    names = ['x', 'y', 'w'][:len(samples[0])]
+    return {name: torch.stack(column) for name, column in zip(names, zip(*samples))}
+"""
+_COLLATE_DICT_TEXTS = """\
+def collate(samples):
+    names = ['x', 'y', 'w'][:len(samples[0])]
+    columns = dict(zip(names, zip(*samples)))
+    columns['x'] = nn.utils.rnn.pad_sequence(list(columns['x']), batch_first=True)
+    return {name: column if name == 'x' else torch.stack(column) for name, column in columns.items()}
+"""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The lines that make ``loader``, and how a batch of it is read."""
+
+    lines: str
+    unpack: str
+    """Assigns xb, yb and perhaps wb from ``batch``."""
+    columns: tuple[str, ...]
+    """The names of the whole tensors."""
+    num_batches: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a batch is unpacked to."""
+        return tuple(f"{column}b" for column in self.columns)
+
+
+def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_batch: int, is_iterated: bool) -> Data:
+    """Return the data of a program; its smallest batch has at least ``min_batch`` samples.
+
+    ``drops`` is whether batches must be full, ``is_iterated`` is whether all
+    samples come from the loader.
+    """
+    possible = [name for name, (count, size) in _SIZES.items() if size >= min_batch]
+    tail_ok = [name for name in possible if _SIZES[name][0] % _SIZES[name][1] in (0, *range(min_batch, 99))]
+    drops = drops or choices.flip("drop_last", probability=0.12)
+    size = choices.pick("sizes", *(possible if drops else tail_ok), simple=0.5)
+    count, batch = _SIZES[size]
+    lines = [f"N, BATCH = {count}, {batch}", INPUTS[inputs]]
+    if loss.target == "values":
+        lines.append("y = torch.randn(N, 2)")
+    else:
+        lines.append("y = torch.randint(0, 3, (N,))")
+        if loss.ignores_labels:
+            lines.append("y[torch.rand(N) < 0.3] = -1\ny[::BATCH] = 1\ny[-1] = 2")
+    columns = ["x", "y"]
+    if loss.uses_weights:
+        lines.append("w = torch.rand(N) + 0.5")
+        columns.append("w")
+    kinds = ["list", "class"]
+    if inputs != "texts":
+        kinds = ["tensors", *kinds, "subset"]
+    if is_iterated:
+        kinds += ["iterable"] if inputs == "texts" else ["iterable", "split"]
+    kind = choices.pick("dataset", *kinds, simple=0.6)
+    joined = ", ".join(columns)
+    if kind == "list":
+        lines.append(f"dataset = list(zip({joined}))")
+    elif kind == "class":
+        items = ", ".join(f"{name}[index]" for name in columns)
+        lines.append(
+            f"class Samples(torch.utils.data.Dataset):\n    def __len__(self):\n        return N\n"
+            f"    def __getitem__(self, index):\n        return {items}\ndataset = Samples()"
+        )
+    elif kind == "iterable":
+        lines.append(
+            "class Stream(torch.utils.data.IterableDataset):\n    def __len__(self):\n        return N\n"
+            "    def __iter__(self):\n"
+            f"        return iter(zip({joined}))\ndataset = Stream()"
+        )
+    else:
+        lines.append(f"dataset = TensorDataset({joined})")
+    if kind == "split":
+        lines[0] = f"N, BATCH = {count + 7}, {batch}"  # the part that trains has the wanted size
+        lines.append(f"dataset, held_out = torch.utils.data.random_split(dataset, [{count}, 7])")
+    elif kind == "subset":
+        lines.append("dataset = torch.utils.data.Subset(dataset, torch.randperm(N).tolist())")
+    arguments = [f"batch_size={batch}"]
+    orders = ["in order"]
+    if kind != "iterable":
+        orders += ["shuffled", "shuffled by a generator"]
+        orders += [] if loss.ignores_labels else ["weighted sampler"]  # a batch must have a label that counts
+        orders += [] if drops else ["batch sampler"]
+    order = choices.pick("order", *orders, simple=0.4)
+    if order == "shuffled":
+        arguments.append("shuffle=True")
+    elif order == "shuffled by a generator":
+        arguments.append("shuffle=True, generator=torch.Generator().manual_seed(11)")
+    elif order == "weighted sampler":
+        lines.append("sampler = torch.utils.data.WeightedRandomSampler(torch.rand(len(dataset)), len(dataset))")
+        arguments.append("sampler=sampler")
+    elif order == "batch sampler":
+        lines.append(
+            "class Buckets(torch.utils.data.Sampler):\n    def __len__(self):\n"
+            "        return -(-len(dataset) // BATCH)\n    def __iter__(self):\n"
+            "        order = torch.randperm(len(dataset))\n"
+            "        return iter([rows.tolist() for rows in order.split(BATCH)])"
+        )
+        arguments = ["batch_sampler=Buckets()"]
+    if drops:
+        arguments.append("drop_last=True")
+    if choices.flip("loader's process", probability=0.02):
+        arguments.append("num_workers=1")
+    form = choices.pick("batch", "tuple", "dict", simple=0.85)
+    if form == "dict":
+        lines.append(_COLLATE_DICT_TEXTS if inputs == "texts" else _COLLATE_DICT)
+        arguments.append("collate_fn=collate")
+    elif inputs == "texts":
+        lines.append(_COLLATE)
+        arguments.append("collate_fn=collate")
+    lines.append(f"loader = DataLoader(dataset, {', '.join(arguments)})")
+    names = ", ".join(f"{column}b" for column in columns)
+    unpack = f"{names} = batch" if form == "tuple" else f"{names} = " + ", ".join(f"batch['{c}']" for c in columns)
+    num_batches = count // batch if drops else -(-count // batch)
+    return Data("\n".join(line for line in lines if line), unpack, tuple(columns), num_batches)

@@ -1,0 +1,474 @@
+"""Plain cells whose models compute rows of whole batches: weights and printed values are those of one device."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+Values = list[float]
+
+
+class Run:
+    """What a program trains and prints."""
+
+    def __init__(self) -> None:
+        self.printed: Values = []
+        self.models: list[nn.Module] = []
+
+    def print(self, value: Tensor | float) -> None:
+        self.printed.append(value.item() if isinstance(value, Tensor) else float(value))
+
+    @property
+    def weights(self) -> Values:
+        states = [value for model in self.models for value in model.state_dict().values()]
+        return torch.cat([value.double().flatten() for value in states]).tolist()
+
+
+def loader(num_samples: int = 27, batch_size: int = 8, **options: Any) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
+    y = torch.randn(num_samples, 1, generator=generator, dtype=torch.float64)
+    label = torch.randint(3, (num_samples,), generator=generator)
+    return DataLoader(TensorDataset(x, y, label), batch_size=batch_size, **options)
+
+
+def mlp(*extra: nn.Module, outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), *extra, nn.Tanh(), nn.Linear(10, outputs)).double()
+
+
+def sgd(*models: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD([value for model in models for value in model.parameters()], lr=lr, momentum=0.5)
+
+
+def train(run: Run, model: nn.Module, loss_of: Callable[..., Tensor], data: DataLoader[Any] | None = None) -> None:
+    run.models.append(model)
+    optimizer = sgd(model)
+    for _ in range(2):
+        for x, y, label in data or loader(shuffle=True):
+            loss = loss_of(model, x, y, label)
+            run.print(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def squared(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+    return F.mse_loss(model(x), y).sqrt()
+
+
+def batch_norm(run: Run) -> None:
+    train(run, mlp(nn.BatchNorm1d(10)), squared)
+
+
+def batch_norm_of_images(run: Run) -> None:
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=None), nn.ReLU(), nn.Flatten())
+    model = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), body, nn.Linear(24, 1)).double()
+    train(run, model, squared)
+    model.eval()
+    with torch.no_grad():
+        for x, _, _ in loader():
+            run.print(model(x).norm())
+
+
+def penalty_through_batch_norm(run: Run) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.mse_loss(out, y) + ((slope.norm(dim=1) - 1) ** 2).mean()
+
+    train(run, mlp(nn.BatchNorm1d(10)), loss_of)
+
+
+def dropout(run: Run) -> None:
+    train(run, mlp(nn.Dropout(0.4)), squared)
+
+
+def functional_noise(run: Run) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + 0.1 * torch.randn_like(x) + 0.1 * torch.rand(x.shape[0], 1, dtype=x.dtype)
+            return self.inner(F.dropout(x, 0.2) * torch.bernoulli(torch.full_like(x, 0.8)))
+
+    train(run, Noisy(), squared)
+
+
+def attention(run: Run) -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(2, 2, 8, dropout=0.2, batch_first=True)
+            self.head = nn.Linear(6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x.view(len(x), 3, 2)).flatten(1))
+
+    train(run, Attending().double(), squared)
+
+
+def noise_in_the_cell(run: Run) -> None:
+    train(run, mlp(), lambda model, x, y, label: squared(model, x + torch.randn_like(x), y, label))
+
+
+def hidden_states(run: Run) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.GRU(2, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            out, hidden = self.cell(x, hidden)
+            return self.head(out[-1]), hidden
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        hidden = torch.zeros(1, len(x), 4, dtype=x.dtype)
+        out, hidden = model(x.view(len(x), 3, 2).transpose(0, 1), hidden)
+        return F.mse_loss(out, y).sqrt() + hidden.norm()
+
+    train(run, Recurrent().double(), loss_of)
+
+
+def adversarial_inputs(run: Run) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(F.mse_loss(model(x), y), x)
+        return F.mse_loss(model(x.detach() + 0.1 * slope.sign()), y) + 0.01 * sum(
+            value.norm() for value in model.parameters()
+        )
+
+    train(run, mlp(), loss_of)
+
+
+def two_networks(run: Run) -> None:
+    maker, critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6)).double(), mlp()
+    run.models += [maker, critic]
+    of_maker, of_critic = sgd(maker), sgd(critic)
+    for _ in range(2):
+        for x, _, _ in loader(shuffle=True):
+            ones, zeros = torch.ones(len(x), 1).double(), torch.zeros(len(x), 1).double()
+            made = maker(torch.randn(len(x), 4).double())
+            of_critic.zero_grad()
+            loss = F.binary_cross_entropy_with_logits(critic(torch.cat([x, made.detach()])), torch.cat([ones, zeros]))
+            loss.backward()
+            of_critic.step()
+            of_maker.zero_grad()
+            other = F.binary_cross_entropy_with_logits(critic(made), ones)
+            other.backward()
+            of_maker.step()
+            run.print(loss)
+            run.print(other)
+
+
+def encoder_and_decoder(run: Run) -> None:
+    encoder, decoder = mlp(outputs=4), nn.Linear(4, 6).double()
+    run.models += [encoder, decoder]
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=0.01)
+    for x, *_ in loader():
+        code = encoder(x)
+        loss = (decoder(code - code.mean(0)) - x).norm()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(encoder.parameters(), 0.1)
+        optimizer.step()
+        run.print(loss)
+
+
+def gradients_of_parameters(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for x, y, _ in loader():
+        parameters = list(model.parameters())
+        slopes = torch.autograd.grad(F.mse_loss(model(x), y), parameters, create_graph=True)
+        loss = F.mse_loss(model(x), y) + sum(slope.square().sum() for slope in slopes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.print(sum(slope.norm() for slope in slopes))
+
+
+def second_moment_method(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=3, line_search_fn="strong_wolfe")
+    for x, y, _ in loader():
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y).sqrt()
+            loss.backward()
+            return loss
+
+        run.print(optimizer.step(closure))
+
+
+def whole_data_set_without_loader(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    x, y, _ = next(iter(loader(batch_size=27)))
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y).log()
+        loss.backward()
+        optimizer.step()
+        run.print(loss)
+
+
+def evaluation_after_each_epoch(run: Run) -> None:
+    model = mlp(nn.BatchNorm1d(10), outputs=3)
+    run.models.append(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    best, kept = 1e9, copy.deepcopy(model.state_dict())
+    for _ in range(3):
+        model.train()
+        for x, _, label in loader(shuffle=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), label)
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        right, total = 0, 0.0
+        with torch.no_grad():
+            for x, _, label in loader(num_samples=31):
+                out = model(x)
+                right += int((out.argmax(1) == label).sum())
+                total += F.cross_entropy(out, label, reduction="sum").item()
+        run.print(right)
+        run.print(total)
+        if total < best:
+            best, kept = total, copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept)
+
+
+def two_loaders(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for (x, y, _), (other, _, _) in zip(loader(), loader(13, 4), strict=False):
+        loss = F.mse_loss(model(x), y) + model(other).norm()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.print(loss)
+
+
+def accumulated(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for number, (x, y, _) in enumerate(loader()):
+        loss = F.mse_loss(model(x), y).sqrt() / 2
+        loss.backward()
+        run.print(loss)
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@dataclasses.dataclass
+class Output:
+    value: Tensor
+    parts: dict[str, Tensor]
+
+
+def nested_outputs(run: Run) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.one, self.two = mlp(outputs=5), nn.Linear(5, 1).double(), nn.Linear(5, 3).double()
+
+        def forward(self, batch: dict[str, Tensor]) -> Output:
+            code = self.body(batch["x"])
+            return Output(self.one(code), {"class": self.two(code), "scale": self.one.weight.norm()})
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        found = model({"x": x, "unused": torch.ones(2)})
+        both = (found.value - y).norm() + F.cross_entropy(found.parts["class"], label, label_smoothing=0.1)
+        return both + found.parts["scale"]
+
+    train(run, Heads(), loss_of)
+
+
+def squeezed(run: Run) -> None:
+    class Squeezed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).squeeze()
+
+    train(run, Squeezed(), lambda model, x, y, label: F.mse_loss(model(x), y.squeeze()).sqrt())
+
+
+DIVIDED = [
+    batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
+    noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
+    gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
+    two_loaders, accumulated, nested_outputs, squeezed,
+]  # fmt: skip
+
+
+def samples_mixed_inside(run: Run) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x - x.mean(0))
+
+    train(run, Centred(), squared)
+
+
+def value_stored_by_the_model(run: Run) -> None:
+    class Storing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.penalty: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            self.penalty = out.square().mean().sqrt()
+            return out
+
+    train(run, Storing(), lambda model, x, y, label: F.mse_loss(model(x), y) + model.penalty)
+
+
+def codebook_in_buffers(run: Run) -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.register_buffer("mean", torch.zeros(1).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+            return out - self.mean
+
+    train(run, Averaging(), squared)
+
+
+def loss_that_compares_inside(run: Run) -> None:
+    class Contrastive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(outputs=4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            code = F.normalize(self.inner(x))
+            return F.cross_entropy(code @ code.T / 0.1 + y @ y.T, torch.arange(len(x)))
+
+    train(run, Contrastive(), lambda model, x, y, label: model(x, y))
+
+
+def hooks_on_parameters(run: Run) -> None:
+    model = mlp()
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    train(run, model, squared)
+
+
+def submodules_called_directly(run: Run) -> None:
+    class Auto(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(6, 3), nn.Linear(3, 6)
+
+    def loss_of(model: Any, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        code = model.encoder(x)
+        return (model.decoder(code - code.mean(0)) - x).norm()
+
+    train(run, Auto().double(), loss_of)
+
+
+def other_parameters(run: Run) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        names, values = zip(*model.named_parameters(), strict=True)
+        slopes = torch.autograd.grad(F.mse_loss(model(x), y), values, create_graph=True)
+        fast = {name: value - 0.1 * slope for name, value, slope in zip(names, values, slopes, strict=True)}
+        return F.mse_loss(torch.func.functional_call(model, fast, (x,)), y)
+
+    train(run, mlp(), loss_of)
+
+
+UNDIVIDED = [
+    samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
+    hooks_on_parameters, submodules_called_directly, other_parameters,
+]  # fmt: skip
+
+PROGRAMS = {program.__name__: program for program in (*DIVIDED, *UNDIVIDED)}
+
+
+def of_one_device(name: str) -> Run:
+    run = Run()
+    torch.manual_seed(7)
+    PROGRAMS[name](run)
+    return run
+
+
+@dataclasses.dataclass
+class Result:
+    weights: Values
+    printed: Values
+    batches: list[str]
+    warned: list[str]
+
+
+def _own(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Return the warnings that torch's reducer did not give on its own account."""
+    return [str(item.message) for item in caught if "bucket view strides" not in str(item.message)]
+
+
+def run_programs(world: World, options: dict[str, Any]) -> dict[str, Result]:
+    found = {}
+    for name, program in PROGRAMS.items():
+        accelerator = Accelerator(world=world, cpu=True, config={"divide": "model", **options})
+        cells, run = PlainCells(accelerator), Run()
+        torch.manual_seed(7)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with cells.run_cell():
+                program(run)
+        batches = [*accelerator.components.preparer.batch_descriptions.values()]
+        found[name] = Result(run.weights, run.printed, batches, _own(caught))
+        accelerator.close()
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def on_ranks(request: Any) -> dict[str, Result]:
+    first, *others = run_ranks(run_programs, request.param, {}, timeout_s=200)
+    for other in others:
+        assert {name: item.weights for name, item in other.items()} == {
+            name: item.weights for name, item in first.items()
+        }
+    return first
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_weights_and_printed_values_are_those_of_one_device(name: str, on_ranks: Any) -> None:
+    expected = of_one_device(name)
+    assert on_ranks[name].printed == pytest.approx(expected.printed, rel=1e-9, abs=1e-12)
+    assert on_ranks[name].weights == pytest.approx(expected.weights, rel=1e-9, abs=1e-9)
+    assert not on_ranks[name].warned
