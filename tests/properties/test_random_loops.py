@@ -14,7 +14,7 @@ import pytest
 from tests.properties.program import make_program
 from tests.properties.run import describe
 from tests.properties.verdict import BAD, Runner
-from tests.properties.workers import running_workers
+from tests.properties.workers import Workers, running_workers
 
 CHUNK = 50
 """How many programs are one test."""
@@ -24,12 +24,18 @@ NUM_PROGRAMS = int(os.environ.get("RANDOM_LOOPS", "100"))
 RUNS_ALL = "RANDOM_LOOPS" in os.environ
 
 
-@pytest.fixture(scope="module", params=(2, 3))
-def runner(request: pytest.FixtureRequest, one_torch_thread: None) -> Iterator[Runner]:
-    """Return a runner on two or three workers, which programs share."""
+@pytest.fixture(scope="module")
+def workers(one_torch_thread: None) -> Iterator[Workers]:
+    """Return the processes that both sizes share."""
     with running_workers() as workers:
-        workers.start(request.param)
-        yield Runner(workers)
+        yield workers
+
+
+@pytest.fixture(scope="module", params=(2, 3))
+def runner(request: pytest.FixtureRequest, workers: Workers) -> Runner:
+    """Return a runner on two or three workers, which programs share."""
+    workers.start(request.param)
+    return Runner(workers)
 
 
 @pytest.mark.timeout(900)
