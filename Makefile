@@ -141,6 +141,8 @@ test-environments: $(STAMPS)/develop
 
 nightly: export OMP_WAIT_POLICY = passive
 nightly: $(STAMPS)/develop
+	RANDOM_LOOPS=3000 $(BIN)/python -m pytest tests/properties --numprocesses logical --maxprocesses 4 --dist load \
+	    --timeout 3600
 	REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesses logical --maxprocesses 4 --dist loadscope
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
 	FUZZ=15000 $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 3600

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 
 
 class Choices:
-    """Random choices, reproducible by number. A forced choice leaves all others as they are."""
+    """Random choices, reproducible by number, or the simplest ones. A forced choice leaves all others as they are."""
 
-    def __init__(self, number: int, forced: Mapping[str, str] | None = None) -> None:
+    def __init__(self, number: int, forced: Mapping[str, str] | None = None, *, is_simple: bool = False) -> None:
         self.number = number
         self._forced = forced or {}
+        self._is_simple = is_simple
         self.made: dict[str, str] = {}
         """The chosen option of each axis."""
-        self.simplest: dict[str, str] = {}
-        """The first option of each axis."""
+        self.options: dict[str, tuple[str, ...]] = {}
+        """The options of each axis; the first is the simplest."""
         self._variety = random.Random(str(number)).choice((0.25, 0.5, 1.0))
 
     def pick(self, axis: str, *options: str, simple: float | None = None) -> str:
@@ -27,12 +28,14 @@ class Choices:
         first, *others = options
         if axis in self._forced:
             chosen = self._forced[axis] if self._forced[axis] in options else first
+        elif self._is_simple:
+            chosen = first
         else:
             generator = random.Random(f"{self.number}/{axis}")
             is_simple = simple is not None and generator.random() < 1 - (1 - simple) * self._variety
             pool = others if simple is not None and others else options
             chosen = first if is_simple else generator.choice(pool)
-        self.made[axis], self.simplest[axis] = chosen, first
+        self.made[axis], self.options[axis] = chosen, options
         return chosen
 
     def flip(self, axis: str, *, probability: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tests.properties.choices import Choices
@@ -33,17 +33,18 @@ class Program:
     source: str
     compare: tuple[str, ...]
     choices: Mapping[str, str]
-    simplest: Mapping[str, str]
+    options: Mapping[str, tuple[str, ...]]
+    """The options that each choice had; the first is the simplest."""
 
     @property
     def unusual(self) -> dict[str, str]:
         """The choices that are not the simplest ones."""
-        return {axis: option for axis, option in self.choices.items() if option != self.simplest[axis]}
+        return {axis: option for axis, option in self.choices.items() if option != self.options[axis][0]}
 
 
-def make_program(number: int, forced: Mapping[str, str] | None = None) -> Program:
-    """Return the program of a number, with some of its choices replaced."""
-    choices = Choices(number, forced)
+def make_program(number: int, forced: Mapping[str, str] | None = None, *, is_simple: bool = False) -> Program:
+    """Return the program of a number, with some of its choices replaced; ``is_simple`` makes all others simple."""
+    choices = Choices(number, forced, is_simple=is_simple)
     inputs = choices.pick("inputs", *INPUTS, simple=0.45)
     interface = INTERFACES[pick_interface(choices, inputs)]
     loss = LOSSES["mse" if interface.has_own_loss else choices.pick("loss", *LOSSES, simple=0.02)]
@@ -82,7 +83,17 @@ def make_program(number: int, forced: Mapping[str, str] | None = None) -> Progra
     _add_printing(choices, parts, model, loss)
     _add_evaluation(choices, parts, model, loss, data.unpack)
     source = join(_HEADER.format(seed=number), data.lines, model.classes, write_training(parts, iteration, place))
-    return Program(number, source + "\n", parts.compare, choices.made, choices.simplest)
+    return Program(number, source + "\n", parts.compare, choices.made, choices.options)
+
+
+def single_choices() -> Iterator[Program]:
+    """Return the simplest program of each kind of inputs, and one for each option that is the only unusual choice."""
+    for inputs in INPUTS:
+        base = make_program(0, {"inputs": inputs}, is_simple=True)
+        yield base
+        for axis, options in base.options.items():
+            if axis != "inputs" and (inputs == "vectors" or axis in ("encoder", "interface")):
+                yield from (make_program(0, {"inputs": inputs, axis: other}, is_simple=True) for other in options[1:])
 
 
 def _can_iterate(name: str, inputs: str, model: Model, min_batch: int) -> bool:

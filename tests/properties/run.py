@@ -1,9 +1,9 @@
 """Run random programs from the command line.
 
 ``python -m tests.properties.run --cases 0-200 --workers 2 3`` prints each bad program and how many programs of each
-choice were equal, told, refused, failed or silent. ``--with loss=ccc encoder=mlp`` replaces choices of every program;
-``--shrink`` replaces the choices of each bad program by simpler ones as long as it stays bad; ``--source`` prints the
-programs.
+choice were equal, told, refused, failed or silent. ``--each`` runs instead a program for each option, with no other
+unusual choice. ``--with loss=ccc encoder=mlp`` replaces choices of every program. ``--shrink`` replaces the choices of
+each bad program by simpler ones as long as it stays bad. ``--source`` prints the programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from tests.properties.program import make_program
+from tests.properties.program import Program, make_program, single_choices
 from tests.properties.verdict import BAD, KINDS, Kind, Runner, Verdict
 from tests.properties.workers import running_workers
 
@@ -27,6 +27,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--cases", default="0-100", metavar="FIRST-END", help="numbers, as 0-100 or 7 or 3,8,12")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3], metavar="N")
     parser.add_argument("--with", dest="forced", nargs="+", default=[], metavar="AXIS=OPTION")
+    parser.add_argument("--each", action="store_true", help="run one program for each option, instead of numbers")
     parser.add_argument("--shrink", action="store_true", help="find the simplest form of each bad program")
     parser.add_argument(
         "--source", action="store_true", help="print the source of every bad program, or of the only one"
@@ -34,24 +35,26 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--told", action="store_true", help="print programs that are told or refused, too")
     given = parser.parse_args(words)
     forced = dict(choice.split("=", 1) for choice in given.forced)
-    numbers = read_numbers(given.cases)
+    programs = [make_program(number, forced) for number in read_numbers(given.cases)]
+    if given.each:
+        programs = list(single_choices())
     torch.set_num_threads(1)
     verdicts: list[Verdict] = []
-    shown: tuple[Kind, ...] = (*BAD, "told", "refused") if given.told or len(numbers) == 1 else BAD
+    shown: tuple[Kind, ...] = (*BAD, "told", "refused") if given.told or len(programs) == 1 else BAD
     started = time.monotonic()
     with running_workers() as workers:
         runner = Runner(workers)
         for size in given.workers:
-            for number in numbers:
-                verdict = runner.judge(make_program(number, forced), size)
+            for program in programs:
+                verdict = runner.judge(program, size)
                 if given.shrink and verdict.kind in ("failed", "silent"):
                     verdict = shrink(runner, verdict, forced)
                 verdicts.append(verdict)
                 if verdict.kind in shown:
                     print(describe(verdict), flush=True)
-                if given.source and (verdict.kind in BAD or len(numbers) == 1):
+                if given.source and (verdict.kind in BAD or len(programs) == 1):
                     print(numbered(verdict.program.source), flush=True)
-    print(summary(verdicts))
+    print(table_of_singles(verdicts) if given.each else summary(verdicts))
     print(f"{len(verdicts)} runs in {time.monotonic() - started:.0f} s")
     return int(any(verdict.kind in BAD for verdict in verdicts))
 
@@ -70,19 +73,31 @@ def shrink(runner: Runner, verdict: Verdict, forced: Mapping[str, str]) -> Verdi
     for axis, option in verdict.program.unusual.items():
         if axis in forced:
             continue
-        tried = make_program(verdict.program.number, {**kept, axis: verdict.program.simplest[axis]})
+        tried = make_program(verdict.program.number, {**kept, axis: verdict.program.options[axis][0]})
         found = runner.judge(tried, verdict.workers)
         if found.kind == verdict.kind:
             verdict, kept = found, {**kept, axis: tried.choices.get(axis, option)}
     return verdict
 
 
+def table_of_singles(verdicts: Iterable[Verdict]) -> str:
+    """Return a line for each unusual choice, with the outcome on each number of workers."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for verdict in verdicts:
+        said = f" ({verdict.said[0]:.70})" if verdict.kind == "told" else ""
+        found[choices_text(verdict.program)].append(f"{verdict.kind} on {verdict.workers}{said}")
+    return "\n".join(f"{choice:60} {', '.join(kinds)}" for choice, kinds in found.items())
+
+
+def choices_text(program: Program) -> str:
+    """Return the unusual choices of a program."""
+    return ", ".join(f"{axis}={option}" for axis, option in program.unusual.items()) or "the simplest program"
+
+
 def describe(verdict: Verdict) -> str:
     """Return the outcome of a program in a few lines."""
-    program = verdict.program
-    choices = ", ".join(f"{axis}={option}" for axis, option in program.unusual.items())
     alone = "" if verdict.is_repeated else " (only after other programs)"
-    lines = [f"{verdict.kind} {program.number} on {verdict.workers}{alone}: {choices}"]
+    lines = [f"{verdict.kind} {verdict.program.number} on {verdict.workers}{alone}: {choices_text(verdict.program)}"]
     if verdict.kind in ("failed", "refused", "invalid"):
         lines += ["    " + line for line in "\n".join(verdict.reasons).splitlines()[-12:]]
     else:

@@ -16,13 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.properties.program import Program
 from tests.properties.workers import Workers
-from tests.realworld.values import Entries, collect_values, differences
+from tests.realworld.values import MISSING, Entries, collect_values, differences
 from tests.realworld.verdict import OF_SHARE, Run, is_refusal, lines_of_ours, remarks
 from tests.support.kernel import Output
 
 TOLERANCE = 1e-9
 Kind = Literal["equal", "told", "refused", "failed", "silent", "invalid"]
-"""The outcomes; ``invalid`` is a program that fails on one device."""
+"""The outcomes; ``invalid`` is a program that fails on one device or ends in NaN there."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BAD: tuple[Kind, ...] = ("failed", "silent", "invalid")
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![\w.])", re.IGNORECASE)
@@ -71,6 +71,11 @@ class Runner:
         self._workers = workers
         self._plain: tuple[Program, Run] | None = None
 
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that run."""
+        return self._workers.size
+
     def judge(self, program: Program, workers: int) -> Verdict:
         """Return the outcome of a program on so many workers."""
         if self._workers.size != workers:
@@ -90,32 +95,32 @@ class Runner:
         workers = self._workers.size
         if plain.failed is not None:
             return Verdict(program, workers, "invalid", (plain.failed.traceback,))
+        if any(map(math.isnan, _numbers(plain.values))):
+            return Verdict(program, workers, "invalid", ("the plain run ends in NaN, which compares equal to NaN",))
         output, values = self._workers.run(program.source, program.compare)
         put_out = lines_of_ours(plain, Run(outputs=[output]))
         said = tuple(line for line in remarks(put_out) if explains(line, program))
         if output.error is not None:
             kind: Kind = "refused" if is_refusal(output) else "failed"
             return Verdict(program, workers, kind, (": ".join(output.error), output.traceback), said)
-        own = {**values[0], **printed_values(output.stdout)}
-        reasons = differences(plain.values, own, TOLERANCE)
-        is_of_share = OF_SHARE in put_out and all(line.startswith(_OF_SHARES) for line in reasons)
+        expected, found = dict(plain.values), {**values[0], **printed_values(output.stdout)}
         for rank, entries in enumerate(values[1:], 1):
-            of_models = [line for line in differences(values[0], entries, TOLERANCE) if not line.startswith(_OF_SHARES)]
-            reasons += [f"rank 0 and rank {rank}: {line}" for line in of_models]
-            is_of_share = is_of_share and not of_models
+            for path in {path for path in (*values[0], *entries) if not path.startswith(_OF_SHARES)}:
+                expected[f"{path} of rank {rank}"] = values[0].get(path, MISSING)
+                found[f"{path} of rank {rank}"] = entries.get(path, MISSING)
+        reasons = differences(expected, found, TOLERANCE)
         if not reasons:
             return Verdict(program, workers, "equal", (), said)
-        if is_of_share:
+        if OF_SHARE in put_out and all(line.startswith(_OF_SHARES) for line in reasons):
             said = (*said, OF_SHARE)
-        if not said and self._is_rounding(program, plain, own):
+        if not said and self._is_rounding(program, plain.values, largest_difference(expected, found)):
             return Verdict(program, workers, "equal")
         return Verdict(program, workers, "told" if said else "silent", tuple(reasons), said)
 
-    def _is_rounding(self, program: Program, plain: Run, own: Entries) -> bool:
+    def _is_rounding(self, program: Program, plain: Entries, difference: float) -> bool:
         """Return whether rounding errors of the plain run's weights have an effect of the same size."""
         nudged = run_plain(program, nudge=1e-15)
-        effect = largest_difference(plain.values, nudged.values)
-        return nudged.failed is None and largest_difference(plain.values, own) <= _ROUNDING * effect < math.inf
+        return nudged.failed is None and difference <= _ROUNDING * largest_difference(plain, nudged.values) < math.inf
 
 
 def explains(line: str, program: Program) -> bool:
@@ -181,12 +186,6 @@ def printed_values(text: str) -> Entries:
         "printed text": _NUMBER.sub("#", text),
         "printed": [float(number) for number in _NUMBER.findall(text)],
     }
-
-
-def is_degenerate(program: Program) -> bool:
-    """Return whether the plain run of a program ends in numbers that compare equal to anything alike: NaN."""
-    plain = run_plain(program)
-    return any(math.isnan(number) for number in _numbers(plain.values))
 
 
 def _numbers(entries: Entries) -> list[float]:
