@@ -90,9 +90,8 @@ class TrainingRun:
         rank, cost = self._comm.world.rank, saved.cost
         if rank == 0:
             url = redact(saved.url)
-            self._sink.emit(
-                CheckpointSaved(rank, saved.step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes)
-            )
+            step = self._stepper.meter.number_in_run(saved.step)
+            self._sink.emit(CheckpointSaved(rank, step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes))
 
     def on_checkpoint_loaded(self, step: int) -> None:
         """Count the interval between saves from the loaded step."""
@@ -112,6 +111,7 @@ class TrainingRun:
         self._saved.clear()
         if self._stepper.is_plain_cell and self._options.dir is None and resume is None:
             self._stepper.meter.step = 0
+        self._stepper.meter.begin_run()
         self._first_step = self._stepper.num_steps
         for part in (self._autosave, self._run_controller, self.schedule_observer):
             if part is not None:
@@ -139,13 +139,14 @@ class TrainingRun:
             return []
         if autosave.stopped_step is None:
             return [describe_unsaved(self._saved)]
+        stopped = f"stopped after step {self._stepper.meter.number_in_run(autosave.stopped_step):,}"
         try:
             lines = self.end()
         except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
-            return [f"stopped after step {autosave.stopped_step}, which was not saved: {error}"]
+            return [f"{stopped}, which was not saved: {error}"]
         if autosave.problem is not None:
-            return [*lines, f"stopped after step {autosave.stopped_step}, which was not saved: {autosave.problem}"]
-        return [*lines, f"stopped after step {autosave.stopped_step}: --resume auto goes on from there"]
+            return [*lines, f"{stopped}, which was not saved: {autosave.problem}"]
+        return [*lines, f"{stopped}: --resume auto goes on from there"]
 
     def fingerprint(self) -> str | None:
         """Return a digest of the weights that the run has trained; None if there are none, or ranks hold parts."""

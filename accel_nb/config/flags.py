@@ -37,7 +37,7 @@ def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
             "flags", {}, source, problems=(f"the flags are longer than {MAX_LINE} characters; use --config FILE",)
         )
     try:
-        words = shlex.split(line) if isinstance(line, str) else list(line)
+        words = shlex.split(without_comment(line)) if isinstance(line, str) else list(line)
     except ValueError:
         return Layer("flags", {}, source, problems=(f"a quotation mark in {quoted(line)} is never closed; close it",))
     reading = _Reading()
@@ -45,6 +45,24 @@ def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
     for group in _groups(words):
         reading.add(group, parser)
     return Layer("flags", reading.values, source, reading.places, tuple(reading.problems))
+
+
+def without_comment(line: str) -> str:
+    """Return a line without its comment: what follows a ``#`` that begins a word, as in a shell, outside of quotes."""
+    quote, before, is_escaped = "", " ", False
+    for index, char in enumerate(line):
+        if char == "#" and not quote and not is_escaped and before.isspace():
+            return line[:index]
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\" and quote != "'":
+            is_escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        before = char
+    return line
 
 
 def flags_to_line(given: Config | Layer) -> str:

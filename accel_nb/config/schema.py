@@ -45,6 +45,7 @@ from accel_nb.config.value_types import (
     read_names,
     read_ranks,
     read_real,
+    read_seconds,
     read_text,
     read_whole,
     without_duplicates,
@@ -201,8 +202,13 @@ class _Options(Section):
         scope="cell",
     )
     dry_run: Switch = declare(False, "Print the plan and start nothing.", scope="cell")
-    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(read_real)] = declare(
-        None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS", scope="cell"
+    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(read_seconds)] = declare(
+        None,
+        "Stop the cell when it runs longer than this.",
+        unit="seconds",
+        metavar="SECONDS|10min",
+        allowed="a number of seconds, a duration such as 30s, 10min, 1.5h or 1d (up to 30d), or none",
+        scope="cell",
     )
     max_restarts: Annotated[Annotated[Whole, Field(ge=0, le=1000)], BeforeValidator(read_whole)] = declare(
         0,

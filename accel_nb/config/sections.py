@@ -20,6 +20,7 @@ from accel_nb.config.value_types import (
     read_names,
     read_parts,
     read_real,
+    read_seconds,
     read_text,
     read_whole,
     without_duplicates,
@@ -265,8 +266,12 @@ class GroupOptions(Section):
     backend: Annotated[Literal["auto", "gloo", "nccl"], BeforeValidator(read_text)] = declare(
         "auto", "What carries messages between ranks; auto is nccl for CUDA devices and gloo for the rest."
     )
-    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)], BeforeValidator(read_real)] = declare(
-        1800.0, "How long a rank waits for the others before it gives up.", unit="seconds", metavar="SECONDS"
+    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
+        1800.0,
+        "How long a rank waits for the others before it gives up.",
+        unit="seconds",
+        metavar="SECONDS|10min",
+        allowed="a number of seconds, or a duration such as 30s, 10min, 1.5h or 1d (up to 30d)",
     )
 
 

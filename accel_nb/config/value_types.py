@@ -45,6 +45,11 @@ def read_real(value: object) -> object:
     return value
 
 
+def read_seconds(value: object) -> object:
+    """Return the seconds that a text is: a number, or a duration such as ``30s``; other values unchanged."""
+    return seconds_of(value) if isinstance(value, str) and _DURATION.fullmatch(value.strip()) else read_real(value)
+
+
 def read_switch(value: object) -> object:
     """Return the truth value of a word such as ``yes`` or ``off``; other values unchanged."""
     return _SWITCH.get(value.strip().lower(), value) if isinstance(value, str) else value

@@ -107,7 +107,7 @@ class _Hook(DisplayHook):
                 "output_type": "execute_result",
                 "data": _json_ready(data),
                 "metadata": metadata,
-                "execution_count": self.shell.execution_count,  # pyright: ignore[reportOptionalMemberAccess]
+                "execution_count": self.prompt_count,
             }
         )
         _show(data.get("text/plain", ""))

@@ -140,13 +140,14 @@ class AccelerateMagics(Magics):
     def _parse(self, line: str, text: str) -> Cell:
         """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
         source = f"# %%accelerate {line}\n" + self._shell.transform_cell(text)
-        name = f"<accelerate cell {self._shell.execution_count}>"
+        number = self._shell.displayhook.prompt_count  # IPython 9 counts on before it runs a cell
+        name = f"<accelerate cell {number}>"
         try:
             tree = ast.parse(source, filename=name)
         except SyntaxError as error:
             lines = self._shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
             raise with_traceback(CellSyntaxError(str(error)), lines) from None
-        return Cell(source, tree, self._shell.execution_count)
+        return Cell(source, tree, number)
 
     def _resolve(self, line: str, source: str) -> Resolved:
         """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""

@@ -105,8 +105,14 @@ class Pool:
         """The state of the pool."""
         return self._state
 
-    def wait_ready(self, num_interrupts: Callable[[], int] = lambda: 0, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every worker has reported that it is ready.
+    def wait_ready(
+        self,
+        num_interrupts: Callable[[], int] = lambda: 0,
+        *,
+        timeout_s: float = START_TIMEOUT_S,
+        on_wait: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Wait until every worker has reported that it is ready; call ``on_wait`` in each turn of the wait.
 
         Raise PoolError when one cannot start, and KeyboardInterrupt when ``num_interrupts()``, the number of the user's
         interrupts so far, increases; the pool has failed then.
@@ -117,6 +123,7 @@ class Pool:
             try:
                 for arrival in self._engine.poll(POLL_S):
                     self._note_start(arrival, output)
+                on_wait()
             except PoolError:
                 if self._state != "failed":
                     self._state = transition(self._state, "failed")

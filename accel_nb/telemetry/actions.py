@@ -16,6 +16,8 @@ MAX_RATE = 1000.0
 MAX_FACTOR = 1e6
 MAX_INTERVAL = 1_000_000
 MAX_NAMES = 16
+IS_BEING_SAVED = "is being saved"
+"""The end of the outcome of an action whose checkpoint is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,16 @@ from typing import Any, ClassVar, Protocol
 
 from accel_nb.runtime.process.typed_records import build_record
 
-EVENT_VERSION = 2
+EVENT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One optimizer step finished on one rank; ``loss`` is the mean over the step's own samples."""
+    """One optimizer step finished on one rank; ``loss`` is the mean over the step's own samples.
+
+    Steps are numbered from 1 in each run. ``curve`` is the variable on which ``backward()`` was called, with a number
+    where it is another optimizer's too; empty for a loss without a variable.
+    """
 
     kind: ClassVar[str] = "step"
     rank: int
@@ -28,6 +32,7 @@ class StepDone:
     step_s: float
     num_samples: int
     skipped: bool = False
+    curve: str = ""
 
 
 @dataclass(frozen=True, slots=True)

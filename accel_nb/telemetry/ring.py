@@ -4,13 +4,12 @@ Writing never blocks and makes no system call; the oldest records are overwritte
 missed. The memory outlives the writer, so the last records of a killed worker can still be read.
 
 Layout: a 64-byte header whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
-u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; for a logged value three f64 fields and its name in 56
-bytes of UTF-8. A slot is written before the header's count.
+u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; for a step seven and the name of its curve in 24 bytes
+of UTF-8, for a logged value three and its name in 56. A slot is written before the header's count.
 """
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
@@ -23,6 +22,8 @@ _HEADER_BYTES = 64
 _SLOT = struct.Struct("<QII10d")
 _NAME_BYTES = 56
 _NAMED_SLOT = struct.Struct(f"<QII3d{_NAME_BYTES}s")
+_CURVE_BYTES = 24
+_STEP_SLOT = struct.Struct(f"<QII7d{_CURVE_BYTES}s")
 _STEP, _MEMORY, _METRIC = 1, 2, 3
 DEFAULT_CAPACITY = 4096
 
@@ -57,14 +58,14 @@ class RingWriter:
 
     def write_step(
         self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
-        skipped: bool,
+        skipped: bool, curve: str = "",
     ) -> None:  # fmt: skip
         """Add the record of a `StepDone` with these fields, without making the event: this runs in every step."""
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
-        _SLOT.pack_into(
+        _STEP_SLOT.pack_into(
             self._memory, offset, self._count, _STEP, rank, step, time, loss, learning_rate, step_s, num_samples,
-            skipped, 0.0, 0.0, 0.0,
+            skipped, curve.encode(),
         )  # fmt: skip
         _HEADER.pack_into(self._memory, 0, self._count)
 
@@ -85,12 +86,14 @@ class RingWriter:
             self.write_metric(event.rank, event.step, event.time, event.name, event.value)
             return
         if isinstance(event, StepDone):
-            kind, values = _STEP, _step_values(event)
-        else:
-            kind, values = _MEMORY, _memory_values(event)
+            self.write_step(
+                event.rank, event.step, event.time, event.loss, event.learning_rate, event.step_s, event.num_samples,
+                event.skipped, event.curve,
+            )  # fmt: skip
+            return
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
-        _SLOT.pack_into(self._memory, offset, self._count, kind, event.rank, *values)
+        _SLOT.pack_into(self._memory, offset, self._count, _MEMORY, event.rank, *_memory_values(event))
         _HEADER.pack_into(self._memory, 0, self._count)
 
     def close(self) -> None:
@@ -119,7 +122,7 @@ class RingReader:
             sequence, kind, rank, *values = _SLOT.unpack_from(self._memory, offset)
             event = None
             if sequence == index + 1:
-                event = _unpack_metric(self._memory, offset) if kind == _METRIC else _unpack(kind, rank, values)
+                event = _unpack_named(self._memory, offset, kind) or _unpack(kind, rank, values)
             if event is not None:
                 events.append(event)
             else:
@@ -137,18 +140,24 @@ def _fits(name: bytes) -> bool:
     return len(name) <= _NAME_BYTES and not name.endswith(b"\0")
 
 
-def _unpack_metric(memory: mmap.mmap, offset: int) -> MetricLogged | None:
-    _, _, rank, step, time, value, name = _NAMED_SLOT.unpack_from(memory, offset)
-    if not math.isfinite(step):
+def _unpack_named(memory: mmap.mmap, offset: int, kind: int) -> Event | None:
+    """Return the event of a slot that ends in a name; None for another, and for invalid content."""
+    try:
+        if kind == _METRIC:
+            _, _, rank, step, time, value, name = _NAMED_SLOT.unpack_from(memory, offset)
+            return MetricLogged(rank, int(step), time, _text(name), value)
+        if kind == _STEP:
+            _, _, rank, step, time, loss, rate, step_s, num_samples, skipped, name = _STEP_SLOT.unpack_from(
+                memory, offset
+            )
+            return StepDone(rank, int(step), time, loss, rate, step_s, int(num_samples), bool(skipped), _text(name))
+    except (ValueError, OverflowError):  # a count that is NaN or infinite
         return None
-    return MetricLogged(rank, int(step), time, name.rstrip(b"\0").decode(errors="replace"), value)
+    return None
 
 
-def _step_values(event: StepDone) -> tuple[float, ...]:
-    return (
-        event.step, event.time, event.loss, event.learning_rate, event.step_s, event.num_samples, event.skipped,
-        0.0, 0.0, 0.0,
-    )  # fmt: skip
+def _text(name: bytes) -> str:
+    return name.rstrip(b"\0").decode(errors="replace")
 
 
 def _memory_values(event: MemorySample) -> tuple[float, ...]:
@@ -159,14 +168,11 @@ def _memory_values(event: MemorySample) -> tuple[float, ...]:
 
 
 def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
-    """Return the event of a slot; None for invalid content."""
+    """Return the event of a slot of numbers; None for invalid content."""
+    if kind != _MEMORY:
+        return None
+    step, time, *amounts = values[:8]
     try:
-        if kind == _STEP:
-            step, time, loss, rate, step_s, num_samples, skipped = values[:7]
-            return StepDone(rank, int(step), time, loss, rate, step_s, int(num_samples), bool(skipped))
-        if kind == _MEMORY:
-            step, time, *amounts = values[:8]
-            return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))
+        return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))
     except (ValueError, OverflowError):  # a count that is NaN or infinite
         return None
-    return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -18,16 +19,27 @@ from torch import Tensor
 from accel_nb.errors import NanLossError
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.telemetry.events import EventSink, StepDone
+from accel_nb.telemetry.events import EventSink, MetricLogged, StepDone
 
 _NUM_SLOTS = 4096
+MAX_NAME = 20
+"""Limit of a variable's name in the name of its curve."""
 
 
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
     def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, refuses_nan: bool = False) -> None:
+        # Optimizer steps of the training, and those that were made before the current run: reports count from 1.
         self.step = 0
+        self._num_before = 0
+        # The variable that held the latest loss; the losses of the open step by variable, where there are several; and
+        # the names of curves by variable and optimizer.
+        self._loss_name = ""
+        self._step_name = ""
+        self._parts: dict[str, float] = {}
+        self._curve_names: dict[tuple[str, int], str] = {}
+        self._call_sites: dict[tuple[int, int], tuple[CodeType, str]] = {}
         # One report covers this many steps.
         self.interval = 1
         self._num_held = 0
@@ -46,6 +58,40 @@ class StepMeter:
         self._copies = None if kind.is_host else _PinnedLosses(kind) if kind.has_streams else _DeferredLosses()
 
     @property
+    def run_step(self) -> int:
+        """The number of the latest step in its run; a run that resumes a checkpoint goes on from the step of that."""
+        return self.step - self._num_before
+
+    def begin_run(self) -> None:
+        """Number steps from 1 again, and forget the names of the run before."""
+        self._num_before = self.step
+        self._loss_name = ""
+        self._parts.clear()
+        self._curve_names.clear()
+        self._call_sites.clear()
+
+    def resume_at(self, step: int) -> None:
+        """Go on from the step of a checkpoint."""
+        self.step, self._num_before = step, 0
+
+    def number_in_run(self, step: int) -> int:
+        """Return the number in the run of a step of the training."""
+        return step - self._num_before
+
+    def name_loss(self, caller: FrameType, loss: Tensor) -> None:
+        """Set the name of the next loss: of the variable that holds it where its backward pass is called.
+
+        Variables are searched once for each call in the code: this is on the hot path.
+        """
+        code = caller.f_code
+        site = id(code), caller.f_lasti
+        known = self._call_sites.get(site)
+        if known is None:
+            names = (name for name, value in caller.f_locals.items() if value is loss and not name.startswith("_"))
+            known = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
+        self._loss_name = known[1]
+
+    @property
     def is_reporting(self) -> bool:
         """Whether the latest step is one to report."""
         return self.step % self.interval == 0
@@ -58,19 +104,26 @@ class StepMeter:
         if is_first or not self._has_loss:
             self._weight += weight
             self._num_samples += num_samples
+            if not self._has_loss:
+                self._step_name = self._loss_name
             self._has_loss = True
+        name = self._loss_name
         if self._copies is None:
             value = loss.item()
             if value != value and self._refuses_nan:
-                raise NanLossError(self._rank, self.step + 1)
+                raise NanLossError(self._rank, self.run_step + 1)
+            if self._parts or name != self._step_name:
+                self._parts = self._parts or {self._step_name: self._sum}
+                self._parts[name] = self._parts.get(name, 0.0) + value * weight
             self._sum += value * weight
         else:
             self._copies.add(loss.detach(), weight)
 
-    def end_step(self, learning_rate: float, skipped: bool) -> float:
-        """Report a step of the optimizer and return the time of `time.perf_counter`.
+    def end_step(self, learning_rate: float, skipped: bool, optimizer: object = None) -> float:
+        """Report a step of an optimizer and return the time of `time.perf_counter`.
 
-        A second optimizer's step after the same losses is not reported.
+        The steps of each variable and optimizer are a curve. A second optimizer's step after the same losses is not
+        reported.
         """
         now = time.perf_counter()
         if not self._has_loss:
@@ -88,19 +141,50 @@ class StepMeter:
         weight, step_s = self._weight, (now - self._started) / num_steps
         if self._copies is None:
             loss = self._sum / weight if weight else self._sum
-            self._emit_step(self._rank, self.step, time.time(), loss, learning_rate, step_s, self._num_samples, skipped)
+            curve = self._curve_names.get((self._step_name, id(optimizer)))
+            if curve is None:
+                curve = self._name_curve(optimizer)
+            moment = time.time()
+            self._emit_step(
+                self._rank, self.run_step, moment, loss, learning_rate, step_s, self._num_samples, skipped, curve
+            )
+            if self._parts:
+                self._report_parts(moment, weight)
         else:
-            pending = _Pending(self.step, time.time(), learning_rate, step_s, self._num_samples, skipped, weight)
+            curve = self._name_curve(optimizer)
+            pending = _Pending(
+                self.run_step, time.time(), learning_rate, step_s, self._num_samples, skipped, weight, curve
+            )
             self._copies.close_step(pending)
             self._report_ready(wait=self._copies.is_full)
         self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now
         self._has_loss = False
         return now
 
+    def restart_clock(self) -> None:
+        """Measure the next step from now: what was done since the last one is no part of it."""
+        self._started = time.perf_counter()
+
     def flush(self) -> None:
         """Report the steps that are not reported yet; waits for the device."""
         if self._copies is not None:
             self._report_ready(wait=True)
+
+    def _name_curve(self, optimizer: object) -> str:
+        """Return the name of a variable's curve; it has a number where the variable was another optimizer's before."""
+        key = self._step_name, id(optimizer)
+        if key not in self._curve_names:
+            number = 1 + sum(name == self._step_name for name, _ in self._curve_names)
+            shown = self._step_name if number == 1 else f"{self._step_name or 'loss'} ({number})"
+            self._curve_names[key] = shown
+        return self._curve_names[key]
+
+    def _report_parts(self, moment: float, weight: int) -> None:
+        """Report each of several losses of a step by its variable."""
+        for name, total in self._parts.items():
+            value = total / weight if weight else total
+            self._sink.emit(MetricLogged(self._rank, self.run_step, moment, name or "loss", value))
+        self._parts = {}
 
     def _report_ready(self, *, wait: bool) -> None:
         assert self._copies is not None
@@ -110,7 +194,7 @@ class StepMeter:
             self._sink.emit(
                 StepDone(
                     self._rank, pending.step, pending.time, loss / pending.weight if pending.weight else loss,
-                    pending.learning_rate, pending.step_s, pending.num_samples, pending.skipped,
+                    pending.learning_rate, pending.step_s, pending.num_samples, pending.skipped, pending.curve,
                 )
             )  # fmt: skip
 
@@ -126,6 +210,7 @@ class _Pending:
     num_samples: int
     skipped: bool
     weight: int
+    curve: str
 
 
 class _DeferredLosses:

@@ -41,6 +41,8 @@ class PanelFacts(TypedDict):
     num_workers: int
     step: int
     loss: JsonNumber
+    losses: Sequence[MetricFact]
+    """The latest value of each loss, by the name of its curve."""
     learning_rate: JsonNumber
     samples_per_s: JsonNumber
     step_ms: JsonNumber

@@ -47,6 +47,9 @@ ENVELOPE_BYTES = 2000
 NUMBER_BYTES = 8
 """Approximate size of a number in a memory map."""
 
+MAX_PAGE = 64
+"""Limit of the name that a page gives itself."""
+
 MAX_QUERIES = 16
 """Limit of waiting queries of a browser."""
 
@@ -108,9 +111,18 @@ class Panel:
             if not self._is_off:
                 self.state.fold(events)
 
-    def show_outcome(self, text: str) -> None:
-        """Show the outcome of the user's last action."""
-        self.state.set_outcome(text)
+    def add_text(self, text: str) -> None:
+        """Add printed text, which the panel shows in pages that were reloaded while the cell ran.
+
+        Jupyter sends a cell's further output to the page that started the cell only.
+        """
+        with self._lock:
+            if not self._is_off:
+                self.state.add_text(text)
+
+    def show_outcome(self, text: str, is_final: bool = True) -> None:
+        """Show the outcome of the user's last action; one that is not final is replaced when it is complete."""
+        self.state.set_outcome(text, is_final=is_final)
 
     def show(self) -> None:
         """Put the panel into the output, also without data."""
@@ -196,6 +208,10 @@ class WidgetSurface:
         self._num_marks = 0
         self._num_mapped = 0
         self._said = ""
+        self._text = ""
+        # Pages that have asked for the state: all but the first were loaded while the cell ran.
+        self._num_pages = 0
+        self._new_page = ""
         self._next_at = 0.0
         self._cost_s = 0.0
         self._duty = DUTY * num_usable_cores()
@@ -229,7 +245,7 @@ class WidgetSurface:
         # A panel that opens late begins with a snapshot, of as many points as a chart can show.
         needs_snapshot = self._snapshot_requested if self._seq else state.num_rows > RESYNC_POINTS
         found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
-        has_news = state.said != self._said or state.num_mapped != self._num_mapped
+        has_news = state.said != self._said or state.num_mapped != self._num_mapped or self._has_new_text(state)
         if found is not None and not found[0] and not force and not has_news:
             self._next_at = started + num_bytes / BYTES_PER_S
             return
@@ -278,16 +294,27 @@ class WidgetSurface:
                 {"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
             ]
             self._num_marks = len(state.marks)
+        if self._new_page or self._has_new_text(state):
+            message["text"] = self._text = state.text
+        if self._new_page:
+            message["page"], self._new_page = self._new_page, ""
         if state.maps and (kind == "snapshot" or state.num_mapped != self._num_mapped):
             message["maps"] = state.memory_maps()
             self._num_mapped = state.num_mapped
         self._seq += 1
         return message, buffer, cursor
 
+    def _has_new_text(self, state: PanelState) -> bool:
+        return self._num_pages > 1 and state.text != self._text
+
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "resync":
             self._snapshot_requested = True
+            page = content.get("page")
+            if isinstance(page, str) and page:
+                self._num_pages += 1
+                self._new_page = page[:MAX_PAGE] if self._num_pages > 1 else ""
         elif kind == "control" and self._on_control is not None:
             self._on_control(content.get("action"))
         elif (query := read_query(content)) is not None and len(self._queries) < MAX_QUERIES:

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from accel_nb.ui.csv_export import save_csv, to_csv
 from accel_nb.ui.messages import CurveKind, EarlierRunFacts
 from accel_nb.ui.run_comparison import EarlierRun
 from accel_nb.ui.view import Block, PanelState
+
+MAX_CSV_VALUES = 100_000
+"""A CSV of more values is written to a file: Jupyter's servers limit what a kernel may send in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,29 @@ class EarlierCurveQuery:
         return {"kind": "earlier curve", "run": self.run, "num_workers": num_workers}, blocks
 
 
-Query = DetailQuery | EarlierListQuery | EarlierCurveQuery
+@dataclass(frozen=True, slots=True)
+class CsvQuery:
+    """Request every row of the run as CSV: as text, or as a file in the notebook's folder where it is large."""
+
+    kind: ClassVar[str] = "csv"
+
+    @property
+    def key(self) -> object:
+        """All such queries are equal: one answer serves them."""
+        return self
+
+    def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
+        """Return the text, the name of the file, or neither if the rows are no longer kept."""
+        state = sources.state
+        if state is None:
+            return {"kind": "csv", "text": None, "file": None}, []
+        num_values = sum(len(table) * len(table.columns) for table in state.tables.values())
+        if num_values > MAX_CSV_VALUES:
+            return {"kind": "csv", "text": None, "file": save_csv(state)}, []
+        return {"kind": "csv", "text": to_csv(state), "file": None}, []
+
+
+Query = CsvQuery | DetailQuery | EarlierListQuery | EarlierCurveQuery
 
 
 def read_query(content: object) -> Query | None:
@@ -109,6 +135,8 @@ def read_query(content: object) -> Query | None:
         return None
     message: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     match message.get("kind"):
+        case CsvQuery.kind:
+            return CsvQuery()
         case DetailQuery.kind:
             return DetailQuery.parse(message)
         case EarlierListQuery.kind:

@@ -16,6 +16,9 @@ MAX_RUNS = 5
 MAX_POINTS = 2000
 """Rows of each curve that are kept: two for each pixel of a wide chart."""
 
+MAX_KEPT_BYTES = 256_000_000
+"""Limit of the rows of ended runs that are kept whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
@@ -39,6 +42,8 @@ class EarlierRuns:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._runs: deque[EarlierRun] = deque(maxlen=MAX_RUNS + 1)
+        # Ended runs with all their rows, from which their panels' queries are answered.
+        self._states: deque[PanelState] = deque()
 
     def begin(self) -> int:
         """Return the number of a new run."""
@@ -51,6 +56,9 @@ class EarlierRuns:
         for kind, name in wanted:
             if (table := state.mean(kind, name)) is not None:
                 curves[kind, name] = table.picked(MAX_POINTS)
+        self._states.append(state)
+        while len(self._states) > 1 and sum(state.num_bytes for state in self._states) > MAX_KEPT_BYTES:
+            self._states.popleft()
         if curves:
             self._runs.append(EarlierRun(number, state.title, state.summary(), state.num_workers, curves))
 

@@ -50,13 +50,17 @@ TABLE_COLUMNS: Mapping[TableKind, tuple[str, ...]] = {
 """The columns of each table; the first is x, the last of ``memory`` is the total."""
 
 MAX_TEXT = 256
+MAX_PRINTED = 16_000
+"""How many characters of what a cell prints are kept for pages that were reloaded."""
 MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """Beyond this every second checkpoint mark is dropped, so that marks of failures still fit."""
 MAX_METRICS = 32
+MAX_CURVES = 32
+"""Limit of losses with a curve of their own."""
 MAX_BYTES: Mapping[TableKind, int] = {
-    "step": 64_000_000,
-    "metric": 16_000_000,
+    "step": 512_000_000,
+    "metric": 128_000_000,
     "memory": 8_000_000,
     "plan": 1_000_000,
 }
@@ -71,6 +75,8 @@ RECENT = 32
 WAITING_ROWS = 64
 STRAGGLER_RATIO = 1.25
 STRAGGLER_MS = 1.0
+PAUSE_RATIO = 4.0
+"""A step that takes so many times the median of its curve is a pause, as for an evaluation, and in no rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Mark:
     """An event at a position on the step axis."""
 
     x: float
-    kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "steered"]
+    kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "steered", "begins"]
     rank: int
     text: str
 
@@ -105,25 +111,50 @@ class RankProgress:
     last_time: float = math.nan
     num_samples: int = 0
     num_steps: int = 0
-    busy_s: float = 0.0
     is_nan: bool = False
-    recent: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    num_by_curve: dict[str, int] = field(default_factory=dict)
+    # Curve, steps, samples and duration of a step of the recent reports. The first of each curve are not there: they
+    # include the start.
+    recent: deque[tuple[str, int, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    # The pace of the whole run once it has ended.
+    final: Pace | None = None
 
-    def median_step_ms(self) -> float | None:
-        """Return the median duration of the recent steps, or None before the first."""
-        return statistics.median(step_s for _, _, step_s in self.recent) * 1e3 if self.recent else None
+    @property
+    def pace(self) -> Pace:
+        """The pace of the recent steps, or of the whole run once it has ended."""
+        if self.final is not None:
+            return self.final
+        by_curve: dict[str, list[tuple[int, int, float]]] = {}
+        for curve, num_steps, num_samples, step_s in self.recent:
+            by_curve.setdefault(curve, []).append((num_steps, num_samples, step_s))
+        total = Pace()
+        for rows in by_curve.values():
+            limit = PAUSE_RATIO * statistics.median(step_s for _, _, step_s in rows)
+            for num_steps, num_samples, step_s in rows:
+                if step_s <= limit:
+                    total = Pace(
+                        total.num_steps + num_steps, total.num_samples + num_samples, total.time_s + num_steps * step_s
+                    )
+        return total
 
-    def mean_step_ms(self) -> float | None:
-        """Return the mean duration of all steps, or None before the first."""
-        return self.busy_s / self.num_steps * 1e3 if self.num_steps else None
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Steps, samples and time without the first step of a curve and without pauses."""
+
+    num_steps: float = 0
+    num_samples: float = 0
+    time_s: float = 0.0
+
+    @property
+    def step_ms(self) -> float | None:
+        """The mean duration of a step; None before the second."""
+        return self.time_s / self.num_steps * 1e3 if self.num_steps else None
+
+    @property
     def samples_per_s(self) -> float:
-        """Return the rate over the recent steps; zero before the second."""
-        if len(self.recent) < 2:
-            return 0.0
-        elapsed_s = self.recent[-1][0] - self.recent[0][0]
-        num_samples = sum(number for _, number, _ in self.recent) - self.recent[0][1]
-        return num_samples / elapsed_s if elapsed_s > 0 else 0.0
+        """The rate; zero before the second step."""
+        return self.num_samples / self.time_s if self.time_s > 0 else 0.0
 
 
 class RankMean:
@@ -172,11 +203,16 @@ class PanelState:
         self.num_dropped = 0
         self.num_skipped = 0
         self.num_nan = 0
+        # The names of the losses' curves, in the order in which they began; a loss without a variable has none.
+        self.loss_names: list[str] = []
         self.failures: dict[int, str] = {}
         # Whether actions are accepted, whether there is a checkpoint folder, and the outcome of the last action.
         self.can_be_steered = False
         self.can_save = False
         self.said = ""
+        self._is_outcome_final = True
+        # The end of what the cell has printed.
+        self.text = ""
         # The latest map of each rank's blocks, and how many maps have arrived.
         self.maps: dict[int, MemoryMapped] = {}
         self.num_mapped = 0
@@ -200,9 +236,19 @@ class PanelState:
         return max((track.num_steps for track in self._tracks.values()), default=0)
 
     @property
+    def last_step(self) -> int:
+        """The position of the last step on the axis."""
+        return int(max((track.last_x for track in self._tracks.values() if track.num_steps), default=0))
+
+    @property
     def num_rows(self) -> int:
         """The number of rows of the largest table."""
         return max((len(table) for table in self.tables.values()), default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all rows."""
+        return 8 * sum(len(table) * len(table.columns) for table in self.tables.values())
 
     @property
     def ranks(self) -> list[int]:
@@ -217,16 +263,25 @@ class PanelState:
             except (TypeError, ValueError, OverflowError, AttributeError):
                 self.num_dropped += 1
 
-    def set_outcome(self, text: str) -> None:
-        """Set the outcome of the user's last action; its first line is kept."""
+    def add_text(self, text: str) -> None:
+        """Add text that the cell has printed; the end of it is kept."""
+        self.text = (self.text + text)[-MAX_PRINTED:]
+
+    def set_outcome(self, text: str, *, is_final: bool = True) -> None:
+        """Set the outcome of the user's last action; its first line is kept. One that is not final is yet to come."""
         self.said = cap_text(next(iter(text.splitlines()), ""))
+        self._is_outcome_final = is_final
 
     def finish(self, status: Status) -> None:
         """Set the final status; no more events follow."""
         self.status = status
         self.can_be_steered = False
+        if not self._is_outcome_final:
+            self.set_outcome("interrupted" if status == "interrupted" else f"not completed: {self.said.rstrip('. ')}")
         for mean in self._means.values():
             mean.finish()
+        for rank, track in self._tracks.items():
+            track.final = self._final_pace(rank) or track.pace
 
     def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
         """Return the rows after a reader's cursor, and its new cursor; None if some were thinned: it needs a snapshot.
@@ -265,8 +320,13 @@ class PanelState:
         return blocks, {key: table.total for key, table in self.tables.items()}
 
     def curve(self, name: str = "loss") -> Table | None:
-        """Return the table of a step value or metric: the mean over ranks, or the only rank's."""
-        return self.mean("step", "") if name in STEP_COLUMNS else self.mean("metric", name)
+        """Return the table of a step value or metric: the mean over ranks, or the only rank's.
+
+        Of several losses it is that of the first.
+        """
+        if name not in STEP_COLUMNS:
+            return self.mean("step", name) if name in self.loss_names else self.mean("metric", name)
+        return next((self.mean("step", loss) for loss in self.loss_names), None)
 
     def mean(self, kind: TableKind, name: str) -> Table | None:
         """Return the table of the mean over ranks, or of the only rank; None before the first row."""
@@ -280,8 +340,8 @@ class PanelState:
         return self._tracks[rank].device if rank in self._tracks else ""
 
     def straggler(self) -> int | None:
-        """Return the rank whose median step takes clearly longer than the others'; None if there is none."""
-        medians = {rank: track.median_step_ms() for rank, track in self._tracks.items() if len(track.recent) >= 8}
+        """Return the rank whose step takes clearly longer than the others'; None if there is none."""
+        medians = {rank: track.pace.step_ms for rank, track in self._tracks.items() if len(track.recent) >= 8}
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:
             return None
@@ -292,31 +352,51 @@ class PanelState:
 
     def samples_per_s(self) -> float | None:
         """Return samples per second over all ranks: of recent steps, or of the whole run once it has ended."""
-        if self.status == "running":
-            rate = sum(track.samples_per_s() for track in self._tracks.values())
-        else:
-            elapsed_s = self._elapsed_s()
-            num_samples = sum(track.num_samples for track in self._tracks.values())
-            rate = num_samples / elapsed_s if elapsed_s > 0 else 0.0
-        return rate or None
+        return sum(track.pace.samples_per_s for track in self._tracks.values()) or None
 
     def step_ms(self) -> float | None:
-        """Return the slowest rank's step duration: the recent median, or the mean once the run has ended."""
-        if self.status == "running":
-            return max(
-                (ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None
+        """Return the slowest rank's step duration: of recent steps, or of the whole run once it has ended."""
+        return max((ms for track in self._tracks.values() if (ms := track.pace.step_ms) is not None), default=None)
+
+    def _final_pace(self, rank: int) -> Pace | None:
+        """Return the pace of all steps of a rank; None if it made none beyond the first of each curve."""
+        import numpy as np
+
+        total = Pace()
+        tables = {name: table for (kind, whose, name), table in self.tables.items() if (kind, whose) == ("step", rank)}
+        if not tables:
+            return None
+        # Samples are counted over all curves.
+        ends = np.sort(np.concatenate([np.array(table.columns[4]) for table in tables.values()]))
+        for table in tables.values():
+            rows = np.array([table.columns[0], table.columns[3], table.columns[4]])
+            times_s = rows[1][1:] / 1e3
+            if not len(times_s):
+                continue
+            before = ends[np.maximum(np.searchsorted(ends, rows[2][1:]) - 1, 0)]
+            num_steps = np.diff(rows[0]) if len(tables) == 1 else np.ones(len(times_s))
+            steady = times_s <= PAUSE_RATIO * np.median(times_s)
+            total = Pace(
+                total.num_steps + float(num_steps[steady].sum()),
+                total.num_samples + float((rows[2][1:] - before)[steady].sum()),
+                total.time_s + float((num_steps * times_s)[steady].sum()),
             )
-        return max((ms for track in self._tracks.values() if (ms := track.mean_step_ms()) is not None), default=None)
+        return total if total.num_steps else None
 
     def facts(self) -> PanelFacts:
         """Return the header's figures, ready for JSON."""
-        slow, is_running = self.straggler(), self.status == "running"
+        slow = self.straggler()
         return {
             "title": self.title,
             "status": self.status,
             "num_workers": self.num_workers,
-            "step": self.num_steps,
+            "step": self.last_step,
             "loss": jsonable(self._last("loss")),
+            "losses": [
+                {"name": name or "loss", "value": jsonable(table.columns[1][-1])}
+                for name in self.loss_names
+                if (table := self.mean("step", name)) is not None
+            ],
             "learning_rate": jsonable(self._last("learning rate")),
             "samples_per_s": jsonable(self.samples_per_s()),
             "step_ms": jsonable(self.step_ms()),
@@ -325,7 +405,7 @@ class PanelState:
                 {
                     "rank": rank,
                     "device": track.device,
-                    "step_ms": jsonable(track.median_step_ms() if is_running else track.mean_step_ms()),
+                    "step_ms": jsonable(track.pace.step_ms),
                     "is_straggler": rank == slow,
                 }
                 for rank, track in sorted(self._tracks.items())
@@ -420,6 +500,8 @@ class PanelState:
             dropped = set(map(id, known[1::2]))
             self.marks = [mark for mark in self.marks if id(mark) not in dropped]
         self._mark(x, "checkpoint", event.rank, f"saved to {url}")
+        if not self._is_outcome_final:
+            self.set_outcome(f"saved to {url}, after step {x:,.0f}")
 
     def _fold_map(self, event: MemoryMapped) -> None:
         numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
@@ -444,7 +526,10 @@ class PanelState:
         loss, rate, step_s, time = (
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
-        num_samples = int(event.num_samples)
+        num_samples, curve = int(event.num_samples), cap_text(str(event.curve), 64)
+        is_new = curve not in self.loss_names
+        if is_new and len(self.loss_names) >= MAX_CURVES:
+            raise ValueError(f"more than {MAX_CURVES} losses")
         before = track.last_x
         x = self._place(event.rank, float(event.step), track)
         # One report may cover several steps, and some may be missing.
@@ -452,12 +537,17 @@ class PanelState:
         self._note_time(track, time, step_s)
         track.num_samples += num_samples
         row = (x, loss, rate, step_s * 1e3, track.num_samples, time - self._start)
-        self._table("step", event.rank, "", len(STEP_COLUMNS)).append(row)
+        if is_new:
+            self.loss_names.append(curve)
+        if is_new and len(self.loss_names) > 1:
+            self._mark(x, "begins", event.rank, curve or "loss")
+        self._table("step", event.rank, curve, len(STEP_COLUMNS)).append(row)
         if self.num_workers > 1:
-            self._mean("step", "", len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
-        track.recent.append((time, num_samples, step_s))
+            self._mean("step", curve, len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
+        if curve in track.num_by_curve:
+            track.recent.append((curve, num_steps, num_samples, step_s))
+        track.num_by_curve[curve] = track.num_by_curve.get(curve, 0) + num_steps
         track.num_steps += num_steps
-        track.busy_s += step_s * num_steps
         if event.skipped:
             self.num_skipped += event.rank == min(self._tracks)
             self._mark(x, "skipped", event.rank, "")

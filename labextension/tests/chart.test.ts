@@ -3,7 +3,7 @@ import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
 import { ColumnTable } from '../src/chart/columns';
 import { markText } from '../src/chart/palette';
 import { usualRange } from '../src/chart/range';
-import { CurveChart, type ICurveInput } from '../src/chart/curveChart';
+import { CurveChart, valueAt, type ICurveInput } from '../src/chart/curveChart';
 import { fileName, placesOf, toCsv } from '../src/chart/save';
 import { SmoothedColumn } from '../src/chart/smooth';
 
@@ -107,6 +107,13 @@ describe('a chart', () => {
     const context = { font: '', measureText: () => ({ width: 60 }) as TextMetrics };
     expect(placesOf(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
     expect(placesOf(entries, 10, context).map(({ row }) => row)).toEqual([0, 1, 2]);
+  });
+});
+
+describe('a reading', () => {
+  it('is of the place that is shown, or there is none', () => {
+    expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 4)).toBe(0.4);
+    expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 5)).toBeNull();
   });
 });
 

@@ -58,6 +58,6 @@ describe('Header', () => {
   });
 
   it('shows a loss that is not a number', () => {
-    expect(headerOf({ loss: 'nan' }).textContent).toContain('NaN');
+    expect(headerOf({ losses: [{ name: 'loss', value: 'nan' }] }).textContent).toContain('NaN');
   });
 });

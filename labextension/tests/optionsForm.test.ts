@@ -66,7 +66,11 @@ describe('withValue', () => {
   });
 
   it('adds at the end and takes away with the blank in front', () => {
-    expect(withValue(LINE, 'seed', '1')).toBe(`${LINE} --seed 1`);
+    // What follows the comment's sign is no flag.
+    expect(withValue(LINE, 'seed', '1')).toBe(LINE.replace('  # kept', ' --seed 1  # kept'));
+    expect(withValue('# two', 'cpus', '2')).toBe('--cpus 2  # two');
+    expect(readValues('--cpus 2 # --seed 1')).toEqual(new Map([['cpus', '2']]));
+    expect(withValue("--name a#b --cpus '#'", 'seed', '1')).toBe("--name a#b --cpus '#' --seed 1");
     expect(withValue(LINE, 'cpus', undefined)).toBe(LINE.replace(' --cpus 2', ''));
     expect(withValue('--cpus 2  --seed 1', 'cpus', undefined)).toBe('--seed 1');
     expect(withValue('', 'cpus', '2')).toBe('--cpus 2');

@@ -17,6 +17,33 @@ describe('PanelModel', () => {
     expect(model.curves().map(curve => curve.label)).toEqual(['loss', 'learning rate', 'step time']);
   });
 
+  it('has a curve for each loss', () => {
+    const model = new PanelModel();
+    const blocks = (name: string) => ({ blocks: [{ table: 'step', rank: 0, name, rows: 1 }] });
+    model.apply(message(0, [[1, 0.5, 0.1, 5]], blocks('d_loss')));
+    model.apply(message(1, [[2, 9, 0.2, 5]], blocks('g_loss')));
+    const labels = model.curves().map(curve => curve.label);
+    expect(labels.slice(0, 3)).toEqual(['d_loss', 'g_loss', 'learning rate of d_loss']);
+    expect(new Set(model.curves().map(curve => curve.id)).size).toBe(6);
+    expect(model.axes.samples.placeOf(2)).toBe(0);
+  });
+
+  it('takes the CSV of the kernel, and none where no kernel answers', async () => {
+    const model = new PanelModel();
+    const asked = model.queryCsv(1000);
+    model.applyAnswer({ kind: 'csv', text: 'step\n1\n', file: null });
+    expect((await asked)?.text).toBe('step\n1\n');
+    expect(await model.queryCsv(1)).toBeNull();
+  });
+
+  it('shows printed text to the page that was loaded while the cell ran', () => {
+    const [first, second] = [new PanelModel(), new PanelModel()];
+    for (const model of [first, second]) {
+      model.apply(message(0, [], { kind: 'snapshot', text: 'epoch 3', page: second.page }));
+    }
+    expect([first.text, second.text]).toEqual(['', 'epoch 3']);
+  });
+
   it('refuses a delta that does not follow, and takes a snapshot in its place', () => {
     const model = new PanelModel();
     expect(model.apply(message(7, [[8, 0.5, 0.1, 5]]))).toBe(false);

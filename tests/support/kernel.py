@@ -22,6 +22,7 @@ class Output:
     stdout: str = ""
     stderr: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[str] = field(default_factory=list)
     error: tuple[str, str] | None = None
     traceback: str = ""
 
@@ -69,6 +70,7 @@ class Kernel:
                     places[display_id] = len(output.displays)
                 output.displays.append(content["data"])
             elif kind == "update_display_data":
+                output.updates.append(content["data"].get("text/plain", ""))
                 output.displays[places[content["transient"]["display_id"]]] = content["data"]
             elif kind == "error":
                 output.error = content["ename"], content["evalue"]

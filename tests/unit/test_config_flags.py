@@ -197,3 +197,18 @@ def test_wrong_intervals_say_what_is_allowed(text: str):
 def test_what_needs_a_folder_of_checkpoints_says_so(line: str):
     with pytest.raises(ConfigError, match=r"checkpoint\.dir"):
         resolve([parse_flags(line)])
+
+
+@pytest.mark.parametrize("flag", ["--timeout", "--group.timeout"])
+def test_a_duration_is_read_in_every_option_of_time(flag: str):
+    section = "group" if "." in flag else None
+    for text, seconds in (("25s", 25.0), ("10min", 600.0), ("1.5h", 5400.0), ("7", 7.0)):
+        config = resolve([parse_flags(f"{flag} {text}")]).config
+        assert (config.group.timeout if section else config.timeout) == seconds
+
+
+def test_a_comment_ends_a_line_of_flags():
+    assert parse_flags("--cpus 2  # --seed 3").values == {"cpus": "2"}
+    assert parse_flags("# only a comment").values == {}
+    assert parse_flags("--name 'a # b'").values == {"name": "a # b"}
+    assert parse_flags("--name a#b").values == {"name": "a#b"}

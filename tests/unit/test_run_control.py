@@ -87,7 +87,7 @@ def test_an_action_survives_its_message(action: Any):
 def test_what_is_no_action_is_refused_and_counted(message: object):
     controls = RunControls(can_save=True)
     said: list[str] = []
-    controls.show_message = said.append
+    controls.show_message = lambda text, is_final: said.append(text)
     controls.handle_message(message)
     assert controls.num_rejected == 1
     assert controls.requests.pop() is None
@@ -122,7 +122,7 @@ def test_wishes_are_bounded_and_none_is_left_open():
 def test_a_checkpoint_without_a_folder_is_answered_at_once():
     controls = RunControls(can_save=False)
     said: list[str] = []
-    controls.show_message = said.append
+    controls.show_message = lambda text, is_final: said.append(text)
     wish = controls.request(SaveNow())
     assert wish.wait(0)
     assert said == [NO_CHECKPOINT_DIR]

@@ -16,7 +16,7 @@ from accel_nb.telemetry.events import (
     StepDone,
     WorkerPrepared,
 )
-from accel_nb.ui.view import MAX_METRICS, MEAN_RANK, PanelState, packed
+from accel_nb.ui.view import MAX_BYTES, MAX_METRICS, MEAN_RANK, PanelState, packed
 from tests.ui.synthetic import training_events
 
 
@@ -275,3 +275,29 @@ def test_view_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_rates_leave_out_the_start_and_pauses():
+    durations = [0.149] + [0.014] * 50 + [3.0] + [0.014] * 50
+    state = fold(*(step(n, rank=0, step_s=s, samples=7) for n, s in enumerate(durations, 1)), workers=1)
+    for _ in ("while it runs", "at the end"):
+        assert state.step_ms() == pytest.approx(14)
+        assert state.samples_per_s() == pytest.approx(7 / 0.014)
+        state.finish("done")
+
+
+def test_an_outcome_that_is_not_final_becomes_final():
+    state = fold(step(1), workers=1)
+    state.set_outcome("step 1 is being saved", is_final=False)
+    state.fold([CheckpointSaved(0, 1, 1.0, "/runs/step_1", 0.1, 0.2, 99)])
+    assert state.said == "saved to /runs/step_1, after step 1"
+    state.set_outcome("stopping after this step ...", is_final=False)
+    state.finish("done")
+    assert state.said == "not completed: stopping after this step"
+
+
+def test_a_million_steps_are_all_kept():
+    state = PanelState("run", 1)
+    state.fold(step(n) for n in range(1, 200_000))
+    assert len(state.tables["step", 0, ""]) == 199_999
+    assert MAX_BYTES["step"] > 48 * 1_000_000 * 9, "a million steps of eight ranks and their mean"

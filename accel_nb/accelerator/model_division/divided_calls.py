@@ -132,7 +132,7 @@ class DividedCalls:
 
     @contextmanager
     def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
-        """Give batch normalisation and random numbers inside of the block the effect that they have on one device."""
+        """Make batch normalisation and random numbers inside of the block those of one device."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))

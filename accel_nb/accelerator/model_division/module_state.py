@@ -76,7 +76,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Give a container the items of its copy, unless it still has them."""
+    """Set the items of a container to those of its copy, unless it still has them."""
     if _is_same(container, content):
         return
     container.clear()

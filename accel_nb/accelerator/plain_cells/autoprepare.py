@@ -446,6 +446,7 @@ class PlainCells:
             if stepper.is_inside_backward or gradient is not None or inputs is not None:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
+            stepper.meter.name_loss(sys._getframe(1), loss)
             if self._needs_backward_check or type(loss.grad_fn) not in self._proof.checked_kinds:
                 self._check_before_backward(loss)
                 with self._proof.paused():

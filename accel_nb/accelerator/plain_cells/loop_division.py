@@ -115,7 +115,7 @@ class LoopDivision:
         return False
 
     def make_rng_equal(self) -> None:
-        """Give all ranks the random states of rank 0, if they have states of their own; every rank must call."""
+        """Set the random states of all ranks to those of rank 0, if they differ; every rank must call."""
         if self._stepper.has_rank_rng:
             synchronize_rng_states(("python", "numpy", "torch"))
             self._accelerator.note_equal_rng()

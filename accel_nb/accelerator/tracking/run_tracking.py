@@ -111,6 +111,7 @@ class TrackingMixin(ProcessView):
         if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
+        shown = self._stepper.meter.run_step if step is None else step
         feed, rank, now = self._tracked.feed, self._world.rank, time.time()
         # Without an event object if the sink supports it: making one costs more than writing it.
         emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
@@ -122,7 +123,7 @@ class TrackingMixin(ProcessView):
                     continue
                 value = _number(name, value)
             plain[name] = value
-            emit(rank, at, now, str(name), value)
+            emit(rank, shown, now, str(name), value)
         if feed is not None:
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)
 

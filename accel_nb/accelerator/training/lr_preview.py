@@ -105,8 +105,9 @@ class RatePlanner:
             logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
         if rates:
-            steps, values = _over_steps(rates, step, num_steps)
-            self._sink.emit(RatePlanned(self._rank, step, time.time(), steps, values))
+            number = self._stepper.meter.run_step
+            steps, values = _over_steps(rates, number, num_steps)
+            self._sink.emit(RatePlanned(self._rank, number, time.time(), steps, values))
 
 
 def planned_rates(

@@ -22,6 +22,7 @@ from accel_nb.accelerator.training.lr_control import first_rate, scale_rates, se
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import CheckpointError
 from accel_nb.telemetry.actions import (
+    IS_BEING_SAVED,
     Action,
     Inspect,
     MapMemory,
@@ -131,8 +132,8 @@ class RunController:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps have run."""
-        return self.meter.step
+        """How many optimizer steps the run has made."""
+        return self.meter.run_step
 
     def on_batch_end(self) -> None:
         """Handle that a loop has finished a batch; this is on the hot path.
@@ -151,7 +152,7 @@ class RunController:
 
     def begin_run(self) -> None:
         """Reset for a new cell, which reports every step again."""
-        self._seen_step = self.num_steps
+        self._seen_step = self.meter.step
         self.meter.interval = 1
 
     def run_action(self, action: Action) -> str:
@@ -170,10 +171,10 @@ class RunController:
         if self.autosave is None:
             return "not saved: give the folder for checkpoints with --checkpoint DIR"
         try:
-            self.autosave.save_now(self.num_steps)
+            self.autosave.save_now(self.meter.step)
         except CheckpointError as error:
             return f"not saved: {error}"
-        return f"step {self.num_steps:,} is being saved"
+        return f"step {self.num_steps:,} {IS_BEING_SAVED}"
 
     def _change_rate(self, action: ScaleRate | SetRate) -> str:
         optimizers, schedulers = self.stepper.bundle.optimizers, self.stepper.bundle.schedulers

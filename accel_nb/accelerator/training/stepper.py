@@ -229,6 +229,7 @@ class Stepper:
         if sentinel is not None and ran:
             proxy.needs_check = False
             sentinel.verify()
+            self.meter.restart_clock()
         return None
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
@@ -294,7 +295,7 @@ class Stepper:
 
     def resume_at(self, step: int, num_pending: int) -> None:
         """Set the number of optimizer steps, and of the micro-batches that are done in the current window."""
-        self.meter.step = step
+        self.meter.resume_at(step)
         self.window.resume(num_pending)
 
     def stepped_models(self) -> list[nn.Module]:
@@ -409,10 +410,10 @@ class Stepper:
             proxy.num_steps_run += 1
         proxy.stepped_window = number
         self.was_skipped = not ran
-        now = self.meter.end_step(proxy.learning_rate, not ran)
+        now = self.meter.end_step(proxy.learning_rate, not ran, proxy)
         if now >= self._memory.due:
             hidden = self.strategy.hidden_bytes()
-            self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers, hidden)
+            self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
 
     def _bundle_of(self, gates: list[OptimizerProxy]) -> Bundle:
         return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in gates]))

@@ -14,7 +14,7 @@ from IPython.display import DisplayHandle, display
 
 from accel_nb.notebook.messages import read_answer
 from accel_nb.notebook.output.rank_logs import Decoder, RankLog
-from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line
+from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line, workers_text
 from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import HANG
@@ -24,6 +24,11 @@ from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03
+IMPORTING, STARTING, SENDING = "importing torch", "starting workers", "sending values"
+RUNNING, FIRST_STEP = "running", "waiting for the first step"
+"""Phases of a cell until its first step or output, which the receipt shows."""
+PHASE_DELAY_S = 1.0
+"""How long a cell may run before its phase is shown, and the time between two updates of it, in seconds."""
 RECEIPT_DELAY_S = 0.04
 """How long a cell may run before its receipt is shown, in seconds."""
 MAX_SHOWN_BYTES = 1024 * 1024
@@ -67,7 +72,8 @@ class CellOutput:
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
         self._starting_text = starting_line(specs, is_new=is_new)
-        self._started = time.monotonic()
+        self._started = self._phase_since = self._phase_shown_at = time.monotonic()
+        self._phase: str | None = RUNNING
         if is_new:
             self._ensure_receipt()
 
@@ -76,12 +82,19 @@ class CellOutput:
         """The panel's state."""
         return self._panel.state
 
+    def set_phase(self, phase: str) -> None:
+        """Show what the cell waits for, with its duration so far. A cell that begins quickly shows none."""
+        if phase != self._phase:
+            self._phase, self._phase_since = phase, time.monotonic()
+        self._show_phase()
+
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Log what a rank wrote, and show it if the rank is a shown one."""
         self.logs[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > MAX_SHOWN_BYTES:
             return
         self._ensure_receipt()
+        self._end_phases()
         self._num_shown += len(data)
         self._bytes_shown[rank] = self._bytes_shown.get(rank, 0) + len(data)
         self._write(rank, stream, self._decoders.setdefault((rank, stream), Decoder()).decode(data))
@@ -98,6 +111,7 @@ class CellOutput:
             self._process_event(from_message(body))
         elif rank in self._shown_ranks:
             self._ensure_receipt()
+            self._end_phases()
             self._flush()
             self._displays.append((topic, body))
             self._show(topic, body)
@@ -107,6 +121,8 @@ class CellOutput:
         self._ensure_receipt()
         self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
         self._panel.feed(events)
+        if self._panel.state.has_data:
+            self._end_phases()
 
     def on_result(self, answer: RankResult) -> None:
         """Update the panel with how a rank ended."""
@@ -122,6 +138,9 @@ class CellOutput:
         """Flush waiting text and refresh the panel."""
         if time.monotonic() - self._started > RECEIPT_DELAY_S:
             self._ensure_receipt()
+        if self._phase is not None:
+            is_training = any(report.objects for report in self._reports.values())
+            self.set_phase(FIRST_STEP if is_training else RUNNING)
         self._flush()
         self._panel.refresh()
 
@@ -130,6 +149,7 @@ class CellOutput:
         for (rank, stream), decoder in self._decoders.items():
             self._write(rank, stream, decoder.finish(), is_last=True)
         self._flush()
+        self._phase = None
         self._update_receipt()
         for rank in sorted(self._shown_ranks):
             hidden = self.logs[rank].num_bytes - self._bytes_shown.get(rank, 0)
@@ -178,6 +198,24 @@ class CellOutput:
     def _update_receipt(self) -> None:
         self._show_receipt(receipt_line(self._specs, list(self._reports.values())))
 
+    def _show_phase(self) -> None:
+        now = time.monotonic()
+        if self._phase is None or min(now - self._started, now - self._phase_shown_at) < PHASE_DELAY_S:
+            return
+        self._phase_shown_at = now
+        self._show_receipt(f"{self._receipt_base()} · {self._phase}, {now - self._phase_since:.0f} s")
+
+    def _end_phases(self) -> None:
+        """Remove the phase from the receipt: the cell has made a step or put something out."""
+        if self._phase is not None:
+            self._phase = None
+            if self._receipt_text != self._starting_text:
+                self._show_receipt(self._receipt_base())
+
+    def _receipt_base(self) -> str:
+        has_all = len(self._reports) == len(self._specs)
+        return receipt_line(self._specs, list(self._reports.values())) if has_all else workers_text(self._specs)
+
     def _show_receipt(self, text: str) -> None:
         """Show or replace the receipt. Skip an unchanged one, since each message flushes the kernel's streams."""
         if text == self._receipt_text:
@@ -220,6 +258,7 @@ class CellOutput:
         waiting, self._waiting = self._waiting, []
         for stream, text in waiting:
             (sys.stdout if stream == "stdout" else sys.stderr).write(text)
+            self._panel.add_text(text)
         if waiting:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -242,6 +281,9 @@ class ConsoleOutput(CellOutput):
 
     def _ensure_receipt(self) -> None:
         """Show no receipt before the workers have reported."""
+
+    def _show_phase(self) -> None:
+        """Show no phase: a line cannot be replaced."""
 
     def _show_receipt(self, text: str) -> None:
         if self._reports and text != self._receipt_text:

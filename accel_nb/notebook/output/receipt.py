@@ -16,16 +16,16 @@ _STYLE = (
 
 def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:
     """Return the receipt until the workers have reported."""
-    return f"{_workers(specs)} · {'starting' if is_new else 'running'}"
+    return f"{workers_text(specs)} · {'starting' if is_new else 'running'}"
 
 
 def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[WorkerPrepared]) -> str:
     """Return the receipt of a cell; ``reports`` has the last report of each rank that sent one, in any order."""
     if not reports:
-        return f"{_workers(specs)} · nothing to prepare"
+        return f"{workers_text(specs)} · nothing to prepare"
     reports = sorted(reports, key=lambda report: report.rank)
     main = reports[0]
-    parts = [_workers(specs), _agreed("strategy", [(r.rank, r.strategy) for r in reports])]
+    parts = [workers_text(specs), _agreed("strategy", [(r.rank, r.strategy) for r in reports])]
     parts.append("precision " + _agreed("precision", [(r.rank, r.precision) for r in reports]))
     if main.objects:
         parts.append("prepared " + ", ".join(main.objects))
@@ -38,7 +38,8 @@ def display_bundle(line: str) -> dict[str, str]:
     return {"text/plain": line, "text/html": f'<div style="{_STYLE}">{html.escape(line)}</div>'}
 
 
-def _workers(specs: Sequence[WorkerSpec]) -> str:
+def workers_text(specs: Sequence[WorkerSpec]) -> str:
+    """Return the number of workers and their devices."""
     devices = [spec.device for spec in specs]
     count = f"{len(devices)} worker{'s' if len(devices) != 1 else ''}"
     if set(devices) == {"cpu"}:

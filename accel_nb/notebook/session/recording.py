@@ -34,8 +34,7 @@ def record_run(
             git_patience_s=GIT_TIMEOUT_S,
         )
         recording.log(_curves(state))
-        loss = state.facts()["loss"]
-        metrics = {} if loss is None else {"loss": loss}
+        metrics = {fact["name"]: fact["value"] for fact in state.facts()["losses"] if fact["value"] is not None}
         metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
         recording.finish(
             "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",

@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_nb.pool.control.coordination import ControlQueue, ControlRequest
 from accel_nb.telemetry.actions import (
+    IS_BEING_SAVED,
     Action,
     Inspect,
     MapMemory,
@@ -32,15 +33,15 @@ MAX_PER_SECOND = 10
 class RunControls:
     """The controls of one run. Thread-safe.
 
-    ``show_message`` shows the outcome of a request to the user; ``record_event`` receives the event of each executed
-    action.
+    ``show_message`` shows the outcome of a request to the user, and gets whether it is final. ``record_event`` receives
+    the event of each executed action.
     """
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.can_save = can_save
         self.requests = ControlQueue()
         self.num_rejected = 0
-        self.show_message: Callable[[str], object] = lambda text: None
+        self.show_message: Callable[[str, bool], object] = lambda text, is_final: None
         self.record_event: Callable[[Event], object] = lambda event: None
         self._clock = clock
         self._lock = threading.Lock()
@@ -58,7 +59,7 @@ class RunControls:
                 self.request(read_action(message))
         except ValueError as error:
             self.num_rejected += 1
-            self.show_message(f"not done: {error}")
+            self.show_message(f"not done: {error}", True)
 
     def request(self, action: Action) -> ControlRequest:
         """Request an action that all ranks execute after the same step. Returns at once."""
@@ -67,19 +68,21 @@ class RunControls:
             settled.resolve(NO_CHECKPOINT_DIR)
         else:
             if not isinstance(action, Inspect):
-                self.show_message(f"{_describe_pending(action)} ...")
+                self.show_message(f"{_describe_pending(action)} ...", False)
             self.requests.add(settled)
         return settled
 
     def interrupt(self) -> None:
         """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
-        self.show_message("interrupting ...")
+        self.show_message("interrupting ...", False)
         self.requests.interrupt()
 
     def _on_settled(self, action: Action, settled: ControlRequest) -> None:
         if isinstance(action, Inspect):
             return
-        self.show_message(describe_outcome(action, settled))
+        # A save goes on after the step: the event of its end is the outcome.
+        is_saving = isinstance(action, SaveNow | StopAfterStep) and settled.text.endswith(IS_BEING_SAVED)
+        self.show_message(describe_outcome(action, settled), not is_saving)
         if settled.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
             self.record_event(ControlApplied(settled.rank, settled.step, time.time(), settled.text))
 

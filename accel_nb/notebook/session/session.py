@@ -14,7 +14,7 @@ from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
 from accel_nb.notebook.messages import PullRequest, RankAnswer, read_answer, to_body
-from accel_nb.notebook.output.cell_output import make_output
+from accel_nb.notebook.output.cell_output import IMPORTING, SENDING, STARTING, make_output
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
@@ -422,7 +422,8 @@ class Session:
     def _pack(self, cell: Cell, running: CellRun, resolved: Resolved, specs: Sequence[WorkerSpec]) -> PackedCell:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.closing_lines
-        pool = self._pool_for(specs, START_TIMEOUT_S if cell.call is None else cell.call.patience_s)
+        patience_s = START_TIMEOUT_S if cell.call is None else cell.call.patience_s
+        pool = self._pool_for(specs, patience_s, on_phase=running.output.set_phase)
         assert self._engine is not None
         facts = self._engine.facts()
         if facts.num_threads > 1:
@@ -433,6 +434,7 @@ class Session:
         if sees_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
+        running.output.set_phase(SENDING)
         packed, left_out = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
         lines += left_out
         return packed
@@ -495,8 +497,13 @@ class Session:
         if any(answer.outcome == "died" for answer in answers):
             self.namespace_session.reset()
 
-    def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
-        """Return a pool of live workers on these devices; start or replace workers as needed."""
+    def _pool_for(
+        self, specs: Sequence[WorkerSpec], patience_s: float, on_phase: Callable[[str], object] = lambda phase: None
+    ) -> Pool:
+        """Return a pool of live workers on these devices; start or replace workers as needed.
+
+        ``on_phase`` is called with what is waited for.
+        """
         if self._pool is not None:
             try:
                 has_lost = self._pool.specs == tuple(specs) and self._pool.replace_dead()
@@ -513,10 +520,14 @@ class Session:
             if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
                 self.stop()
             self.warm_up()
-            assert self._engine is not None
+            engine = self._engine
+            assert engine is not None
             try:
-                self._pool = Pool(self._engine, specs)
-                self._pool.wait_ready(timeout_s=patience_s)
+                self._pool = Pool(engine, specs)
+                self._pool.wait_ready(
+                    timeout_s=patience_s,
+                    on_wait=lambda: on_phase(STARTING if engine.facts().is_warm else IMPORTING),
+                )
             except BaseException:
                 self.stop()
                 raise

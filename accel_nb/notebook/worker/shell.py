@@ -101,6 +101,7 @@ class WorkerShell(InteractiveShell):
     display_pub_class = Type(WorkerDisplayPublisher)
     displayhook_class = Type(WorkerDisplayHook)
     cell_text = ""
+    _is_formatting = False
     structured_traceback: list[str] = []
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
@@ -115,8 +116,21 @@ class WorkerShell(InteractiveShell):
         is_own_fault = trace is not None and _innermost_file(trace).startswith(PACKAGE_FOLDER)
         shown = trace if is_own_fault else drop_frames(trace, PACKAGE_FOLDER)
         with shortened_tracebacks(error, shown) as (shown, num_left_out):
-            super().showtraceback((kind, error, shown), *args, **options)
+            self._is_formatting = True
+            try:
+                super().showtraceback((kind, error, shown), *args, **options)
+            finally:
+                self._is_formatting = False
         insert_omission_note(self.structured_traceback, num_left_out)
+
+    def get_exception_only(self, exc_tuple: Any = None) -> str:
+        """Return the exception as text; raise an interrupt that arrived while a traceback was being formatted.
+
+        IPython would print it into the cell's output, above the error that the kernel shows.
+        """
+        if self._is_formatting and isinstance(interrupt := sys.exc_info()[1], KeyboardInterrupt):
+            raise interrupt
+        return super().get_exception_only(exc_tuple)
 
     def register_sources(self, sources: dict[str, Sequence[str]]) -> None:
         """Register source and name of the notebook's cells by file name, so that tracebacks show them."""

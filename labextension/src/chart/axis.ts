@@ -38,7 +38,9 @@ export class ColumnAxis implements IAxis {
   ) {}
 
   places(rank: number, table: ColumnTable): Float64Array {
-    const guide = this.steps.get(rank) ?? this.anyTable();
+    // A table of steps has the column itself; those of metrics are placed by the rank's steps.
+    const guide =
+      table.numColumns > this.column ? table : (this.steps.get(rank) ?? this.tableAt(-Infinity));
     if (guide === undefined) {
       return table.column(0);
     }
@@ -55,7 +57,7 @@ export class ColumnAxis implements IAxis {
   }
 
   placeOf(step: number): number {
-    const guide = this.anyTable();
+    const guide = this.tableAt(step);
     return guide === undefined ? step : this.lookUp(guide, step);
   }
 
@@ -69,8 +71,12 @@ export class ColumnAxis implements IAxis {
     return Number.isFinite(value) ? value * this.scale() : 0;
   }
 
-  private anyTable(): ColumnTable | undefined {
-    return [...this.steps.values()].find(table => table.length > 0);
+  /** The first table that reaches the step, else the last one. */
+  private tableAt(step: number): ColumnTable | undefined {
+    const filled = [...this.steps.values()].filter(table => table.length > 0);
+    return (
+      filled.find(table => table.column(0)[table.length - 1]! >= step) ?? filled[filled.length - 1]
+    );
   }
 
   private readonly known = new WeakMap<ColumnTable, Places>();

@@ -130,7 +130,7 @@ export class ColumnTable {
 }
 
 /** The first row whose x is at least `x`; `xs` must not decrease. */
-export function lowerBound(xs: Float64Array, x: number): number {
+export function lowerBound(xs: ArrayLike<number>, x: number): number {
   let low = 0;
   let high = xs.length;
   while (low < high) {

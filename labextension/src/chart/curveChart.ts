@@ -23,6 +23,9 @@ const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>
 /** How near to a mark points at it, in pixels. */
 const MARK_REACH = 5;
 
+/** How long the pointer rests before the kernel is queried for the values there. */
+const HOVER_MS = 80;
+
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
@@ -185,6 +188,7 @@ export class CurveChart {
   }
 
   dispose(): void {
+    clearTimeout(this.hoverTimer);
     this.plot?.destroy();
     this.plot = null;
   }
@@ -490,21 +494,52 @@ export class CurveChart {
 
   private report(index?: number | null): void {
     const data = this.plot?.data;
-    const x = index === undefined || index === null ? null : (data?.[0][index] ?? null);
+    const at = index ?? this.hoveredIndex();
+    const x = at === null ? null : (data?.[0][at] ?? null);
+    let isMissing = false;
     const readings = this.lines.map((line, place) => {
       const xs = this.placesOf(line);
       const ys = this.valuesOf(line);
-      const row = x === null ? ys.length - 1 : Math.min(lowerBound(xs, x), ys.length - 1);
-      // A shorter run has no value here.
-      const isOver = line.beside !== null && x !== null && x > (xs[xs.length - 1] ?? -Infinity);
+      const value = x === null ? (ys[ys.length - 1] ?? null) : valueAt(xs, ys, x);
+      isMissing ||= value === null && line.beside === null && x !== null && isInside(xs, x);
       return {
         label: line.label,
         color: this.colorOf(place),
         isDashed: line.beside !== null,
-        value: isOver ? null : (ys[row] ?? null)
+        value
       };
     });
+    if (isMissing && x !== null) {
+      this.requestValues(x);
+    }
     this.onReadings(x, readings, x === null ? [] : this.marksAt(this.plot?.cursor.left ?? -1));
+  }
+
+  /** The point under the pointer: new data moves it, and leaves the pointer where it is. */
+  private hoveredIndex(): number | null {
+    const left = this.plot?.cursor.left ?? -1;
+    return this.plot === null || left < 0 ? null : this.plot.posToIdx(left);
+  }
+
+  /** Query the values of all lines at a place that the pointer rests at, once. */
+  private requestValues(x: number): void {
+    if (x === this.hoveredPlace) {
+      return;
+    }
+    this.hoveredPlace = x;
+    clearTimeout(this.hoverTimer);
+    const line = this.lines.find(each => each.beside === null && this.rowAt(each, x) !== null);
+    const row = line === undefined ? null : this.rowAt(line, x);
+    if (line !== undefined && row !== null) {
+      const step = line.table.column(0)[row]!;
+      this.hoverTimer = setTimeout(() => this.onZoom(step, step), HOVER_MS);
+    }
+  }
+
+  private rowAt(line: ILine, x: number): number | null {
+    const xs = this.placesOf(line);
+    const row = lowerBound(xs, x);
+    return xs[row] === x ? row : null;
   }
 
   private marksAt(left: number): IMark[] {
@@ -527,6 +562,8 @@ export class CurveChart {
   private height = 0;
   private isLog = false;
   private zoom: [number, number] | null = null;
+  private hoveredPlace: number | null = null;
+  private hoverTimer: ReturnType<typeof setTimeout> | undefined;
 }
 
 type IWanted = Omit<ILine, 'picker' | 'smoothed'>;
@@ -569,6 +606,16 @@ function unlike(taken: ReadonlySet<string>, label: string): string {
     found = `${label} (${number++})`;
   }
   return found;
+}
+
+/** The value at a place; null where the line has no point, since lines are thinned apart. */
+export function valueAt(xs: ArrayLike<number>, ys: ArrayLike<number>, x: number): number | null {
+  const row = lowerBound(xs, x);
+  return xs[row] === x ? (ys[row] ?? null) : null;
+}
+
+function isInside(xs: Float64Array, x: number): boolean {
+  return xs.length > 0 && x >= xs[0]! && x <= xs[xs.length - 1]!;
 }
 
 function stepsPerRow(table: ColumnTable): number {

@@ -40,7 +40,8 @@ export const MARK_COLORS = {
   failed: '#d55e00',
   interrupted: '#8c6bb1',
   checkpoint: '#009e73',
-  steered: '#0072b2'
+  steered: '#0072b2',
+  begins: '#7f7f7f'
 } as const satisfies Record<IMark['kind'], string>;
 
 /** The text that is shown when the pointer is at a mark. */
@@ -56,6 +57,8 @@ export function markText({ kind, rank, text }: IMark): string {
       return `rank ${rank} failed: ${text}`;
     case 'interrupted':
       return 'interrupted';
+    case 'begins':
+      return `${text} begins`;
     case 'checkpoint':
     case 'steered':
       return text;

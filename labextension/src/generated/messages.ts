@@ -9,6 +9,8 @@ export interface IPanelFacts {
   readonly num_workers: number;
   readonly step: number;
   readonly loss: JsonNumber;
+  /** The latest value of each loss, by the name of its curve. */
+  readonly losses: readonly IMetricFact[];
   readonly learning_rate: JsonNumber;
   readonly samples_per_s: JsonNumber;
   readonly step_ms: JsonNumber;
@@ -58,7 +60,7 @@ export interface IEarlierRunFacts {
 /** An event at a position on the step axis. */
 export interface IMark {
   readonly x: number;
-  readonly kind: 'nan' | 'skipped' | 'restart' | 'failed' | 'interrupted' | 'checkpoint' | 'steered';
+  readonly kind: 'nan' | 'skipped' | 'restart' | 'failed' | 'interrupted' | 'checkpoint' | 'steered' | 'begins';
   readonly rank: number;
   readonly text: string;
 }
@@ -118,6 +120,11 @@ export interface IMapMemory {
 export interface IInspect {
   readonly kind: 'inspect';
   readonly names: readonly string[];
+}
+
+/** Request every row of the run as CSV: as text, or as a file in the notebook's folder where it is large. */
+export interface ICsvQuery {
+  readonly kind: 'csv';
 }
 
 /** Request the rows of a curve's steps from ``first`` to ``last``. */
@@ -182,6 +189,7 @@ export type Action =
   | IInspect;
 
 export type Query =
+  | ICsvQuery
   | IDetailQuery
   | IEarlierListQuery
   | IEarlierCurveQuery;

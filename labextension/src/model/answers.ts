@@ -33,7 +33,14 @@ export interface IEarlierCurve {
   readonly blocks: readonly IBlock[];
 }
 
-export type Answer = IDetail | IEarlierList | IEarlierCurve;
+/** Every row of the run: as text, or the name of a file beside the notebook; neither if the kernel has them no longer. */
+export interface ICsv {
+  readonly kind: 'csv';
+  readonly text: string | null;
+  readonly file: string | null;
+}
+
+export type Answer = IDetail | IEarlierList | IEarlierCurve | ICsv;
 
 /** Whether a message answers a query; `parseAnswer` reads it. */
 export function isAnswer(content: unknown): boolean {
@@ -41,7 +48,8 @@ export function isAnswer(content: unknown): boolean {
     typeof content === 'object' &&
     content !== null &&
     'kind' in content &&
-    (content.kind === 'detail' || content.kind === 'earlier' || content.kind === 'earlier curve')
+    typeof content.kind === 'string' &&
+    ['detail', 'earlier', 'earlier curve', 'csv'].includes(content.kind)
   );
 }
 
@@ -58,8 +66,14 @@ export function parseAnswer(content: unknown, buffers: readonly ArrayBufferView[
       return { kind: 'earlier', runs: asList(message.runs, 'runs', MAX_RUNS).map(parseRun) };
     case 'earlier curve':
       return parseCurve(message, blocks);
+    case 'csv':
+      return { kind: 'csv', text: asTextOrNull(message.text), file: asTextOrNull(message.file) };
   }
   throw new ProtocolError('no answer');
+}
+
+function asTextOrNull(value: unknown): string | null {
+  return typeof value === 'string' ? value : null;
 }
 
 function parseDetail(message: Record<string, unknown>, blocks: IBlock[]): IDetail {

@@ -43,8 +43,10 @@ export function withValue(line: string, name: string, value: string | undefined)
   const present = flags.filter(flag => flag.option === option);
   const written = value === undefined ? '' : flagText(option, value);
   if (present.length === 0) {
-    const head = line.trimEnd();
-    return written === '' ? line : head === '' ? written : `${head} ${written}`;
+    const end = commentStart(line);
+    const head = line.slice(0, end).trimEnd();
+    const tail = end < line.length ? `  ${line.slice(end)}` : '';
+    return written === '' ? line : (head === '' ? written : `${head} ${written}`) + tail;
   }
   let changed = line;
   for (const [index, flag] of [...present.entries()].reverse()) {
@@ -97,6 +99,13 @@ function isFlagLike(word: string): boolean {
   return /^-(?![\d.])/.test(word);
 }
 
+/** Where the comment of a line begins; its length if it has none. */
+function commentStart(line: string): number {
+  const words = splitWords(line) ?? [];
+  const found = line.indexOf('#', words[words.length - 1]?.end ?? 0);
+  return found < 0 ? line.length : found;
+}
+
 /** Words as a POSIX shell splits them, with their positions; null when a quotation mark is never closed. */
 export function splitWords(line: string): IWord[] | null {
   const words: IWord[] = [];
@@ -105,6 +114,9 @@ export function splitWords(line: string): IWord[] | null {
     if (isBlank(line[at])) {
       at += 1;
       continue;
+    }
+    if (line[at] === '#') {
+      break; // a comment
     }
     const start = at;
     let text = '';

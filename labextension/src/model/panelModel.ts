@@ -3,13 +3,16 @@
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
 import { MEAN_RANK, TABLE_COLUMNS, type IMark, type Query } from '../generated/messages';
-import type { Answer, IDetail } from './answers';
+import type { Answer, ICsv, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
 import type { IMemoryMap } from './memoryMap';
 import type { IBlock, IFacts, IPanelMessage } from './protocol';
 
 /** Limit of tables of one panel; tables of further names or ranks are dropped. */
 const MAX_TABLES = 2048;
+
+/** Above every rank: steps of further losses. */
+const OTHER_STEPS = 1 << 20;
 
 /** The id of the curve that schedules determine. */
 export const LEARNING_RATE = 'step:learning rate';
@@ -28,6 +31,9 @@ export interface ICurve {
 }
 
 export class PanelModel {
+  /** Steps by the name of the loss and rank. */
+  private readonly stepsByName = new Map<string, Map<number, ColumnTable>>();
+  /** The same tables by any number, from which axes are read; those of the first loss by rank. */
   private readonly steps = new Map<number, ColumnTable>();
 
   get facts(): IFacts | null {
@@ -51,8 +57,10 @@ export class PanelModel {
   /** The steps held, over all ranks. */
   get numPoints(): number {
     let sum = 0;
-    for (const [rank, table] of this.steps) {
-      sum += rank === MEAN_RANK ? 0 : table.length;
+    for (const tables of this.stepsByName.values()) {
+      for (const [rank, table] of tables) {
+        sum += rank === MEAN_RANK ? 0 : table.length;
+      }
     }
     return sum;
   }
@@ -62,22 +70,38 @@ export class PanelModel {
     return this.memoryByRank;
   }
 
+  /** A name of this page, for the kernel to know it from others. */
+  readonly page = Math.random().toString(36).slice(2);
+
+  /** The end of what the cell has printed, where the page was loaded while it ran; else empty. */
+  get text(): string {
+    return this.isReloaded ? this.currentText : '';
+  }
+
   /** Learning rates of future steps, by schedule. */
   get plans(): ColumnTable[] {
     return [...this.plansByName.values()].flatMap(tables => [...tables.values()]);
   }
 
-  /** The curves that can be drawn, the loss first. */
+  /** The curves that can be drawn, losses first. */
   curves(): ICurve[] {
-    const fromSteps: ICurve[] = (['loss', 'learning rate', 'step time'] as const).map(label => ({
-      id: `step:${label}`,
-      table: 'step',
-      name: '',
-      label,
-      unit: label === 'step time' ? 'ms' : '',
-      tables: this.steps,
-      column: TABLE_COLUMNS.step.indexOf(label)
-    }));
+    const losses = [...this.stepsByName];
+    const isOne = losses.length === 1;
+    const fromSteps = (['loss', 'learning rate', 'step time'] as const).flatMap(label =>
+      losses.map(([name, tables], index): ICurve => {
+        const lossName = name || 'loss';
+        const ofLoss = isOne ? label : `${label} of ${lossName}`;
+        return {
+          id: `step:${label}${index === 0 ? '' : `:${name}`}`,
+          table: 'step',
+          name,
+          label: label === 'loss' ? lossName : ofLoss,
+          unit: label === 'step time' ? 'ms' : '',
+          tables,
+          column: TABLE_COLUMNS.step.indexOf(label)
+        };
+      })
+    );
     const logged: ICurve[] = [...this.metrics].map(([name, tables]) => ({
       id: `metric:${name}`,
       table: 'metric',
@@ -87,7 +111,7 @@ export class PanelModel {
       tables,
       column: 1
     }));
-    return this.steps.size > 0 ? [...fromSteps, ...logged] : logged;
+    return [...fromSteps, ...logged];
   }
 
   /** Horizontal axes of curves. Samples are of all ranks, taken as equal on each. */
@@ -116,6 +140,8 @@ export class PanelModel {
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
     this.currentMaps = message.maps ?? this.currentMaps;
+    this.currentText = message.text ?? this.currentText;
+    this.isReloaded ||= message.page === this.page;
     this.notify();
     return true;
   }
@@ -132,6 +158,10 @@ export class PanelModel {
       case 'earlier curve':
         this.earlier.addCurve(answer);
         break;
+      case 'csv':
+        this.csvWaiting?.(answer);
+        this.csvWaiting = null;
+        break;
     }
     this.notify();
   }
@@ -145,6 +175,18 @@ export class PanelModel {
   /** Query every row of a curve's steps from `first` to `last`. */
   queryDetail(curve: ICurve, first: number, last: number): void {
     this.query({ kind: 'detail', table: curve.table, name: curve.name, first, last });
+  }
+
+  /** Query every row of the run; resolves to null where no kernel answers within `patienceMs`. */
+  queryCsv(patienceMs: number): Promise<ICsv | null> {
+    return new Promise(resolve => {
+      const timer = setTimeout(() => resolve(null), patienceMs);
+      this.csvWaiting = answer => {
+        clearTimeout(timer);
+        resolve(answer);
+      };
+      this.query({ kind: 'csv' });
+    });
   }
 
   /** Sends a query to the kernel. */
@@ -172,6 +214,7 @@ export class PanelModel {
 
   private clear(): void {
     this.steps.clear();
+    this.stepsByName.clear();
     this.metrics.clear();
     this.memoryByRank.clear();
     this.plansByName.clear();
@@ -192,7 +235,11 @@ export class PanelModel {
     const made = new ColumnTable(numColumns, keyColumn, MAX_ROWS);
     const tables = this.tablesOf(block) ?? new Map<number, ColumnTable>();
     tables.set(block.rank, made);
-    if (block.table === 'metric') {
+    if (block.table === 'step') {
+      this.stepsByName.set(block.name, tables);
+      const isFirst = this.stepsByName.size === 1;
+      this.steps.set(isFirst ? block.rank : OTHER_STEPS + this.steps.size, made);
+    } else if (block.table === 'metric') {
       this.metrics.set(block.name, tables);
     } else if (block.table === 'plan') {
       this.plansByName.set(block.name, tables);
@@ -203,7 +250,7 @@ export class PanelModel {
   private tablesOf(block: IBlock): Map<number, ColumnTable> | undefined {
     switch (block.table) {
       case 'step':
-        return this.steps;
+        return this.stepsByName.get(block.name);
       case 'memory':
         return this.memoryByRank;
       case 'metric':
@@ -229,4 +276,7 @@ export class PanelModel {
   private currentMarks: readonly IMark[] = [];
   private currentMaps: readonly IMemoryMap[] = [];
   private currentSeq = 0;
+  private currentText = '';
+  private isReloaded = false;
+  private csvWaiting: ((answer: ICsv) => void) | null = null;
 }

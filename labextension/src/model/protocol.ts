@@ -34,6 +34,7 @@ const MAX_BLOCK_ROWS = 1 << 22;
 const MAX_MARKS = 200;
 const MAX_METRICS = 32;
 const MAX_NOTES = 16;
+const MAX_PRINTED = 16_000;
 
 export type TableKind = keyof typeof TABLE_COLUMNS;
 
@@ -58,6 +59,10 @@ export interface IPanelMessage {
   readonly marks: readonly IMark[] | null;
   /** The latest memory maps; null if they have not changed. */
   readonly maps: readonly IMemoryMap[] | null;
+  /** The end of what the cell has printed, for pages that were loaded while it ran; null if it has not changed. */
+  readonly text: string | null;
+  /** The page that the text is new to. */
+  readonly page: string;
 }
 
 export function parseMessage(content: unknown, buffers: readonly ArrayBufferView[]): IPanelMessage {
@@ -73,7 +78,9 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     blocks: parseBlocks(message.blocks, buffers),
     facts: parseFacts(message.facts),
     marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks),
-    maps: message.maps === undefined || message.maps === null ? null : parseMaps(message.maps)
+    maps: message.maps === undefined || message.maps === null ? null : parseMaps(message.maps),
+    text: typeof message.text === 'string' ? message.text.slice(-MAX_PRINTED) : null,
+    page: typeof message.page === 'string' ? message.page : ''
   };
 }
 
@@ -139,16 +146,19 @@ function parseFacts(value: unknown): IFacts {
     stepMs: asNumber(facts.step_ms),
     elapsedS: asNumber(facts.elapsed_s),
     ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
-    metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(item => {
-      const metric = asRecord<IMetricFact>(item, 'metric');
-      return { name: asText(metric.name), value: asNumber(metric.value) };
-    }),
+    losses: asList(facts.losses ?? [], 'losses', MAX_METRICS).map(parseMetric),
+    metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseMetric),
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
     canBeSteered: facts.can_be_steered === true,
     canSave: facts.can_save === true,
     said: asText(facts.said),
     numEarlier: asCount(facts.num_earlier ?? 0, 'num_earlier')
   };
+}
+
+function parseMetric(value: unknown): { name: string; value: number | null } {
+  const metric = asRecord<IMetricFact>(value, 'metric');
+  return { name: asText(metric.name), value: asNumber(metric.value) };
 }
 
 function parseRank(value: unknown): IRankFacts {

@@ -95,8 +95,8 @@ function tilesOf(facts: IFacts, idleS: number): ITile[] {
   if (facts.step > 0 || facts.metrics.length === 0) {
     tiles.push({ label: 'step', value: formatCount(facts.step) });
   }
-  if (facts.loss !== null) {
-    tiles.push({ label: 'loss', value: formatNumber(facts.loss) });
+  for (const loss of facts.losses.slice(0, 4)) {
+    tiles.push({ label: capText(loss.name, 24), value: formatNumber(loss.value) });
   }
   if (facts.learningRate !== null) {
     tiles.push({ label: 'learning rate', value: formatNumber(facts.learningRate) });

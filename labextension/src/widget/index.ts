@@ -42,7 +42,8 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
   const resync = () => {
     if (!isWaiting) {
       isWaiting = true;
-      model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq });
+      const page = panel.facts === null ? panel.page : '';
+      model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq, page });
     }
   };
   const receive = (content: unknown, buffers: readonly ArrayBufferView[]) => {

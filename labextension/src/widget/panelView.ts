@@ -34,6 +34,11 @@ const SMOOTHINGS = [
 /** A run without a step for so long is shown as waiting, unless its steps usually take longer. */
 const MIN_WAIT_S = 10;
 
+/** How long the kernel may take for a CSV: one of a million steps takes seconds. */
+const CSV_PATIENCE_MS = 15_000;
+
+const MAX_PRINTED_LINES = 40;
+
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
 
@@ -76,7 +81,7 @@ class PanelView {
       this.compare,
       toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
       actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
-      actionButton('CSV', 'Save the numbers of the chart', () => this.saveNumbers(), signal)
+      actionButton('CSV', 'Save every step of every curve', () => void this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
     this.steering = new RunControls(send, signal);
@@ -88,8 +93,10 @@ class PanelView {
       this.earlier.node,
       this.body,
       this.blocks.node,
-      this.notes
+      this.notes,
+      this.printed
     );
+    this.printed.setAttribute('aria-label', 'Printed since the page was loaded');
     host.append(this.root);
 
     const theme = readTheme(this.root);
@@ -143,9 +150,19 @@ class PanelView {
     this.schedule();
   }
 
-  private saveNumbers(): void {
-    const text = toCsv(this.curve.axis.label, this.curve.chart.columns());
-    download(new Blob([text], { type: 'text/csv' }), fileName(this.nameOfChart(), 'csv'));
+  /** The kernel has every step; without one, as in a saved notebook, the rows that are here are saved. */
+  private async saveNumbers(): Promise<void> {
+    const answer = await this.model.queryCsv(CSV_PATIENCE_MS);
+    if (answer !== null && answer.file !== null) {
+      this.fileNote = `saved as ${answer.file} in the notebook's folder`;
+      this.schedule();
+      return;
+    }
+    const isWhole = answer !== null && answer.text !== null;
+    const text = isWhole ? answer.text : toCsv(this.curve.axis.label, this.curve.chart.columns());
+    const title = this.model.facts?.title ?? '';
+    const name = fileName(isWhole ? title : `${this.nameOfChart()}, points shown`, 'csv');
+    download(new Blob([text], { type: 'text/csv' }), name);
   }
 
   private async savePicture(): Promise<void> {
@@ -218,7 +235,9 @@ class PanelView {
       idleS >= Math.max(MIN_WAIT_S, (3 * (facts.stepMs ?? 0)) / 1000) && facts.step > 0
         ? [`no step for ${formatSeconds(Math.floor(idleS))}`]
         : [];
-    setText(this.notes, [...waits, ...facts.notes].join('  ·  '));
+    const saved = this.fileNote === '' ? [] : [this.fileNote];
+    setText(this.notes, [...waits, ...facts.notes, ...saved].join('  ·  '));
+    setText(this.printed, printedText(this.model.text));
     if (this.isPaused) {
       return;
     }
@@ -253,6 +272,7 @@ class PanelView {
   private readonly root = element('div', 'accel-nb-panel');
   private readonly body = element('div', 'accel-nb-body');
   private readonly notes = element('div', 'accel-nb-notes');
+  private readonly printed = element('pre', 'accel-nb-printed');
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
   private readonly steering: RunControls;
@@ -261,10 +281,22 @@ class PanelView {
   private readonly blocks: BlockSection;
   private readonly curve: CurveSection;
   private readonly memory: MemorySection;
+  private fileNote = '';
   private chooserNames = '';
   private hasTheme = false;
   private isPaused = false;
   private step = 0;
   private steppedAt = performance.now();
   private frame = 0;
+}
+
+/** Text as a terminal shows it: of lines that were written over, the last. */
+function printedText(text: string): string {
+  return text
+    .replace(/\r\n/g, '\n')
+    .split('\n')
+    .map(line => line.slice(line.lastIndexOf('\r') + 1))
+    .slice(-MAX_PRINTED_LINES)
+    .join('\n')
+    .trimEnd();
 }
