@@ -53,7 +53,11 @@ def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[s
 @pytest.mark.parametrize(("strategy", "size"), EXACT + [place for place in COARSE if place[1] == 2])
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
     recipes = GRID + HALF + MORE if (strategy, size) in EXACT else [*FEW, MORE[0]]
-    per_rank = run_ranks(train_all, size, strategy, recipes) if size > 1 else [train_all(World(), strategy, recipes)]
+    per_rank = (
+        run_ranks(train_all, size, strategy, recipes, timeout_s=240)
+        if size > 1
+        else [train_all(World(), strategy, recipes)]
+    )
     for number, recipe in enumerate(recipes):
         expected = by_hand(recipe)
         for rank, (way, found) in itertools.product(range(size), per_rank[0][number].items()):

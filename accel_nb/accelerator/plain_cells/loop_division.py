@@ -178,10 +178,10 @@ class LoopDivision:
         """Whether shares are cheaper than whole batches: these are costly to read, or outputs larger than gradients."""
         if any(loader.num_workers for loader in loaders):
             return True
-        models = self._stepper.stepped_models()
-        num_gradient_bytes = sum(
-            value.numel() * value.element_size() for model in models for value in model.parameters()
-        )
+        # Of each module itself: `parameters()` of a sharded model may gather them, which all ranks must do.
+        parts = (part for model in self._stepper.bundle.models for part in model.modules())
+        held = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
+        num_gradient_bytes = sum(value.numel() * value.element_size() for value in held.values() if value.requires_grad)
         return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
 
 
