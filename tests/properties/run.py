@@ -3,7 +3,8 @@
 ``python -m tests.properties.run --cases 0-200 --workers 2 3`` prints each bad program and how many programs of each
 choice were equal, told, refused, failed or silent. ``--each`` runs instead a program for each option, with no other
 unusual choice. ``--with loss=ccc encoder=mlp`` replaces choices of every program. ``--shrink`` replaces the choices of
-each bad program by simpler ones as long as it stays bad. ``--source`` prints the programs.
+each bad program by simpler ones as long as it stays bad. ``--source`` prints the programs. With
+``--flags=--no-prepare`` each worker trains alone, so that every program must be equal.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--cases", default="0-100", metavar="FIRST-END", help="numbers, as 0-100 or 7 or 3,8,12")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3], metavar="N")
     parser.add_argument("--with", dest="forced", nargs="+", default=[], metavar="AXIS=OPTION")
+    parser.add_argument("--flags", default="", help="more flags of the cells, as --flags='--strategy single'")
     parser.add_argument("--each", action="store_true", help="run one program for each option, instead of numbers")
     parser.add_argument("--shrink", action="store_true", help="find the simplest form of each bad program")
     parser.add_argument(
@@ -42,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     verdicts: list[Verdict] = []
     shown: tuple[Kind, ...] = (*BAD, "told", "refused") if given.told or len(programs) == 1 else BAD
     started = time.monotonic()
-    with running_workers() as workers:
+    with running_workers(given.flags) as workers:
         runner = Runner(workers)
         for size in given.workers:
             for program in programs:

@@ -49,9 +49,10 @@ _KEEP = "_kept = {*globals(), '_kept', '_name'}\n"
 class Workers:
     """A pool of workers, without a kernel: requests are those that a notebook's session sends."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, flags: str) -> None:
         self._engine = engine
         self._folder = folder
+        self._more_flags = flags
         self._pool: Pool | None = None
         self._flags = resolve([])
 
@@ -59,7 +60,7 @@ class Workers:
         """Start new workers in place of those that run."""
         if self._pool is not None:
             self._pool.detach()
-        self._flags = resolve([parse_flags(f"--cpus {size} --no-panel --no-return", "%%accelerate")])
+        self._flags = resolve([parse_flags(f"--cpus {size} --no-panel --no-return {self._more_flags}", "%%accelerate")])
         self._pool = Pool(self._engine, [WorkerSpec("cpu", 1)] * size)
         self._pool.wait_ready()
         self._run_own(_KEEP)
@@ -138,10 +139,10 @@ class Workers:
 
 
 @contextmanager
-def running_workers() -> Iterator[Workers]:
-    """Yield workers that are not started yet, and end them afterwards."""
+def running_workers(flags: str = "") -> Iterator[Workers]:
+    """Yield workers that are not started yet, and end them afterwards. The cells have more ``flags``."""
     with TemporaryDirectory(prefix="accel_nb_properties_") as folder:
-        workers = Workers(make_local_engine({}), Path(folder))
+        workers = Workers(make_local_engine({}), Path(folder), flags)
         try:
             yield workers
         finally:
