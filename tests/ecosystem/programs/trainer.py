@@ -54,9 +54,8 @@ if __name__ == "__main__":
     trainer.train()
     if trainer.is_world_process_zero():
         show_history(trainer)
-    if kind != "fsdp":
-        if trainer.is_world_process_zero():
-            show_weights(trainer.model)
+    if kind != "fsdp" and trainer.is_world_process_zero():
+        show_weights(trainer.model)
     if kind == "resume":
         again = build(folder)
         again.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-3"))
