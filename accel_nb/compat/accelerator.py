@@ -22,6 +22,7 @@ from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccu
 from accel_nb.compat.states import AcceleratorState, GradientState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable
+from accel_nb.runtime.tensors.instance_patching import plain_class
 
 _NOT_GIVEN: Any = object()
 
@@ -306,17 +307,30 @@ class Accelerator(OwnAccelerator):
             raise ValueError(f"load_state: there is no folder {os.fspath(input_dir)!r}")
         return super().load_state(input_dir, **options)
 
+    def save_model(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write a model's weights as safetensors, or without ``safe_serialization`` as files of torch.save."""
+        if safe_serialization:
+            super().save_model(model, save_directory, max_shard_size)
+            return
+        from accel_nb.compat.weight_files import save_with_torch
+
+        save_with_torch(self.get_state_dict(model), save_directory, max_shard_size, writes=self.should_save_model)
+
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; ValueError names those without."""
         lacking = [
-            f"{item!r} (number {at})"
+            f"Item at index {at}, {item!r}"
             for at, item in enumerate(objects)
             if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict")
         ]
         if lacking:
-            raise ValueError(
-                f"these cannot be saved, since they have no state_dict and load_state_dict: {', '.join(lacking)}"
-            )
+            raise ValueError(f"without state_dict and load_state_dict nothing can be saved: {'; '.join(lacking)}")
         super().register_for_checkpointing(*objects)
         self._custom_objects.extend(objects)
 
@@ -332,9 +346,13 @@ class Accelerator(OwnAccelerator):
 
 
 def mark_prepared(item: Any) -> None:
-    """Set the attribute by which libraries see that an object was prepared."""
-    if not isinstance(item, LRScheduler):  # the state of a scheduler is its attributes
+    """Set the attributes by which libraries see that an object was prepared."""
+    if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
+        return
+    kind: Any = type(item)  # the state of a scheduler is its attributes, so these belong to its class
+    if kind is not plain_class(item):
+        kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
 
 
 def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:

@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_nb.accelerator.options import plugins
 from accel_nb.compat.hf_utils import _Listed
+from accel_nb.runtime.process.environment import get_variable
 
 
 @dataclass
@@ -63,6 +64,19 @@ class ProjectConfiguration(plugins.ProjectConfiguration):
     def as_options(self) -> dict[str, Any]:
         """Return no options: folders are named by `CheckpointFolders`."""
         return {}
+
+
+@dataclass
+class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
+    """Options of torch.compile; those that are not given are read from the variables ``ACCELERATE_DYNAMO_...``."""
+
+    def __post_init__(self) -> None:
+        prefix = "ACCELERATE_DYNAMO_"
+        self.backend = self.backend or get_variable(f"{prefix}BACKEND", None)
+        self.backend = getattr(self.backend, "value", self.backend)
+        self.backend = self.backend.lower() if isinstance(self.backend, str) else self.backend
+        mode: Any = get_variable(f"{prefix}MODE", None)
+        self.mode = self.mode or mode
 
 
 class ComputeEnvironment(str, Enum, metaclass=_Listed):

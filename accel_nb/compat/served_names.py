@@ -27,9 +27,11 @@ _RECORDS = {
     **places_in(
         _PLUGINS,
         "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DeepSpeedPlugin DistributedDataParallelKwargs "
-        "GradScalerKwargs InitProcessGroupKwargs ProfileKwargs TorchDynamoPlugin",
+        "GradScalerKwargs InitProcessGroupKwargs ProfileKwargs",
     ),
-    **places_in(_OWN_RECORDS, "DataLoaderConfiguration GradientAccumulationPlugin ProjectConfiguration"),
+    **places_in(
+        _OWN_RECORDS, "DataLoaderConfiguration GradientAccumulationPlugin ProjectConfiguration TorchDynamoPlugin"
+    ),
 }
 _DATACLASSES = {
     **_RECORDS,
@@ -72,7 +74,7 @@ _NESTED_MODULE = {
 }
 _MEMORY = {
     "clear_device_cache": f"{_HF_UTILS}:clear_device_cache",
-    "find_executable_batch_size": "accel_nb.accelerator.training.batch_size:find_executable_batch_size",
+    "find_executable_batch_size": "accel_nb.compat.batch_size:find_executable_batch_size",
     "release_memory": "accel_nb.accelerator.process.memory_release:release_memory",
     "should_reduce_batch_size": "accel_nb.accelerator.process.memory_release:is_out_of_memory",
 }
@@ -222,12 +224,18 @@ _TRACKERS = {
         )
     },
 }
-_BIG = places_in(
-    "accel_nb",
-    "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model init_empty_weights "
-    "init_on_device load_checkpoint_and_dispatch",
-)
-_DEVICE_MAPS = places_in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
+_OWN_BIG = "accel_nb.compat.big_models"
+_BIG = {
+    **places_in(
+        "accel_nb",
+        "attach_layerwise_casting_hooks cpu_offload_with_hook disk_offload init_empty_weights init_on_device",
+    ),
+    **places_in(_OWN_BIG, "cpu_offload dispatch_model load_checkpoint_and_dispatch"),
+}
+_DEVICE_MAPS = {
+    **places_in("accel_nb", "infer_auto_device_map"),
+    **places_in(_OWN_BIG, "check_device_map load_checkpoint_in_model"),
+}
 _QUANTIZING = places_in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
 _STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipelining.pipeline:prepare_pipeline"}
 _BIG_TOP = {
@@ -260,10 +268,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.inference": _STAGES,
         f"{PACKAGE}.launchers": _LAUNCHERS,
         f"{PACKAGE}.local_sgd": places_in("accel_nb.accelerator.local_sgd", "LocalSGD"),
-        f"{PACKAGE}.logging": {
-            **places_in("accel_nb.accelerator.process.logging", "get_logger"),
-            "MultiProcessAdapter": "accel_nb.accelerator.process.logging:RankLogger",
-        },
+        f"{PACKAGE}.logging": places_in("accel_nb.compat.logging", "MultiProcessAdapter get_logger"),
         f"{PACKAGE}.memory_utils": _MEMORY,
         f"{PACKAGE}.optimizer": places_in("accel_nb.compat.prepared_classes", "AcceleratedOptimizer"),
         f"{PACKAGE}.parallelism_config": places_in(_MESHES, "ParallelismConfig"),

@@ -1,0 +1,310 @@
+"""Loading and placing of big models with accelerate's arguments; the work is that of `accel_nb.bigmodel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.accelerator.process.logging import get_logger
+from accel_nb.bigmodel.loading import load as own_loading
+from accel_nb.bigmodel.offload import dispatch as own_dispatch
+from accel_nb.bigmodel.planning.device_map import check_device_map as check_map
+from accel_nb.bigmodel.planning.device_map import plan_device_map
+from accel_nb.bigmodel.planning.placement import find_place
+from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
+from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
+from accel_nb.compat.module_tensors import set_module_tensor_to_device
+from accel_nb.compat.offloaded_files import OffloadedWeightsLoader
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.safetensors_header import SUFFIX
+
+_PICKLED = (".bin", ".pt", ".pth")
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None:
+    """Raise ValueError for tensors that a map does not cover, and warn about names that the model does not have."""
+    tensors = [name for held in list_tensors(model) for name in held.names]
+    known = {part for name in tensors for part in list_ancestors(name)} | {name for name, _ in model.named_modules()}
+    if unknown := [name for name in device_map if name not in known]:
+        warnings.warn(
+            f"device_map keys do not match any submodules, and have no effect: {', '.join(unknown)}", stacklevel=2
+        )
+    if uncovered := [name for name in tensors if find_place(name, device_map) is None]:
+        raise ValueError(f"device_map has no device for {', '.join(uncovered)}; add them, or modules that have them")
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    main_device: Device | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+) -> nn.Module:
+    """Place a model by a device map, with read-ahead for what is offloaded; see `accel_nb.dispatch_model`.
+
+    Weights on the meta device are taken from ``state_dict``, from files of safetensors in ``offload_index``, or from
+    the raw files in ``offload_dir``, which are then mapped into memory. ``force_hooks`` is accepted: a model on one
+    device needs none.
+    """
+    check_device_map(model, device_map)
+    device_map = dict(device_map)
+    files, mapped = _sources_of(offload_dir, offload_index)
+    for held in list_tensors(model):
+        at = next((name for name in held.names if state_dict is not None and name in state_dict), None)
+        values = state_dict if at is not None else mapped
+        at = at or next((name for name in held.names if name in mapped), None)
+        if at is None or values is None or not _get(model, held.name).is_meta:
+            continue
+        for name in held.names:
+            set_module_tensor_to_device(model, name, "cpu", value=values[at])
+        if values is mapped:
+            device_map = _split(device_map, held.names, "cpu")
+    if len(set(map(str, device_map.values()))) == 1 and not own_dispatch.has_offloaded_params(model):
+        only = next(iter(device_map.values()))
+        if str(only) not in ("cpu", "disk"):
+            model.to(only)
+            vars(model)["hf_device_map"] = device_map
+            return model
+    own_dispatch.dispatch_model(
+        model,
+        device_map,
+        main_device,
+        offload_dir,
+        files,
+        offload_buffers,
+        skip_keys,
+        preload_module_classes,
+    )
+    vars(model)["hf_device_map"] = device_map
+    return model
+
+
+def _sources_of(
+    folder: str | os.PathLike[str] | None, index: Mapping[str, Any] | None
+) -> tuple[dict[str, FileTensor], Mapping[str, Tensor]]:
+    """Return the tensors of an index that are in files of safetensors, and those in raw files."""
+    if index is None and folder is not None and (Path(folder) / "index.json").is_file():
+        index = json.loads((Path(folder) / "index.json").read_text())
+    files: dict[str, FileTensor] = {}
+    raw: dict[str, Any] = {}
+    opened: dict[str, Any] = {}
+    for name, entry in (index or {}).items():
+        if isinstance(entry, FileTensor):
+            files[name] = entry
+        elif "safetensors_file" in entry:
+            path = os.fspath(entry["safetensors_file"])
+            opened[path] = opened.get(path) or open_safetensors(path)
+            files[name] = opened[path].tensors[entry.get("weight_name", name)]
+        else:
+            raw[name] = entry
+    return files, OffloadedWeightsLoader(save_folder=folder, index=raw) if raw else {}
+
+
+def _split(device_map: dict[str, Device], names: Sequence[str], place: Device) -> dict[str, Device]:
+    """Place tensors elsewhere than the modules that have them."""
+    if any(name in device_map for name in names):
+        return {**device_map, **{name: place for name in names if name in device_map}}
+    return {name: place if str(old) == "disk" else old for name, old in device_map.items()}
+
+
+def _get(model: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(path), leaf)
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, Tensor] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+) -> nn.Module:
+    """Keep all weights in host memory and compute on a device; see `accel_nb.cpu_offload`.
+
+    Where the device is the CPU too, the modules have hooks, which libraries look for, and their weights on meta.
+    """
+    if execution_device is None or torch.device(execution_device).type == "cpu":
+        from accel_nb.compat.align_hooks import AlignDevicesHook, attach_align_device_hook
+        from accel_nb.compat.model_hooks import add_hook_to_module
+
+        device = "cpu" if execution_device is None else execution_device
+        values = dict(model.state_dict()) if state_dict is None else state_dict
+        if torch.accelerator.current_accelerator() is None or execution_device is not None:
+            add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
+            attach_align_device_hook(
+                model,
+                execution_device=device,
+                offload=True,
+                weights_map=values,
+                offload_buffers=offload_buffers,
+                preload_module_classes=preload_module_classes,
+            )
+            return model
+    return own_dispatch.cpu_offload(model, execution_device, offload_buffers, preload_module_classes)
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, Device] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> None:
+    """Load files of safetensors, or of torch.save (tensors only), into a model, each tensor to its place.
+
+    ``offload_folder`` and ``offload_state_dict`` are accepted for safetensors: tensors on disk stay in their files, and
+    each is read directly to its place.
+    """
+    _load(
+        model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict, broadcast_from_rank0,
+        offload_8bit_bnb,
+    )  # fmt: skip
+
+
+def _load(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, Device] | None,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+    keep_in_fp32_modules: Sequence[str] | None,
+    strict: bool,
+    broadcast_from_rank0: bool,
+    is_8bit: bool = False,
+) -> dict[str, FileTensor]:
+    """Load a checkpoint and return the tensors that stay in files."""
+    if is_8bit:
+        raise MisuseError("offload_8bit_bnb is of bitsandbytes' loader: call load_and_quantize_model instead")
+    pickled = list(_pickled_files(Path(checkpoint)))
+    if not pickled:
+        report = own_loading.load_checkpoint_in_model(
+            model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict,
+            broadcast_from_rank0=broadcast_from_rank0,
+        )  # fmt: skip
+        return dict(report.on_disk)
+    if device_map is not None:
+        check_map(model, device_map)
+        if "disk" in device_map.values():
+            raise ConfigError(
+                f"{os.fspath(checkpoint)} is of torch.save, and weights on disk are read from files of safetensors: "
+                "convert it by safetensors.torch.save_file(torch.load(PATH, weights_only=True), 'model.safetensors')"
+            )
+    _load_pickled(model, checkpoint, pickled, device_map, dtype, keep_in_fp32_modules or (), strict)
+    return {}
+
+
+def _pickled_files(path: Path) -> Iterator[Path]:
+    """Yield the files of torch.save in a checkpoint: itself, those of an index, or those of a folder."""
+    if path.is_dir():
+        if any(path.glob(f"*{SUFFIX}")):
+            return
+        indices = sorted(path.glob("*.index.json"))
+        if len(indices) == 1:
+            yield from _pickled_files(indices[0])
+            return
+        yield from sorted(file for file in path.iterdir() if file.suffix in _PICKLED)
+    elif path.suffix == ".json":
+        index = json.loads(path.read_text())
+        names = sorted(set(index.get("weight_map", index).values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ConfigError(f"{path} names the file {name!r}, which is not beside it")
+            if Path(name).suffix in _PICKLED:
+                yield path.parent / name
+    elif path.suffix in _PICKLED:
+        yield path
+
+
+def _load_pickled(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    files: Sequence[Path],
+    device_map: Mapping[str, Device] | None,
+    dtype: str | torch.dtype | None,
+    keep_in_fp32_modules: Sequence[str],
+    strict: bool,
+) -> None:
+    own = {name: held.names for held in list_tensors(model) for name in held.names}
+    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    loaded: set[str] = set()
+    unexpected: list[str] = []
+    for file in files:
+        for name, value in torch.load(file, map_location="cpu", weights_only=True, mmap=True).items():
+            if name not in own:
+                unexpected.append(name)
+                continue
+            loaded.add(name)
+            kind = wanted if value.is_floating_point() else None
+            if any(part in name.split(".") for part in keep_in_fp32_modules):
+                kind = torch.float32
+            place = "cpu" if device_map is None else find_place(name, device_map)
+            place = _get(model, name).device if device_map is None else place
+            set_module_tensor_to_device(model, name, "cpu" if str(place) == "meta" else place, value.clone(), kind)
+    missing = [name for name in model.state_dict() if not loaded.intersection(own.get(name, (name,)))]
+    if strict and (unexpected or missing):
+        raise ConfigError(
+            f"{os.fspath(checkpoint)}: unexpected are {', '.join(unexpected) or 'none'}, missing are "
+            f"{', '.join(missing) or 'none'}; strict=False loads the others"
+        )
+    if unexpected:
+        get_logger(__name__).warning(
+            f"tensors of {os.fspath(checkpoint)} were not used when loading {type(model).__name__}, which lacks them: "
+            f"{', '.join(unexpected)}"
+        )
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | Mapping[str, Device] | None = None,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> nn.Module:
+    """Load a checkpoint and place the model by a device map; see `accel_nb.load_checkpoint_and_dispatch`."""
+    if isinstance(device_map, str):
+        device_map = plan_device_map(
+            model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers=offload_buffers
+        )
+    on_disk = _load(model, checkpoint, device_map, dtype, offload_buffers, None, strict, broadcast_from_rank0)
+    if device_map is None:
+        return model
+    blocks = [no_split_module_classes] if isinstance(no_split_module_classes, str) else no_split_module_classes
+    return dispatch_model(
+        model,
+        device_map,
+        offload_index=on_disk,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes or blocks,
+        force_hooks=force_hooks,
+    )

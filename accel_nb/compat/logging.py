@@ -1,0 +1,22 @@
+"""Accelerate's logger of several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_nb.accelerator.process.logging import RankLogger
+from accel_nb.accelerator.process.logging import get_logger as build_logger
+
+
+class MultiProcessAdapter(RankLogger):
+    """`RankLogger`, where a ``stacklevel`` counts from this class, as in accelerate."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Log on the ranks that the options select."""
+        kwargs.setdefault("stacklevel", 2)
+        super().log(level, msg, *args, **kwargs)
+
+
+def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
+    """Return a logger for several processes; see `accel_nb.get_logger`."""
+    return MultiProcessAdapter(build_logger(name, log_level).logger)
