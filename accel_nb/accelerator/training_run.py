@@ -20,7 +20,7 @@ from accel_nb.config.value_types import seconds_of
 from accel_nb.errors import CheckpointError, MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.telemetry.events import CheckpointSaved, EventSink, NullEventSink
+from accel_nb.telemetry.events import CheckpointSaved, EpochBegan, EventSink, NullEventSink
 
 
 class TrainingRun:
@@ -71,6 +71,16 @@ class TrainingRun:
         """Resume a loader that a loaded checkpoint has a position for."""
         if self._state is not None:
             self._state.resume_loader(loader)
+
+    def on_loop_start(self, loader: DataLoader[Any]) -> None:
+        """Report the beginning and the length of a loop, from which progress is computed."""
+        rank = self._comm.world.rank
+        if rank == 0 and not isinstance(self._sink, NullEventSink):
+            try:
+                num_batches = len(loader)
+            except TypeError:  # a stream
+                num_batches = 0
+            self._sink.emit(EpochBegan(rank, self._stepper.meter.run_step, time.time(), num_batches))
 
     def on_epoch_start(self) -> None:
         """Load the checkpoint to resume from, before the first epoch that trains."""

@@ -17,6 +17,10 @@ class LoaderObserver(Protocol):
         """Return whether a loop that started now would train; the loader's length depends on it."""
         ...
 
+    def on_loop_start(self, loader: DataLoader[Any]) -> None:
+        """React to a loop over the loader, whether it trains or not."""
+        ...
+
     def on_epoch_start(self, loader: DataLoader[Any]) -> bool:
         """React to a loop that starts over ``loader``; return whether it trains.
 

@@ -125,6 +125,17 @@ class ControlApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochBegan:
+    """A loop over a loader of ``num_batches`` began after ``step``; 0 batches: the length is not known."""
+
+    kind: ClassVar[str] = "epoch"
+    rank: int
+    step: int
+    time: float
+    num_batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class RatePlanned:
     """The planned learning rate of a schedule: ``rates`` at ``steps``, linear between them."""
 
@@ -166,6 +177,7 @@ Event = (
     | Interrupted
     | CheckpointSaved
     | ControlApplied
+    | EpochBegan
     | RatePlanned
     | MemoryMapped
 )
@@ -181,6 +193,7 @@ _KINDS: dict[str, type[Event]] = {
         Interrupted,
         CheckpointSaved,
         ControlApplied,
+        EpochBegan,
         RatePlanned,
         MemoryMapped,
     )

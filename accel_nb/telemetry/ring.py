@@ -15,7 +15,7 @@ import os
 import struct
 
 from accel_nb.runtime.process.memfd import seal_size
-from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, StepDone
+from accel_nb.telemetry.events import EpochBegan, Event, MemorySample, MetricLogged, StepDone
 
 _HEADER = struct.Struct("<Q")
 _HEADER_BYTES = 64
@@ -24,7 +24,7 @@ _NAME_BYTES = 56
 _NAMED_SLOT = struct.Struct(f"<QII3d{_NAME_BYTES}s")
 _CURVE_BYTES = 24
 _STEP_SLOT = struct.Struct(f"<QII7d{_CURVE_BYTES}s")
-_STEP, _MEMORY, _METRIC = 1, 2, 3
+_STEP, _MEMORY, _METRIC, _EPOCH = 1, 2, 3, 4
 DEFAULT_CAPACITY = 4096
 
 
@@ -54,7 +54,7 @@ class RingWriter:
         """Whether the ring can hold the event: it is numeric, or a logged value with a name that fits."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())
-        return isinstance(event, StepDone | MemorySample)
+        return isinstance(event, StepDone | MemorySample | EpochBegan)
 
     def write_step(
         self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
@@ -80,7 +80,7 @@ class RingWriter:
         _HEADER.pack_into(self._memory, 0, self._count)
         return True
 
-    def write(self, event: StepDone | MemorySample | MetricLogged) -> None:
+    def write(self, event: StepDone | MemorySample | MetricLogged | EpochBegan) -> None:
         """Add one record of an event that the ring takes, overwriting the oldest when full."""
         if isinstance(event, MetricLogged):
             self.write_metric(event.rank, event.step, event.time, event.name, event.value)
@@ -93,7 +93,11 @@ class RingWriter:
             return
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
-        _SLOT.pack_into(self._memory, offset, self._count, _MEMORY, event.rank, *_memory_values(event))
+        if isinstance(event, EpochBegan):
+            kind, values = _EPOCH, (event.step, event.time, event.num_batches, *[0.0] * 7)
+        else:
+            kind, values = _MEMORY, _memory_values(event)
+        _SLOT.pack_into(self._memory, offset, self._count, kind, event.rank, *values)
         _HEADER.pack_into(self._memory, 0, self._count)
 
     def close(self) -> None:
@@ -169,10 +173,12 @@ def _memory_values(event: MemorySample) -> tuple[float, ...]:
 
 def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
     """Return the event of a slot of numbers; None for invalid content."""
-    if kind != _MEMORY:
-        return None
     step, time, *amounts = values[:8]
     try:
+        if kind == _EPOCH:
+            return EpochBegan(rank, int(step), time, int(amounts[0]))
+        if kind != _MEMORY:
+            return None
         return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))
     except (ValueError, OverflowError):  # a count that is NaN or infinite
         return None

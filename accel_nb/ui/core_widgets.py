@@ -62,6 +62,9 @@ class CoreSurface:
         elif force or time.monotonic() >= self._next_line_at:
             self._write(state)
 
+    def make_room(self) -> None:
+        """Do nothing: text has a place of its own."""
+
     def close(self, state: PanelState) -> None:
         """Replace the widgets by picture and text."""
         self._handle.update(static_bundle(state), raw=True)

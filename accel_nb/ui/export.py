@@ -26,6 +26,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
         messages.PanelFacts,
         messages.RankFacts,
         messages.MetricFact,
+        messages.ProgressFacts,
         messages.BlockHeader,
         messages.EarlierRunFacts,
         view.Mark,

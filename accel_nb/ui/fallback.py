@@ -70,18 +70,25 @@ class Surface(Protocol):
         """Draw new data if it is due."""
         ...
 
+    def make_room(self) -> None:
+        """Prepare for text that the cell is about to print."""
+        ...
+
     def close(self, state: PanelState) -> None:
         """Draw the final state, as a saved notebook has it."""
         ...
 
 
 class TextSurface:
-    """One line when the run has ended: for terminals, and where nothing else can be drawn."""
+    """One line when the run has ended: where a kernel's front end can draw nothing else."""
 
     def open(self, state: PanelState) -> None:
-        """Do nothing: a terminal cannot replace a line."""
+        """Do nothing: a displayed line cannot be replaced."""
 
     def update(self, state: PanelState, *, force: bool) -> None:
+        """Do nothing."""
+
+    def make_room(self) -> None:
         """Do nothing."""
 
     def close(self, state: PanelState) -> None:
@@ -128,6 +135,9 @@ class PictureSurface:
         """Draw again when it is time."""
         if force or self._painter.is_due:
             self._handle.update(self._painter.draw(state), raw=True)
+
+    def make_room(self) -> None:
+        """Do nothing: text has a place of its own."""
 
     def close(self, state: PanelState) -> None:
         """Show the last picture."""

@@ -33,6 +33,18 @@ class MetricFact(TypedDict):
     value: JsonNumber
 
 
+class ProgressFacts(TypedDict):
+    """How far a run is; 0 and null: not known."""
+
+    epoch: int
+    num_epochs: int
+    batch_fraction: JsonNumber
+    """The part of the epoch that is done, from 0 to 1."""
+    fraction: JsonNumber
+    """The part of the run that is done, from 0 to 1."""
+    remaining_s: JsonNumber
+
+
 class PanelFacts(TypedDict):
     """Figures of the panel's header."""
 
@@ -47,6 +59,7 @@ class PanelFacts(TypedDict):
     samples_per_s: JsonNumber
     step_ms: JsonNumber
     elapsed_s: JsonNumber
+    progress: ProgressFacts
     ranks: Sequence[RankFacts]
     metrics: Sequence[MetricFact]
     notes: Sequence[str]

@@ -21,8 +21,10 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
+from accel_nb.ui.progress import LoopPlan
 from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
+from accel_nb.ui.terminal import TerminalSurface
 from accel_nb.ui.view import Cursor, PanelState, jsonable, packed
 
 if TYPE_CHECKING:
@@ -80,12 +82,16 @@ class Panel:
         can_save: bool = False,
         on_events: Callable[[Sequence[Event]], None] | None = None,
         earlier: EarlierRuns | None = None,
+        plan: LoopPlan | None = None,
     ) -> None:
-        """``also`` is called with all events, also while the panel is off; ``earlier`` stores the ended run."""
+        """``on_events`` is called with all events, also while the panel is off; ``earlier`` stores the ended run.
+
+        ``plan`` is what the cell's outermost loop counts.
+        """
         self._also = on_events
         self._earlier = earlier or EarlierRuns()
         self._number = self._earlier.begin()
-        self.state = PanelState(title, num_workers)
+        self.state = PanelState(title, num_workers, plan=plan)
         self.state.can_be_steered = on_control is not None
         self.state.can_save = can_save
         self.state.num_earlier = len(self._earlier.others(self._number))
@@ -119,6 +125,12 @@ class Panel:
         with self._lock:
             if not self._is_off:
                 self.state.add_text(text)
+
+    def make_room(self) -> None:
+        """Prepare for text that the cell is about to print: a terminal's line is removed until the next refresh."""
+        with self._lock:
+            for surface in self._surfaces:
+                self._guarded(surface.make_room)
 
     def show_outcome(self, text: str, is_final: bool = True) -> None:
         """Show the outcome of the user's last action; one that is not final is replaced when it is complete."""
@@ -180,7 +192,9 @@ class Panel:
             from accel_nb.ui.core_widgets import CoreSurface
 
             return CoreSurface(self._on_control)
-        return PictureSurface() if rung == "picture" else TextSurface()
+        if rung == "picture":
+            return PictureSurface()
+        return TextSurface() if find_display_facts().has_kernel else TerminalSurface()
 
     def _guarded(self, action: Any) -> None:
         try:
@@ -263,6 +277,9 @@ class WidgetSurface:
         num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
         interval_s = max(MIN_INTERVAL_S, self._cost_s / self._duty, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
+
+    def make_room(self) -> None:
+        """Do nothing: text has a place of its own."""
 
     def close(self, state: PanelState) -> None:
         """Save the final state in the widget and add the picture to the output."""

@@ -44,8 +44,8 @@ class DetailQuery:
 
     @property
     def key(self) -> object:
-        """Of waiting queries with one key only the last is answered: a user zooms into one range at a time."""
-        return DetailQuery
+        """Of waiting queries with one key only the last is answered: a user looks at one range of a curve at a time."""
+        return DetailQuery, self.table, self.name
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
         """Return the answer's fields and the rows."""

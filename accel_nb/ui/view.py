@@ -13,6 +13,7 @@ from accel_nb.telemetry.allocator_blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     ControlApplied,
+    EpochBegan,
     Event,
     Interrupted,
     MemoryMapped,
@@ -23,7 +24,8 @@ from accel_nb.telemetry.events import (
     StepDone,
     WorkerPrepared,
 )
-from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, Status, TableKind
+from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, ProgressFacts, Status, TableKind
+from accel_nb.ui.progress import LoopPlan, Progress
 from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
 
 Key = tuple[TableKind, int, str]
@@ -194,7 +196,7 @@ class RankMean:
 class PanelState:
     """State of one panel, a pure function of the events so far."""
 
-    def __init__(self, title: str, num_workers: int, *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, title: str, num_workers: int, *, max_rows: int = MAX_ROWS, plan: LoopPlan | None = None) -> None:
         self.title = cap_text(title)
         self.num_workers = num_workers
         self.status: Status = "running"
@@ -224,6 +226,14 @@ class PanelState:
         self._rooms = {kind: RowLimit(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._nan_at: deque[float] = deque(maxlen=WAITING_ROWS)
         self._start = math.nan
+        self._progress = Progress(plan)
+
+    @property
+    def progress(self) -> ProgressFacts:
+        """How far the run is."""
+        return self._progress.facts(
+            self.last_step, self._elapsed_s(), len(self.loss_names), is_over=self.status != "running"
+        )
 
     @property
     def has_data(self) -> bool:
@@ -401,6 +411,7 @@ class PanelState:
             "samples_per_s": jsonable(self.samples_per_s()),
             "step_ms": jsonable(self.step_ms()),
             "elapsed_s": jsonable(self._elapsed_s()),
+            "progress": self.progress,
             "ranks": [
                 {
                     "rank": rank,
@@ -488,6 +499,8 @@ class PanelState:
             self._fold_checkpoint(event, track)
         elif isinstance(event, ControlApplied):
             self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
+        elif isinstance(event, EpochBegan):
+            self._progress.begin_epoch(int(event.step), max(0, int(event.num_batches)))
         elif isinstance(event, RatePlanned):
             self._fold_plan(event, track)
         elif isinstance(event, MemoryMapped):

@@ -59,7 +59,8 @@ describe('a chart', () => {
       document.createElement('div'),
       theme,
       () => undefined,
-      () => undefined
+      () => undefined,
+      'cursor'
     );
     chart.draw({
       label: 'loss',

@@ -16,6 +16,9 @@ class Loops:
     def is_training(self) -> bool:
         return True
 
+    def on_loop_start(self, loader: Any) -> None:
+        pass
+
     def on_epoch_start(self, loader: Any) -> bool:
         return self.is_training()
 

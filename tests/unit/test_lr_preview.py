@@ -250,7 +250,7 @@ def test_a_schedule_of_several_parts_prepared_with_them_has_one_plan():
             scheduler.step()
         plans = [event for event in sink.events if isinstance(event, RatePlanned)]
         assert len(plans) == cell, "each cell has a panel of its own"
-    assert [plan.steps[0] for plan in plans] == [1, 4]
+    assert [plan.steps[0] for plan in plans] == [1, 1]
     assert plans[1].rates[0] == plans[0].rates[3]
 
 

@@ -158,6 +158,7 @@ class _LoopEvents:
         self.on_epoch_start = loops.begin_loop
         self.on_share = window.set_share
         self.on_batch_end = observer.on_batch_end
+        self.on_loop_start = observer.on_loop_start
 
     def num_trained(self) -> int:
         return self._window.num_trained

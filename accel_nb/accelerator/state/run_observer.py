@@ -22,6 +22,10 @@ class RunObserver(Protocol):
         """React to a loader that has just been prepared."""
         ...
 
+    def on_loop_start(self, loader: DataLoader[Any]) -> None:
+        """React to a loop over a prepared loader, whether it trains or not."""
+        ...
+
     def on_epoch_start(self) -> None:
         """React to an epoch of a divided loader, before its first batch is read."""
         ...

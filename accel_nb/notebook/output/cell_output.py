@@ -199,6 +199,8 @@ class CellOutput:
         self._show_receipt(receipt_line(self._specs, list(self._reports.values())))
 
     def _show_phase(self) -> None:
+        if getattr(get_ipython(), "kernel", None) is None:
+            return  # a terminal cannot replace a display
         now = time.monotonic()
         if self._phase is None or min(now - self._started, now - self._phase_shown_at) < PHASE_DELAY_S:
             return
@@ -256,6 +258,8 @@ class CellOutput:
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()
         waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._panel.make_room()
         for stream, text in waiting:
             (sys.stdout if stream == "stdout" else sys.stderr).write(text)
             self._panel.add_text(text)

@@ -13,6 +13,7 @@ from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
+from accel_nb.notebook.cells.loop_plan import find_loop_plan
 from accel_nb.notebook.messages import PullRequest, RankAnswer, read_answer, to_body
 from accel_nb.notebook.output.cell_output import IMPORTING, SENDING, STARTING, make_output
 from accel_nb.notebook.output.rank_logs import RankLog
@@ -266,6 +267,7 @@ class Session:
             can_save=controls.can_save,
             on_events=self.exporters.export,
             earlier=self.earlier_runs,
+            plan=None if cell.call is not None else find_loop_plan(cell.tree, self.namespace),
         )
         controls.show_message, controls.record_event = panel.show_outcome, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.line_prefix

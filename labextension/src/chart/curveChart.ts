@@ -26,6 +26,9 @@ const MARK_REACH = 5;
 /** How long the pointer rests before the kernel is queried for the values there. */
 const HOVER_MS = 80;
 
+/** Below this height a chart has no name of its axis. */
+const SMALL = 200;
+
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
@@ -87,7 +90,9 @@ export class CurveChart {
       marks: readonly IMark[]
     ) => void,
     /** Called with the first and the last step of the visible range. */
-    private readonly onZoom: (first: number, last: number) => void
+    private readonly onZoom: (first: number, last: number) => void,
+    /** Charts of one name have one cursor. */
+    private readonly cursor: string
   ) {}
 
   /** The points drawn last, over all lines. */
@@ -321,6 +326,7 @@ export class CurveChart {
         y: false,
         points: { size: 6, width: 1.5, fill: (_plot, index) => this.colorOf(index - 1) },
         drag: { x: true, y: false },
+        sync: { key: this.cursor, scales: ['x', null], setSeries: false },
         bind: { dblclick: () => () => this.resetZoom() }
       },
       scales: {
@@ -343,11 +349,12 @@ export class CurveChart {
       axes: [
         {
           ...axis,
-          label: isTime ? 'time' : (this.axis?.label ?? 'step'),
-          labelSize: 14,
+          ...(this.height < SMALL
+            ? {}
+            : { label: isTime ? 'time' : (this.axis?.label ?? 'step'), labelSize: 14 }),
           labelFont: theme.font,
           labelGap: 0,
-          size: 26,
+          size: this.height < SMALL ? 22 : 26,
           gap: 4,
           space: 70,
           incrs: isTime ? SECOND_STEPS : WHOLE_STEPS,

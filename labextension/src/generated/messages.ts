@@ -15,6 +15,7 @@ export interface IPanelFacts {
   readonly samples_per_s: JsonNumber;
   readonly step_ms: JsonNumber;
   readonly elapsed_s: JsonNumber;
+  readonly progress: IProgressFacts;
   readonly ranks: readonly IRankFacts[];
   readonly metrics: readonly IMetricFact[];
   readonly notes: readonly string[];
@@ -40,6 +41,17 @@ export interface IRankFacts {
 export interface IMetricFact {
   readonly name: string;
   readonly value: JsonNumber;
+}
+
+/** How far a run is; 0 and null: not known. */
+export interface IProgressFacts {
+  readonly epoch: number;
+  readonly num_epochs: number;
+  /** The part of the epoch that is done, from 0 to 1. */
+  readonly batch_fraction: JsonNumber;
+  /** The part of the run that is done, from 0 to 1. */
+  readonly fraction: JsonNumber;
+  readonly remaining_s: JsonNumber;
 }
 
 /** The place of one table's rows in the message's buffer: after those of the blocks before, column after column. */

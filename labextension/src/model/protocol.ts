@@ -12,6 +12,7 @@ import {
   type IMark,
   type IMetricFact,
   type IPanelFacts,
+  type IProgressFacts,
   type IRankFacts as IWireRankFacts
 } from '../generated/messages';
 import {
@@ -145,6 +146,7 @@ function parseFacts(value: unknown): IFacts {
     samplesPerS: asNumber(facts.samples_per_s),
     stepMs: asNumber(facts.step_ms),
     elapsedS: asNumber(facts.elapsed_s),
+    progress: parseProgress(facts.progress ?? {}),
     ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
     losses: asList(facts.losses ?? [], 'losses', MAX_METRICS).map(parseMetric),
     metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseMetric),
@@ -153,6 +155,17 @@ function parseFacts(value: unknown): IFacts {
     canSave: facts.can_save === true,
     said: asText(facts.said),
     numEarlier: asCount(facts.num_earlier ?? 0, 'num_earlier')
+  };
+}
+
+function parseProgress(value: unknown): IFacts['progress'] {
+  const progress = asRecord<IProgressFacts>(value, 'progress');
+  return {
+    epoch: asCount(progress.epoch ?? 0, 'epoch'),
+    numEpochs: asCount(progress.num_epochs ?? 0, 'num_epochs'),
+    batchFraction: asNumber(progress.batch_fraction ?? null),
+    fraction: asNumber(progress.fraction ?? null),
+    remainingS: asNumber(progress.remaining_s ?? null)
   };
 }
 

@@ -32,7 +32,8 @@ export class CurveSection {
   constructor(
     private readonly model: PanelModel,
     theme: ITheme,
-    private readonly signal: AbortSignal
+    private readonly signal: AbortSignal,
+    cursor: string
   ) {
     this.chart = new CurveChart(
       this.plot,
@@ -42,7 +43,8 @@ export class CurveSection {
         if (this.curve !== null) {
           model.queryDetail(this.curve, first, last);
         }
-      }
+      },
+      cursor
     );
     this.node = element(
       'div',
@@ -59,7 +61,8 @@ export class CurveSection {
   readonly node: HTMLElement;
   readonly chart: CurveChart;
   axisName: AxisName = 'step';
-  smoothing = 0;
+  /** How much of the past the bold line keeps; null: as the number of points needs. */
+  smoothing: number | null = null;
   /** Whether earlier runs are drawn too. */
   compares = false;
 
@@ -76,7 +79,7 @@ export class CurveSection {
       column: curve.column,
       meanRank: MEAN_RANK,
       axis,
-      smoothing: this.smoothing,
+      smoothing: this.smoothing ?? usualSmoothing(curve),
       hidden: this.hidden,
       marks: this.model.marks,
       beside: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
@@ -198,4 +201,16 @@ function onePerLabel(readings: readonly IReading[]): IReading[] {
 /** The bold line is drawn last and read first. */
 function meanFirst(readings: readonly IReading[]): IReading[] {
   return [...readings.slice(-1), ...readings.slice(0, -1)];
+}
+
+/** Noise hides the course of a long curve: above some 500 points it is smoothed, in few levels that change rarely. */
+export function usualSmoothing(curve: ICurve): number {
+  let numRows = 0;
+  for (const table of curve.tables.values()) {
+    numRows = Math.max(numRows, table.length);
+  }
+  if (numRows <= 500 || curve.id.startsWith(LEARNING_RATE)) {
+    return 0;
+  }
+  return numRows <= 5000 ? 0.9 : numRows <= 50_000 ? 0.98 : 0.995;
 }

@@ -13,6 +13,7 @@ export class Header {
       'div',
       'accel-nb-header',
       element('div', 'accel-nb-title-row', this.status, this.title, controls),
+      this.progress,
       this.tiles,
       this.ranks
     );
@@ -25,8 +26,25 @@ export class Header {
     setText(this.title, facts.title);
     setText(this.status, facts.status);
     this.status.dataset.status = facts.status;
+    this.updateProgress(facts);
     this.updateTiles(tilesOf(facts, idleS));
     this.updateRanks(facts);
+  }
+
+  private updateProgress({ progress, status }: IFacts): void {
+    const { epoch, numEpochs, fraction, batchFraction, remainingS } = progress;
+    const part = fraction ?? batchFraction;
+    this.progress.hidden = part === null || status !== 'running';
+    const percent = Math.round(100 * Math.min(1, part ?? 0));
+    this.bar.setAttribute('aria-valuenow', String(percent));
+    this.fill.style.width = `${percent}%`;
+    const ofEpoch = fraction === null ? ' of the epoch' : '';
+    const words = [
+      epoch === 0 ? '' : numEpochs > 0 ? `epoch ${epoch} of ${numEpochs}` : `epoch ${epoch}`,
+      `${percent} %${ofEpoch}`,
+      remainingS === null ? '' : `${elapsedText(Math.round(remainingS))} left`
+    ];
+    setText(this.progressText, words.filter(word => word !== '').join('  ·  '));
   }
 
   private updateTiles(wanted: ITile[]): void {
@@ -72,6 +90,10 @@ export class Header {
 
   private readonly title = element('span', 'accel-nb-title');
   private readonly status = element('span', 'accel-nb-status');
+  private readonly fill = element('span', 'accel-nb-progress-fill');
+  private readonly bar = progressBar(this.fill);
+  private readonly progressText = element('span', 'accel-nb-progress-text');
+  private readonly progress = element('div', 'accel-nb-progress', this.bar, this.progressText);
   private readonly tiles = element('div', 'accel-nb-tiles');
   private readonly chips = element('div', 'accel-nb-rank-list');
   private readonly more = element('div', 'accel-nb-rank');
@@ -114,6 +136,15 @@ function tilesOf(facts: IFacts, idleS: number): ITile[] {
     tiles.push({ label: capText(metric.name, 24), value: formatNumber(metric.value) });
   }
   return tiles;
+}
+
+function progressBar(fill: HTMLElement): HTMLElement {
+  const bar = element('span', 'accel-nb-progress-bar', fill);
+  bar.setAttribute('role', 'progressbar');
+  bar.setAttribute('aria-label', 'Progress of the run');
+  bar.setAttribute('aria-valuemin', '0');
+  bar.setAttribute('aria-valuemax', '100');
+  return bar;
 }
 
 function elapsedText(seconds: number): string {

@@ -12,6 +12,7 @@ import { EarlierList } from './earlierList';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 import { RunControls, type Action } from './runControls';
+import { SmallCharts, spansDecades, varies } from './smallCharts';
 
 const CHART_HEIGHT = 270;
 
@@ -25,6 +26,7 @@ const AXES: readonly { value: AxisName; label: string }[] = [
 ];
 
 const SMOOTHINGS = [
+  { value: 'auto', label: 'auto smooth' },
   { value: '0', label: 'raw' },
   { value: '0.8', label: 'smooth' },
   { value: '0.95', label: 'smoother' },
@@ -33,6 +35,11 @@ const SMOOTHINGS = [
 
 /** A run without a step for so long is shown as waiting, unless its steps usually take longer. */
 const MIN_WAIT_S = 10;
+
+const LOG_HINT = 'Logarithmic scale';
+
+/** Panels of this page, each with a cursor of its own over all its charts. */
+let numPanels = 0;
 
 /** How long the kernel may take for a CSV: one of a million steps takes seconds. */
 const CSV_PATIENCE_MS = 15_000;
@@ -65,13 +72,22 @@ class PanelView {
       isOn => this.setComparing(isOn),
       signal
     );
+    this.log = toggleButton(
+      'log',
+      LOG_HINT,
+      isOn => {
+        this.curve.chart.setLogScale(isOn);
+        this.schedule();
+      },
+      signal
+    );
     const controls = element(
       'div',
       'accel-nb-controls',
       this.chooser,
       chooser('Horizontal axis', AXES, value => this.setAxis(value as AxisName), signal),
-      chooser('Smoothing', SMOOTHINGS, value => this.setSmoothing(Number(value)), signal),
-      toggleButton('log', 'Logarithmic scale', isOn => this.curve.chart.setLogScale(isOn), signal),
+      chooser('Smoothing', SMOOTHINGS, value => this.setSmoothing(value), signal),
+      this.log,
       toggleButton(
         'focus',
         'Leave outliers out of the range',
@@ -92,6 +108,7 @@ class PanelView {
       this.steering.node,
       this.earlier.node,
       this.body,
+      this.more,
       this.blocks.node,
       this.notes,
       this.printed
@@ -100,7 +117,12 @@ class PanelView {
     host.append(this.root);
 
     const theme = readTheme(this.root);
-    this.curve = new CurveSection(model, theme, signal);
+    const cursor = `accel-nb-${++numPanels}`;
+    this.curve = new CurveSection(model, theme, signal, cursor);
+    this.others = new SmallCharts(model, theme, signal, cursor);
+    this.more.open = true;
+    this.more.append(this.moreTitle, this.others.node);
+    this.more.addEventListener('toggle', () => this.schedule(), { signal });
     this.memory = new MemorySection(model, theme, send, signal);
     this.body.append(this.curve.node, this.memory.node);
 
@@ -120,6 +142,7 @@ class PanelView {
       resized.disconnect();
       cancelAnimationFrame(this.frame);
       this.curve.chart.dispose();
+      this.others.dispose();
       this.memory.dispose();
       this.root.remove();
     });
@@ -133,6 +156,7 @@ class PanelView {
 
   private setAxis(name: AxisName): void {
     this.curve.axisName = name;
+    this.others.setAxis(name);
     this.schedule();
   }
 
@@ -145,8 +169,10 @@ class PanelView {
     this.schedule();
   }
 
-  private setSmoothing(weight: number): void {
-    this.curve.smoothing = weight;
+  private setSmoothing(choice: string): void {
+    this.smoothing = choice === 'auto' ? null : Number(choice);
+    this.curve.smoothing = this.smoothing;
+    this.others.setSmoothing(this.smoothing);
     this.schedule();
   }
 
@@ -203,6 +229,7 @@ class PanelView {
   private applyTheme(): void {
     const theme = readTheme(this.root);
     this.curve.chart.setTheme(theme);
+    this.others.setTheme(theme);
     this.memory.setTheme(theme);
   }
 
@@ -247,6 +274,25 @@ class PanelView {
     this.curve.node.hidden = curve === null;
     this.memory.draw(MAPS_HEIGHT, isBeside);
     this.curve.draw(curve, CHART_HEIGHT);
+    this.drawOthers(curve);
+    this.proposeLog(curve);
+  }
+
+  private drawOthers(chosen: ICurve | null): void {
+    const others = this.model.curves().filter(curve => curve.id !== chosen?.id && varies(curve));
+    this.more.hidden = others.length === 0;
+    setText(this.moreTitle, others.length === 1 ? '1 more curve' : `${others.length} more curves`);
+    if (this.more.open) {
+      this.others.draw(others);
+    }
+  }
+
+  /** Two decades and more are read on a logarithmic scale. */
+  private proposeLog(curve: ICurve | null): void {
+    const isOn = this.log.getAttribute('aria-pressed') === 'true';
+    const spans = !isOn && curve !== null && spansDecades(curve);
+    this.log.classList.toggle('accel-nb-is-proposed', spans);
+    this.log.title = spans ? `${LOG_HINT}: the values span more than two decades` : LOG_HINT;
   }
 
   private chosenCurve(): ICurve | null {
@@ -280,6 +326,11 @@ class PanelView {
   private readonly earlier: EarlierList;
   private readonly blocks: BlockSection;
   private readonly curve: CurveSection;
+  private readonly others: SmallCharts;
+  private readonly log: HTMLButtonElement;
+  private readonly more = element('details', 'accel-nb-more-curves');
+  private readonly moreTitle = element('summary', 'accel-nb-more-title');
+  private smoothing: number | null = null;
   private readonly memory: MemorySection;
   private fileNote = '';
   private chooserNames = '';
