@@ -12,13 +12,13 @@ from typing import Any
 
 from accel_nb.config import parse_flags, resolve
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
+from accel_nb.notebook.messages import RankAnswer, read_answer
 from accel_nb.notebook.output.receipt import receipt_line
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.namespace_session import NamespaceSession
 from accel_nb.notebook.session.replica_check import describe_divergence
 from accel_nb.notebook.session.run_state import Cell
-from accel_nb.pool.control.stop_escalation import RankResult
 from accel_nb.pool.engine import Engine, WorkerSpec
 from accel_nb.pool.payload import close_all
 from accel_nb.pool.pool import Pool
@@ -82,7 +82,7 @@ class Workers:
             if topic == "event" and isinstance(event := from_message(body), WorkerPrepared):
                 reports[rank] = event
         lines = [receipt_line(self._pool.specs, list(reports.values()))]
-        lines += [line for answer in answers for line in answer.body.get("lines", ())]
+        lines += [line for answer in answers for line in answer.reply.lines]
         lines += describe_divergence(answers)
         output = Output(
             stdout=recorder.text.get((0, "stdout"), b"").decode(),
@@ -121,7 +121,7 @@ class Workers:
 
     def _request(
         self, source: str, recorder: Recorder, own: dict[int, str] | None = None
-    ) -> tuple[list[RankResult], Any]:
+    ) -> tuple[list[RankAnswer], Any]:
         """Send a cell as a notebook without other cells does; or, unprepared, lines of this class for each rank."""
         assert self._pool is not None
         cell = Cell(source, ast.parse(source), 1)
@@ -133,7 +133,10 @@ class Workers:
         if own is not None:
             bodies = {rank: {**body, "source": own[rank], "is_empty": True} for rank, body in bodies.items()}
         try:
-            return self._pool.run("run", bodies, recorder, payloads=packed.payloads, timeout_s=CELL_S, poll_s=0.05)
+            results, reason = self._pool.run(
+                "run", bodies, recorder, payloads=packed.payloads, timeout_s=CELL_S, poll_s=0.05
+            )
+            return [read_answer(result) for result in results], reason
         finally:
             close_all(packed.payloads.values())
 
