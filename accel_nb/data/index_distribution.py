@@ -205,7 +205,8 @@ class IndexSampler:
     def _grouped(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         items = self.draw()
         batches = map(_sized, items) if self.yields_lists else items
-        yield from flag_last(grouped(batches, size, drop_short=self._drops_short), expected)
+        groups = grouped(batches, size, drop_short=self._drops_short)
+        yield from flag_last(groups, expected, is_exact=self.is_drawn_everywhere)
 
 
 _ITERATION_TAG = -0x6E6F772C
