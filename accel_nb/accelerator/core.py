@@ -419,7 +419,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
         Raises `MisuseError` if the loss is not a tensor or has no gradient, and if only a part of a window has weights.
         """
-        self._stepper.meter.name_loss(sys._getframe(1), loss)
+        self._stepper.meter.name_loss(sys._getframe(1), loss)  # pyright: ignore[reportPrivateUsage]
         if weight is not None:
             self._stepper.backward(loss, weight, retain_graph=bool(retain_graph), create_graph=create_graph)
         elif retain_graph is None and not create_graph:

@@ -212,7 +212,7 @@ result = [value.detach().sum().item() for value in model.parameters()]
     expected = on_one_device(kernel, cell)
     output = done(kernel, cell)
     assert kernel.value("result") == pytest.approx(expected, abs=1e-9)
-    assert "hooks read or change its gradients" in output.receipt
+    assert "hooks read or change its values" in output.receipt
     output = run(kernel, cell, "--cpus 2 --divide data")
     assert output.error is not None
     assert output.error[0] == "MisuseError"

@@ -40,10 +40,19 @@ _MIN_ROWS_PER_RANK = 2
 class DividedCalls:
     """Divides the calls of prepared models while it is on. Every rank must make the same calls."""
 
-    def __init__(self, stepper: Stepper, comm: Communicator, *, is_compiled: Callable[[nn.Module], bool]) -> None:
+    def __init__(
+        self,
+        stepper: Stepper,
+        comm: Communicator,
+        *,
+        is_compiled: Callable[[nn.Module], bool],
+        has_hooks: Callable[[nn.Module], bool],
+    ) -> None:
         self._stepper = stepper
         self._comm = comm
         self._is_compiled = is_compiled
+        # Whether the user's code has hooks inside of a model, which would get rows; asked once for each kind of call.
+        self._has_hooks = has_hooks
         self.exchange = RowExchange(comm)
         self.is_on = False
         # Whether a model is being called, whose code may call others.
@@ -52,8 +61,6 @@ class DividedCalls:
         self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | Undivided]] = (
             weakref.WeakKeyDictionary()
         )
-        # Whether the user's code has hooks on gradients, by model; asked once for each kind of call.
-        self.has_gradient_hooks: Callable[[nn.Module], bool] = lambda model: False
         # The models that calls since `start_record` have divided, and why others were not, by the name of their class.
         self.divided: dict[str, None] = {}
         self.undivided: dict[str, Undivided] = {}
@@ -154,7 +161,7 @@ class DividedCalls:
         has_gradients = torch.is_grad_enabled()
         if has_gradients and _has_swapped_parameters(model):
             return Undivided("it is called with other parameters than its own")
-        key = model.training, has_gradients, signature_of([args, kwargs])
+        key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
         layout = known.get(key)
         if layout is None:
             found = self._find_layout(model, forward, args, kwargs)
@@ -164,8 +171,8 @@ class DividedCalls:
     def _find_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> RowLayout | Undivided:
-        if self.has_gradient_hooks(model):
-            return Undivided("hooks read or change its gradients")
+        if self._has_hooks(model):
+            return Undivided("hooks read or change its values")
         share, policy = self._stepper.window.share, self._stepper.strategy.precision.policy
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
@@ -189,6 +196,13 @@ class DividedCalls:
         if any(int(other) != code for other in codes) and not isinstance(found, Undivided):
             return Undivided("the ranks disagree about its rows")
         return found
+
+
+def _num_hooks(model: nn.Module) -> int:
+    """Return the number of hooks on calls of a model's parts: one more changes how its calls may be divided."""
+    return sum(
+        len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
+    )
 
 
 def _has_swapped_parameters(model: nn.Module) -> bool:

@@ -31,7 +31,7 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
 )
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof import LossProof, has_gradient_hooks
+from accel_nb.accelerator.plain_cells.loss_proof import LossProof, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import (
     cell_frames,
@@ -104,9 +104,11 @@ class PlainCells:
         self._used: set[int] = set()
         components = accelerator.components
         self._divided_calls = DividedCalls(
-            self._stepper, components.comm, is_compiled=components.compiler.has_compiled_any
+            self._stepper,
+            components.comm,
+            is_compiled=components.compiler.has_compiled_any,
+            has_hooks=has_inner_hooks,
         )
-        self._divided_calls.has_gradient_hooks = has_gradient_hooks
         self._division = LoopDivision(accelerator, self._divided_calls, self._proof, self._used)
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False

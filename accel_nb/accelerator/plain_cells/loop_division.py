@@ -165,13 +165,13 @@ class LoopDivision:
         problem = self._proof.take_verdict()
         mixing = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
         divided, is_proven = list(self._calls.divided), problem is None and not mixing
-        if is_proven and (not divided or self._is_costly(loaders)):
+        if is_proven and (self._calls.undivided if not divided else self._is_costly(loaders)):
             return {"is_data": True}
         if divided:
             text = f" in {', '.join(divided)}" + ("" if problem is None else f" ({problem})")
             return {"is_data": False, "computes_rows": True, "text": text}
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
-        text = "; ".join(causes) or problem or "no model was called"
+        text = "; ".join(causes) or "only parts of models are called"
         return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
 
     def _is_costly(self, loaders: list[DataLoader[Any]]) -> bool:

@@ -136,7 +136,9 @@ class LossProof:
                 self._report("the model changes buffers", warn_changed_buffers)
             problem = self._trace.explain_unproven(loss, self._stepper.classify_loss(loss))
             if problem is not None:
-                self._report(f"the loss: {problem}", lambda accelerator: warn_unproven_loss(accelerator, problem))
+                self._report(
+                    f"the loss mixes samples: {problem}", lambda accelerator: warn_unproven_loss(accelerator, problem)
+                )
 
     def _report(self, problem: str, warn: Callable[[Accelerator], None]) -> None:
         """Warn of a problem once for each cell, or add it to those of the loop that are collected."""
@@ -226,5 +228,21 @@ def has_gradient_hooks(model: nn.Module) -> bool:
     values = [value for part in parts for value in part._parameters.values() if value is not None]
     holders = [(part, "_backward_hooks", "_backward_pre_hooks") for part in parts]
     holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in values]
-    hooks = (getattr(holder, name, None) or {} for holder, *names in holders for name in names)
-    return any(is_user_module(getattr(hook, "__module__", None)) for found in hooks for hook in found.values())
+    return _has_own(hook for holder, *names in holders for name in names for hook in _hooks_of(holder, name))
+
+
+def has_inner_hooks(model: nn.Module) -> bool:
+    """Whether the user has registered hooks on gradients of a model, or on calls of its submodules."""
+    inner = [part for part in model.modules() if part is not model]
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return has_gradient_hooks(model) or _has_own(
+        hook for part in inner for name in names for hook in _hooks_of(part, name)
+    )
+
+
+def _hooks_of(holder: Any, name: str) -> Iterable[Any]:
+    return (getattr(holder, name, None) or {}).values()
+
+
+def _has_own(hooks: Iterable[Any]) -> bool:
+    return any(is_user_module(getattr(hook, "__module__", None)) for hook in hooks)

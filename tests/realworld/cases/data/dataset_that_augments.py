@@ -1,5 +1,5 @@
 # A dataset whose __getitem__ adds noise and flips at random.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # word2vec: pairs from a window, negatives drawn in the loop by torch.multinomial.
-# outcome: told draw
+# outcome: equal
 # compare: center, context
 # %%
 import torch

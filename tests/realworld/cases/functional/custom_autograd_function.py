@@ -1,6 +1,5 @@
 # A custom autograd.Function (a Legendre polynomial) inside a module, trained on the whole data.
 # outcome: equal
-# outcome on 3: told not proven
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # CycleGAN in small: two generators, two critics, itertools.chain in one optimizer, identity and cycle losses, a buffer that draws.
-# outcome: told not proven
+# outcome: equal
 # compare: G_AB, G_BA, D_A, D_B
 # %%
 import itertools

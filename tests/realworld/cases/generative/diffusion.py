@@ -1,5 +1,5 @@
 # A denoising diffusion model on points: random steps and noise for each sample, the noise is predicted.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # The GAN of the tutorials: real and fake batches, two optimizers, the generator through the discriminator, SGD.
-# outcome: told draw
+# outcome: equal
 # compare: netG, netD
 # %%
 import torch

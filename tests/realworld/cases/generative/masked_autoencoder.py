@@ -1,5 +1,5 @@
 # Random masks for each sample drawn in the model's forward, the loss on what was masked only.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # A variational autoencoder: noise drawn in reparameterize, reconstruction summed plus KL divergence summed.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # WGAN-GP: critic steps with a gradient penalty (create_graph), the mixing weights drawn in the loop.
-# outcome: told draw
+# outcome: equal
 # compare: G, D
 # runs: always
 # %%

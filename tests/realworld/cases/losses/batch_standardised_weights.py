@@ -1,5 +1,5 @@
 # Weights of samples normalised within the batch before the weighted sum.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # The mean over the samples that a boolean mask selects, some in each share.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

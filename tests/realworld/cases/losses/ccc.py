@@ -1,5 +1,5 @@
 # The concordance correlation of a batch, as in affect recognition.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

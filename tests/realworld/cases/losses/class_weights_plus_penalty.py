@@ -1,5 +1,5 @@
 # Weighted cross entropy plus an L2 penalty of the weights written by hand.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # Segmentation with a soft Dice loss over the whole batch.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # The same where one sample of a batch is selected: the other shares have none, and the mean of nothing is NaN.
-# outcome: refused divided
+# outcome: equal
 # compare: model
 # %%
 import torch

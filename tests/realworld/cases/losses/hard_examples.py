@@ -1,5 +1,5 @@
 # Online hard example mining: the mean of the largest losses of a batch.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

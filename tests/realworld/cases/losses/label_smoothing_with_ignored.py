@@ -1,5 +1,5 @@
 # Label smoothing in cross entropy together with ignored targets.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

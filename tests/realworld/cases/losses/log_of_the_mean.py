@@ -1,5 +1,5 @@
 # The logarithm of the mean error, and a norm of residuals divided by the norm of targets.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model, other
 # %%
 import torch

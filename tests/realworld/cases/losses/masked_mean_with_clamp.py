@@ -1,5 +1,5 @@
 # Only labelled samples count: a masked sum over clamp(min=1) of their number.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # A robust loss: the median of the absolute errors.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

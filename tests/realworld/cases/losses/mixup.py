@@ -1,5 +1,5 @@
 # Mixup: samples of the batch mixed with a permutation of them.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # %%
 import numpy as np

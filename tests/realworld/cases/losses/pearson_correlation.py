@@ -1,5 +1,5 @@
 # One minus the Pearson correlation of predictions and targets in the batch.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

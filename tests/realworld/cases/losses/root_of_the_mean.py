@@ -1,5 +1,5 @@
 # RMSE: the root of the mean squared error as the loss.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # runs: always
 # %%

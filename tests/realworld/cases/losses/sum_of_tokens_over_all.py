@@ -1,6 +1,5 @@
 # Sums over tokens, divided by a constant of the whole set; and sums over samples, not divided.
 # outcome: equal
-# outcome on 3: told not proven
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # Multi-task weights learned as log variances in a module of the cell.
-# outcome: told not proven
+# outcome: equal
 # compare: model, weighting
 # %%
 import torch

@@ -1,5 +1,5 @@
 # Cross entropy plus a center loss with centers of its own, gradients of the centers rescaled before their step.
-# outcome: told not proven
+# outcome: equal
 # compare: model, centers
 # %%
 import torch

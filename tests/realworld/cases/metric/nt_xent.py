@@ -1,5 +1,5 @@
 # SimCLR in small: two views of each sample, all against all in the batch.
-# outcome: told of samples with each other
+# outcome: equal
 # compare: encoder, projector
 # runs: always
 # %%

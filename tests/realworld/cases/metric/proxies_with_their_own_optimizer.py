@@ -1,6 +1,5 @@
 # A loss module with proxies as parameters of its own, stepped by a second optimizer.
-# outcome: told compares the samples of the batch
-# outcome on 3: equal
+# outcome: equal
 # compare: net, proxy_loss
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # A siamese dataset that draws the partner of each sample with random.choice, contrastive margin loss.
-# outcome: told draw
+# outcome: equal
 # compare: net
 # %%
 import random

@@ -1,5 +1,5 @@
 # A small convolutional net with batch normalisation.
-# outcome: told batch normalisation
+# outcome: equal
 # compare: model
 # runs: always
 # %%

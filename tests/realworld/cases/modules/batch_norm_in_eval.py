@@ -1,5 +1,5 @@
 # Fine-tuning with batch normalisation kept in eval mode from the loop on: equal, though the receipt names the layers.
-# outcome: told batch normalisation
+# outcome: equal
 # compare: model
 # %%
 import torch

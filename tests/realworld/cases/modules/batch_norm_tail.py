@@ -1,5 +1,5 @@
 # Batch normalisation over features, and a tail of few samples: one for a worker, or none.
-# outcome: refused the batch was divided
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # Dropout layers in a perceptron.
-# outcome: told dropout
+# outcome: equal
 # compare: model
 # %%
 import torch

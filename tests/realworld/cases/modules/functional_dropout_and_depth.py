@@ -1,5 +1,5 @@
 # F.dropout with training=self.training and stochastic depth by torch.rand in forward: no module shows it.
-# outcome: told draw
+# outcome: equal
 # compare: model
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # weight_norm and spectral_norm of the older kind (forward pre-hooks), made in an earlier cell.
-# outcome: told changes buffers
+# outcome: equal
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # A layer that keeps a moving average of its batches in a buffer of its own, and a counter.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # The same clamping hooks, registered in the cell that trains.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

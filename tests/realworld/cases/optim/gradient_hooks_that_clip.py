@@ -1,5 +1,5 @@
 # Hooks on parameters clamp each gradient as it is made.
-# outcome: told --strategy single
+# outcome: equal
 # compare: model
 # %%
 import torch

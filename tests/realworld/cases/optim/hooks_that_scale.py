@@ -1,5 +1,5 @@
 # Hooks that scale gradients of the lower layers (discriminative fine-tuning by hand), registered in the cell that defines.
-# outcome: told hooks on gradients
+# outcome: equal
 # compare: model
 # runs: always
 # %%

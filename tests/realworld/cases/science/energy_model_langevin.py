@@ -1,5 +1,5 @@
 # An energy-based model: negatives made by Langevin steps that start at the data, gradients of the inputs, noise drawn.
-# outcome: told draw
+# outcome: equal
 # compare: energy
 # %%
 import torch

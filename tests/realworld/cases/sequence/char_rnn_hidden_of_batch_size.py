@@ -1,5 +1,5 @@
 # A character model of the courses: hidden state made by torch.zeros(1, BS, H) and carried from batch to batch.
-# outcome: refused the batch was divided
+# outcome: equal
 # compare: model
 # runs: always
 # %%

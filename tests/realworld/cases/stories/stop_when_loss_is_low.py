@@ -1,5 +1,5 @@
 # The loop ends as soon as the printed loss of a batch is below a threshold.
-# outcome: refused decide by
+# outcome: equal
 # compare: model, epoch
 # %%
 import torch
