@@ -1,6 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers     make lab            JupyterLab on the notebooks
 #   make test    lint and all tests                                     make bench          benchmarks
+#   make test-ecosystem  transformers, TRL, PEFT, diffusers train under the alias as they do under accelerate
 #   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
@@ -33,10 +34,13 @@ TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
+# The same for the packages that train by accelerate.
+ECOSYSTEM := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/ecosystem
+
 # PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-xla test-environments xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+.PHONY: help setup demo docs test test-trackers test-ecosystem test-xla test-environments xla-env nightly coverage lab bench lint lint-python lint-front-end format \
     clean browser unit unit-python unit-front-end wheel dist
 
 help:
@@ -121,8 +125,12 @@ unit-front-end: $(STAMPS)/develop
 	$(PACKAGE) test
 
 test-trackers: $(STAMPS)/develop
-	@.ci/trackers.sh $(BIN)/python $(TRACKERS)
+	@.ci/environment.sh $(BIN)/python $(TRACKERS) .ci/trackers.txt
 	$(TRACKERS)/bin/python -m pytest tests/trackers
+
+test-ecosystem: $(STAMPS)/develop
+	@.ci/environment.sh $(BIN)/python $(ECOSYSTEM) .ci/ecosystem.txt
+	$(ECOSYSTEM)/bin/python -m pytest tests/ecosystem $(TESTS)
 
 # The other environment gets a copy of this package's metadata (entry points, version), and the package by its path.
 test-xla: xla-env $(STAMPS)/develop

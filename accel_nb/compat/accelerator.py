@@ -20,6 +20,7 @@ from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
 from accel_nb.compat.states import AcceleratorState, GradientState
+from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, filter_trackers, registered_names
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.tensors.instance_patching import plain_class
@@ -66,6 +67,11 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        self._registered = registered_names(log_with)
+        if self._registered:
+            filter_trackers(self._registered, self.project_configuration.logging_dir)
+            given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
+            log_with = [item for item in given if item not in self._registered] or None
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
         super().__init__(
@@ -257,6 +263,21 @@ class Accelerator(OwnAccelerator):
         from accel_nb.compat.model_parts import extract_model_from_parallel
 
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
+
+    # --- trackers ---
+
+    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """Begin a run with the trackers of ``log_with``, and with those that were registered by name."""
+        options: dict[str, Any] = dict(init_kwargs or {})
+        if self.is_main_process:
+            made: list[Any] = []
+            for name in self._registered:
+                kind: Any = LOGGER_TYPE_TO_CLASS[name]
+                folder = (self.logging_dir,) if kind.requires_logging_directory else ()
+                made.append(kind(project_name, *folder, **options.pop(name, {})))
+            self._tracker_choice = (*self._tracker_choice, *made)
+            self._registered = []
+        super().init_trackers(project_name, config, options)
 
     # --- files ---
 

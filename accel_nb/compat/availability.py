@@ -10,6 +10,7 @@ import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -59,6 +60,26 @@ _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "rocm": lambda: Cuda().is_rocm and Cuda().is_available(),
     }
 )
+
+
+def _required(package: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not _is_available(package):
+            raise ImportError(f"{function.__qualname__} needs the package {package}; pip install {package}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def deepspeed_required(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that needs DeepSpeed."""
+    return _required("deepspeed", function)
+
+
+def torchao_required(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function that needs torchao."""
+    return _required("torchao", function)
 
 
 def is_habana_gaudi1() -> bool:

@@ -258,7 +258,8 @@ def _load_pickled(
                 kind = torch.float32
             place = "cpu" if device_map is None else find_place(name, device_map)
             place = _get(model, name).device if device_map is None else place
-            set_module_tensor_to_device(model, name, "cpu" if str(place) == "meta" else place, value.clone(), kind)
+            device = "cpu" if place is None or str(place) == "meta" else place
+            set_module_tensor_to_device(model, name, device, value.clone(), kind)
     missing = [name for name in model.state_dict() if not loaded.intersection(own.get(name, (name,)))]
     if strict and (unexpected or missing):
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 from packaging.version import Version, parse
 from torch import Tensor
 
-from accel_nb.accelerator.process.memory_release import free_cached_memory
+from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
 from accel_nb.runtime.distributed.current_world import current_world
@@ -53,13 +53,24 @@ class PrecisionType(str, Enum, metaclass=_Listed):
 
 
 class DynamoBackend(str, Enum, metaclass=_Listed):
-    """Backends of torch.compile that are part of PyTorch."""
+    """Backends of torch.compile by name; torch itself says at the first compilation which are installed."""
 
     NO = "NO"
     EAGER = "EAGER"
     AOT_EAGER = "AOT_EAGER"
     INDUCTOR = "INDUCTOR"
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
     CUDAGRAPHS = "CUDAGRAPHS"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    TVM = "TVM"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
 
     def __str__(self) -> str:
         return self.value
@@ -70,6 +81,14 @@ class RNGType(str, Enum, metaclass=_Listed):
 
     TORCH = "torch"
     CUDA = "cuda"
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XLA = "xla"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
     GENERATOR = "generator"
 
     def __str__(self) -> str:
@@ -137,6 +156,16 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 def clear_device_cache(garbage_collection: bool = True) -> None:
     """Collect garbage (in accelerate off by default), and free cached memory of the device."""
     free_cached_memory()
+
+
+def synchronize_all_rng_states(rng_types: Iterable[str | RNGType], generator: torch.Generator | None = None) -> None:
+    """Set the named generators to their states on rank 0, on every rank; every rank must call."""
+    synchronize_rng_states([str(getattr(kind, "value", kind)) for kind in rng_types], generator)
+
+
+def should_reduce_batch_size(exception: Exception) -> bool:
+    """Whether an error says that the device or the machine has no memory left."""
+    return is_out_of_memory(exception)
 
 
 def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torch.Generator | None = None) -> None:

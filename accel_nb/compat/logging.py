@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from accel_nb.accelerator.process.logging import RankLogger
@@ -10,6 +11,10 @@ from accel_nb.accelerator.process.logging import get_logger as build_logger
 
 class MultiProcessAdapter(RankLogger):
     """`RankLogger`, where a ``stacklevel`` counts from this class, as in accelerate."""
+
+    def __init__(self, logger: logging.Logger, extra: Any = None) -> None:
+        super().__init__(logger)
+        self.extra = extra or {}
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Log on the ranks that the options select."""

@@ -103,6 +103,16 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
     return [name for name in library_names if name in sys.modules]
 
 
+def enable_fsdp_ram_efficient_loading() -> None:
+    """Have transformers load a sharded model's weights on the first process only."""
+    set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "True"})
+
+
+def disable_fsdp_ram_efficient_loading() -> None:
+    """Have transformers load a sharded model's weights on every process."""
+    set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "False"})
+
+
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
     """Bind this process to the processors near its GPU, on Linux; without a GPU to none."""
     if not torch.cuda.is_available():

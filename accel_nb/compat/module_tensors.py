@@ -38,13 +38,11 @@ def _numbered(device: torch.device) -> tuple[str, int]:
     return device.type, module.current_device() if module.is_available() else 0
 
 
-def get_non_persistent_buffers(
-    module: nn.Module, recurse: bool = False, fully_qualified_names: bool = False
-) -> set[str]:
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
     """Return the names of the buffers that are not in the state dict, with the names of their modules if wished."""
     found: set[str] = set()
     for prefix, part in module.named_modules() if recurse else [("", module)]:
-        joined = f"{prefix}." if prefix and fully_qualified_names else ""
+        joined = f"{prefix}." if prefix and fqns else ""
         found.update(joined + name for name in part._non_persistent_buffers_set)
     return found
 

@@ -20,38 +20,60 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """For each importable module its names, each with the place ``module:attribute`` of the object."""
 
 _PARTS = {
-    "the inner parts of big models differ here; the functions that place, load and offload them are offered": (
-        "align_module_device compute_module_sizes find_tied_parameters get_balanced_memory get_max_memory hooks "
-        "modeling offload offload_state_dict set_module_tensor_to_device add_hook_to_module remove_hook_from_module "
-        "AlignDevicesHook CpuOffload ModelHook SequentialHook UserCpuOffloadHook remove_hook_from_submodules "
-        "OffloadedWeightsLoader has_offloaded_params clean_device_map get_max_layer_size named_module_tensors"
+    "checkpoints are saved and loaded by Accelerator.save_state and load_state": (
+        "checkpointing load_accelerator_state load_custom_state save_accelerator_state save_custom_state"
     ),
-    "checkpoints are saved and loaded by Accelerator.save_state, load_state and skip_first_batches": (
-        "checkpointing load load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
-        "SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
+    "Megatron-LM is not served; strategy='fsdp' trains models that are larger than a device": (
+        "megatron_lm MegatronLMPlugin AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine "
+        "MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMOptimizerWrapper MegatronLMSchedulerWrapper "
+        "T5TrainStep add_model_config_to_megatron_parser avg_losses_across_data_parallel_group finish_mpu_init "
+        "gather_across_data_parallel_groups initialize model_provider_func parse_bert_config parse_glm4_moe_config "
+        "parse_gpt2_config parse_llama_config parse_t5_config prepare_model_optimizer_scheduler prepare_optimizer "
+        "prepare_scheduler"
     ),
-    'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
-        "DeepSpeedSequenceParallelConfig MegatronLMPlugin "
-        "DeepSpeedSchedulerWrapper HfDeepSpeedConfig ParallelismConfig "
-        "TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
-        "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
-        "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "
-        "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"
+    "DeepSpeed's ZeRO is chosen by DeepSpeedPlugin or strategy='deepspeed', and prepare builds its engine": (
+        "deepspeed DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim "
+        "DummyScheduler GatheredParameters HfDeepSpeedConfig get_active_deepspeed_plugin "
+        "map_pytorch_optim_to_deepspeed"
+    ),
+    "FSDP2 is chosen by FullyShardedDataParallelPlugin or strategy='fsdp', and prepare shards the model in place": (
+        "fsdp_utils compile_regions_fsdp2 ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names "
+        "fsdp2_load_full_state_dict fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model "
+        "fsdp2_switch_optimizer_parameters"
+    ),
+    "layers are divided by transformers (tp_plan), not by a plugin": "TorchTensorParallelPlugin",
+    "torch's shards are joined by accelerate's own merge-weights; Accelerator.save_model writes whole weights": (
+        "merge_fsdp_weights"
     ),
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
-        "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine"
+        "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine apply_fp8_autowrap "
+        "contextual_fp8_autocast convert_model convert_model_to_fp8_ao filter_first_and_last_linear_layers "
+        "filter_linear_layers find_first_last_linear_layers has_ao_layers has_transformer_engine_layers"
     ),
-    "log_with accepts names and custom trackers directly": (
-        "filter_trackers get_available_trackers register_tracker_class"
+    "bitsandbytes' layers are made by load_and_quantize_model": (
+        "bnb get_keys_to_not_convert get_parameter_device get_quantized_model_device_map has_4bit_bnb_layers "
+        "quantize_and_offload_8bit replace_with_bnb_layers"
     ),
-    "functions are sent to the workers without a wrapper": "PrepareForLaunch",
-    "XLA is served as strategy='xla', without this name": "torch_xla",
-    "it belongs to accelerate's command line; here it is accel-nb": "commands launch write_basic_config",
+    "pipelines are built by prepare_pippy": ("build_pipeline find_pippy_batch_size generate_device_map pippy_forward"),
+    "device maps are planned by infer_auto_device_map": "fallback_allocate",
+    "it is an inner part of accelerate's launcher; accel-nb launch and notebook_launcher start processes": (
+        "PrepareForLaunch env_var_path_add prepare_deepspeed_cmd_env prepare_extend_env_parallelism_config "
+        "prepare_multi_gpu_env prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu "
+        "setup_fp8_env test_launch"
+    ),
+    "optimizers are prepared in place, by Accelerator.prepare": "move_to_device patch_optimizer_step",
+    "collectives check shapes with the option debug": "chained_operation verify_operation",
+    "XLA is served as strategy='xla', without this name": "torch_xla install_xla",
+    "Intel's XPUs are not supported": "is_torch_xpu_tensor",
+    "it is an inner base class of accelerate's enumerations and states": (
+        "BaseEnum EnumWithContains ThreadLocalSharedDict do_nothing"
+    ),
+    "it belongs to accelerate's command line; here it is accel-nb": "commands write_basic_config",
+    "SageMaker is not served": (
+        "SAGEMAKER_PARALLEL_EC2_INSTANCES SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION "
+        "SAGEMAKER_TRANSFORMERS_VERSION"
+    ),
     "it belongs to accelerate's own tests": "test_utils",
-    "loaders are sharded in place, by Accelerator.prepare": (
-        "BatchSamplerShard IterableDatasetShard DataLoaderAdapter DataLoaderStateMixin prepare_data_loader get_sampler"
-    ),
-    "records of options share no base class here": "KwargsHandler",
 }
 
 UNSUPPORTED_REASONS: Mapping[str, str] = MappingProxyType(

@@ -72,6 +72,20 @@ def initialize_tensors(data_structure: Any) -> Any:
     )
 
 
+def slice_tensors(
+    data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
+) -> Any:
+    """Return a batch with each tensor cut along its first dim; the slice is that of one process already."""
+    return operations.slice_tensors(data, tensor_slice)
+
+
+def gather_tensor_shape(tensor: Any) -> Tensor:
+    """Return the shapes of all ranks' tensors, as rows of one tensor padded by -1."""
+    shapes = operations.gather_object([list(tensor.shape)])
+    width = max(len(shape) for shape in shapes)
+    return torch.tensor([[*shape, *[-1] * (width - len(shape))] for shape in shapes])
+
+
 def ignorant_find_batch_size(data: Any) -> int | None:
     """Return the number of samples in a batch; None where there is none."""
     return operations.find_batch_size(data)

@@ -53,7 +53,7 @@ _DATACLASSES_MODULE = {
 _COLLECTIVES = places_in(
     _OPERATIONS,
     "broadcast broadcast_object_list convert_to_fp32 find_batch_size find_device gather gather_object listify reduce "
-    "send_to_device slice_tensors",
+    "send_to_device",
 )
 _NESTED = {
     **_COLLECTIVES,
@@ -62,25 +62,26 @@ _NESTED = {
         "accel_nb.compat.nested_data",
         "CannotPadNestedTensorWarning concatenate convert_outputs_to_fp32 copy_tensor_to_devices get_data_structure "
         "ignorant_find_batch_size initialize_tensors is_tensor_information pad_across_processes pad_input_tensors "
-        "recursively_apply",
+        "recursively_apply slice_tensors",
     ),
 }
 _NESTED_MODULE = {
     **_NESTED,
     **places_in(
         "accel_nb.compat.nested_data",
-        "ConvertOutputsToFp32 DistributedOperationException TensorInformation get_shape",
+        "ConvertOutputsToFp32 DistributedOperationException TensorInformation gather_tensor_shape get_shape",
     ),
 }
 _MEMORY = {
     "clear_device_cache": f"{_HF_UTILS}:clear_device_cache",
     "find_executable_batch_size": "accel_nb.compat.batch_size:find_executable_batch_size",
     "release_memory": "accel_nb.accelerator.process.memory_release:release_memory",
-    "should_reduce_batch_size": "accel_nb.accelerator.process.memory_release:is_out_of_memory",
+    "should_reduce_batch_size": f"{_HF_UTILS}:should_reduce_batch_size",
 }
 _RANDOM = {
-    **places_in("accel_nb.accelerator.process.seeding", "set_seed synchronize_rng_states"),
+    **places_in("accel_nb.accelerator.process.seeding", "set_seed"),
     "synchronize_rng_state": f"{_HF_UTILS}:synchronize_rng_state",
+    "synchronize_rng_states": f"{_HF_UTILS}:synchronize_all_rng_states",
 }
 _MACHINE = "accel_nb.compat.machine"
 _ENVIRONMENT = {
@@ -120,7 +121,8 @@ _IMPORTS = places_in(
     "is_transformer_engine_available is_transformers_available is_triton_available is_wandb_available is_xpu_available "
     "is_4bit_bnb_available is_8bit_bnb_available is_amdsmi_available is_bitsandbytes_multi_backend_available "
     "is_habana_gaudi1 is_import_timer_available is_torchdata_stateful_dataloader_available "
-    "is_transformer_engine_mxfp8_available is_weights_only_available is_xccl_available",
+    "is_transformer_engine_mxfp8_available is_weights_only_available is_xccl_available deepspeed_required "
+    "torchao_required",
 )
 _IMPORTS_MODULE = {
     **_IMPORTS,
@@ -172,6 +174,7 @@ _SHARDED = {
         "accel_nb.compat.sharded_files", "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer"
     ),
     **places_in("accel_nb.compat.model_parts", "get_fsdp2_grad_scaler"),
+    **places_in(_MACHINE, "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"),
 }
 _MODELING = {**_PRECISION, **_TENSORS, **_SIZES, **_STATE_DICTS}
 _INNER_OF_MODELING = frozenset(
@@ -208,6 +211,10 @@ _LAUNCHERS = places_in("accel_nb.compat.launchers", "debug_launcher notebook_lau
 _RESUME = places_in("accel_nb.compat.data_loaders", "skip_first_batches")
 _TRACKERS = {
     **places_in("accel_nb", "GeneralTracker"),
+    **places_in(
+        "accel_nb.compat.trackers",
+        "LOGGER_TYPE_TO_CLASS filter_trackers get_available_trackers register_tracker_class",
+    ),
     **places_in(_HF_UTILS, "on_main_process"),
     **{
         theirs: f"accel_nb.telemetry.trackers.{module}:{ours}"
@@ -300,7 +307,11 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.modeling": {**_DEVICE_MAPS, **_MODELING},
         f"{PACKAGE}.utils.offload": _OFFLOAD,
         f"{PACKAGE}.utils.operations": _NESTED_MODULE,
-        f"{PACKAGE}.utils.other": _OTHER,
+        f"{PACKAGE}.utils.other": {
+            **_OTHER,
+            **places_in("accel_nb.compat.model_parts", "has_repeated_blocks is_repeated_blocks"),
+            **places_in(_MACHINE, "get_free_port"),
+        },
         f"{PACKAGE}.utils.random": _RANDOM,
         f"{PACKAGE}.utils.tqdm": _TQDM,
         f"{PACKAGE}.utils.versions": _VERSIONS,

@@ -12,20 +12,17 @@ FOR_IMPORT: Mapping[str, str] = {
     f"{PACKAGE}.launchers": "test_launch",
     f"{PACKAGE}.optimizer": "move_to_device patch_optimizer_step",
     f"{PACKAGE}.state": "ThreadLocalSharedDict do_nothing",
-    f"{PACKAGE}.tracking": "filter_trackers get_available_trackers register_tracker_class",
     f"{PACKAGE}.utils": (
         "AbstractTrainStep BertTrainStep DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper "
         "DummyOptim DummyScheduler FP8RecipeKwargs GPTTrainStep GatheredParameters HfDeepSpeedConfig "
         "MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMPlugin PrepareForLaunch "
         "T5TrainStep TERecipeKwargs TorchTensorParallelPlugin add_model_config_to_megatron_parser apply_fp8_autowrap "
         "avg_losses_across_data_parallel_group compile_regions_fsdp2 contextual_fp8_autocast convert_model "
-        "convert_model_to_fp8_ao deepspeed_required disable_fsdp_ram_efficient_loading "
-        "enable_fsdp_ram_efficient_loading ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
+        "convert_model_to_fp8_ao ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
         "get_active_deepspeed_plugin has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
         "map_pytorch_optim_to_deepspeed merge_fsdp_weights prepare_deepspeed_cmd_env prepare_multi_gpu_env "
-        "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu torchao_required "
-        "write_basic_config"
+        "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu write_basic_config"
     ),
     f"{PACKAGE}.utils.ao": (
         "convert_model_to_fp8_ao filter_first_and_last_linear_layers filter_linear_layers "
@@ -49,11 +46,9 @@ FOR_IMPORT: Mapping[str, str] = {
         "HfDeepSpeedConfig get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed"
     ),
     f"{PACKAGE}.utils.fsdp_utils": (
-        "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac "
-        "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model "
-        "fsdp2_switch_optimizer_parameters merge_fsdp_weights"
+        "ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict "
+        "fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model fsdp2_switch_optimizer_parameters merge_fsdp_weights"
     ),
-    f"{PACKAGE}.utils.imports": "deepspeed_required torchao_required",
     f"{PACKAGE}.utils.launch": (
         "PrepareForLaunch env_var_path_add prepare_deepspeed_cmd_env prepare_extend_env_parallelism_config "
         "prepare_multi_gpu_env prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu "
@@ -67,10 +62,8 @@ FOR_IMPORT: Mapping[str, str] = {
         "prepare_scheduler"
     ),
     f"{PACKAGE}.utils.modeling": "fallback_allocate",
-    f"{PACKAGE}.utils.operations": (
-        "GatheredParameters chained_operation gather_tensor_shape is_torch_xpu_tensor verify_operation"
-    ),
-    f"{PACKAGE}.utils.other": "compile_regions_fsdp2 get_free_port has_repeated_blocks is_repeated_blocks",
+    f"{PACKAGE}.utils.operations": "GatheredParameters chained_operation is_torch_xpu_tensor verify_operation",
+    f"{PACKAGE}.utils.other": "compile_regions_fsdp2",
     f"{PACKAGE}.utils.torch_xla": "install_xla",
     f"{PACKAGE}.utils.transformer_engine": (
         "apply_fp8_autowrap contextual_fp8_autocast convert_model has_transformer_engine_layers"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import accel_nb
 from accel_nb import compat
 from accel_nb.compat.names import MODULES, UNSUPPORTED_REASONS
 from accel_nb.errors import MisuseError
+from tests.compat.peer_names import PAGE, page, peer
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_libraries_read_the_version() -> None:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("from accelerate import MegatronLMPlugin", 'strategy="fsdp"'),
+        ("from accelerate import MegatronLMPlugin", "strategy='fsdp'"),
         ("import accelerate.commands.launch", "command line"),
         ("import accelerate.not_there", "no counterpart"),
     ],
@@ -95,26 +95,10 @@ def test_what_is_not_offered_says_which_part_would_provide_it(statement: str, wo
         exec(statement, {})
 
 
-PEERS_NAMES = """
-import importlib, json, pkgutil, accelerate, accelerate.utils
-names = {}
-for prefix in ("accelerate", "accelerate.utils"):
-    for found in pkgutil.iter_modules(importlib.import_module(prefix).__path__, f"{prefix}."):
-        if found.name in ("accelerate.commands", "accelerate.test_utils", "accelerate.utils.rich"):
-            continue  # its command line, its own tests, and what needs a package that is not there
-        module = importlib.import_module(found.name)
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == found.name]
-        names[found.name] = [name for name in own if not name.startswith("_")]
-for name, module in (("accelerate", accelerate), ("accelerate.utils", accelerate.utils)):
-    of_package = lambda value: str(getattr(value, "__module__", "")).startswith("accelerate")
-    names[name] = [key for key, value in vars(module).items() if not key.startswith("_") and of_package(value)]
-print(json.dumps(names))
-"""
-
-
 def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(installed: None) -> None:
-    found = subprocess.run([sys.executable, "-c", PEERS_NAMES], check=True, timeout=120, capture_output=True, text=True)
-    names: dict[str, list[str]] = json.loads(found.stdout.splitlines()[-1])
+    described = peer()
+    names: dict[str, list[str]] = described["names"]
+    assert PAGE.read_text() == page(described), "write the page again: python -m tests.compat.peer_names"
     assert sum(map(len, names.values())) > 400
     lacking = []
     for module, listed in names.items():

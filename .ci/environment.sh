@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make the environment of the trackers' tests: .ci/trackers.sh PYTHON FOLDER. It sees the packages of PYTHON's own, and
-# is made anew only when .ci/trackers.txt has changed.
+# Make an environment for tests that need many packages: .ci/environment.sh PYTHON FOLDER REQUIREMENTS. It sees the
+# packages of PYTHON's own, and is made anew only when the requirements have changed.
 set -euo pipefail
-python="$1" folder="$2" wanted="$(dirname "$0")/trackers.txt"
+python="$1" folder="$2" wanted="$3"
 
 packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 see() { echo "import site; site.addsitedir('$(packages "$python")')" >"$(packages "$folder/bin/python")/project.pth"; }
