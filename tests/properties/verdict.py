@@ -147,7 +147,7 @@ def largest_difference(plain: Entries, other: Entries) -> float:
 def run_plain(program: Program, nudge: float = 0.0) -> Run:
     """Run a program in this process, as a notebook without workers does.
 
-    With ``nudge``, each step of an optimizer begins with a change of the weights, relative to the largest of a tensor.
+    With ``nudge``, each step of an optimizer begins with a relative change of the weights.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
     namespace = {"__name__": "__main__"}
@@ -160,7 +160,7 @@ def run_plain(program: Program, nudge: float = 0.0) -> Run:
         for group in optimizer.param_groups:
             for value in group["params"]:
                 noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-                value.data.add_(noise * value.data.abs().max(), alpha=nudge)
+                value.data.mul_(1 + nudge * noise)
 
     handle = register_optimizer_step_pre_hook(change) if nudge else None
     try:
