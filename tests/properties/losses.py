@@ -23,8 +23,13 @@ class Loss:
 
     @property
     def ignores_labels(self) -> bool:
-        """Whether some labels are -1, which the loss ignores."""
+        """Whether two labels are -1, which the loss ignores."""
         return "ignore_index" in self.lines
+
+    @property
+    def min_batch(self) -> int:
+        """The smallest batch with a label that counts."""
+        return 3 if self.ignores_labels else 1
 
 
 _VALUES = {

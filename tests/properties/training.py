@@ -16,8 +16,8 @@ _OPTIMIZERS = {
     "adam": "torch.optim.Adam({parameters}, lr=0.01)",
     "adamw": "torch.optim.AdamW({parameters}, lr=0.01, amsgrad=True)",
     "rmsprop": "torch.optim.RMSprop({parameters}, lr=0.01)",
-    "adagrad": "torch.optim.Adagrad({parameters}, lr=0.05)",
-    "lbfgs": "torch.optim.LBFGS({parameters}, lr=0.1, max_iter=3)",
+    "adagrad": "torch.optim.Adagrad({parameters}, lr=0.05, eps=1e-4)",
+    "lbfgs": "torch.optim.LBFGS({parameters}, lr=0.1, max_iter=2)",
     "groups": "torch.optim.SGD([{{'params': [p], 'lr': 0.02 + 0.1 * p.ndim}} for p in {parameters}], lr=0.1)",
     "filtered": "torch.optim.Adam([p for p in {parameters} if p.requires_grad], lr=0.01)",
 }

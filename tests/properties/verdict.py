@@ -147,9 +147,9 @@ def largest_difference(plain: Entries, other: Entries) -> float:
 def run_plain(program: Program, nudge: float = 0.0) -> Run:
     """Run a program in this process, as a notebook without workers does.
 
-    With ``nudge``, each step of an optimizer begins with a change of the weights, relative to the largest of a tensor.
+    With ``nudge``, each step of an optimizer begins with a relative change of the weights.
     """
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout = io.StringIO()
     namespace = {"__name__": "__main__"}
     dtype, state = torch.get_default_dtype(), torch.get_rng_state()
     output = Output()
@@ -160,23 +160,26 @@ def run_plain(program: Program, nudge: float = 0.0) -> Run:
         for group in optimizer.param_groups:
             for value in group["params"]:
                 noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-                value.data.add_(noise * value.data.abs().max(), alpha=nudge)
+                value.data.mul_(1 + nudge * noise)
 
     handle = register_optimizer_step_pre_hook(change) if nudge else None
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), warnings.catch_warnings():
-            warnings.simplefilter("default")
+    with contextlib.redirect_stdout(stdout), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
             exec(compile(program.source, f"<program {program.number}>", "exec"), namespace)
-        values = {**collect_values(program.compare, namespace), **printed_values(stdout.getvalue())}
-    except Exception as error:  # the program is wrong, which the verdict says
-        output.error = type(error).__name__, str(error)
-        output.traceback = traceback.format_exc()
-    finally:
-        if handle is not None:
-            handle.remove()
-        torch.set_default_dtype(dtype)
-        torch.set_rng_state(state)
-    output.stdout, output.stderr = stdout.getvalue(), stderr.getvalue()
+            values = {**collect_values(program.compare, namespace), **printed_values(stdout.getvalue())}
+        except Exception as error:  # the program is wrong, which the verdict says
+            output.error = type(error).__name__, str(error)
+            output.traceback = traceback.format_exc()
+        finally:
+            if handle is not None:
+                handle.remove()
+            torch.set_default_dtype(dtype)
+            torch.set_rng_state(state)
+    output.stdout = stdout.getvalue()
+    output.stderr = "".join(
+        warnings.formatwarning(found.message, found.category, found.filename, found.lineno) for found in caught
+    )
     return Run(values, {}, [output])
 
 
