@@ -15,7 +15,7 @@ from collections import defaultdict
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-_CUDA_PACKAGES = re.compile(r"(nvidia|cuda)-|triton$")
+_CUDA_PACKAGES = re.compile(r"(nvidia|cuda)-|triton\b")
 _CUDA_SYMBOLS = re.compile(r"(cu|nccl|nvrtc|nv|__cuda|__nv)")
 _NO_DRIVER = 35
 """The error cudaErrorInsufficientDriver."""

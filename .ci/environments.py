@@ -3,7 +3,6 @@
     python .ci/environments.py run NAME... [--tests ARGUMENT...] build what has changed, and test (arguments of pytest)
     python .ci/environments.py refresh NAME [FREEZE]             write NAME's list of packages anew; FREEZE is a file or
                                                                  URL with the output of `pip freeze` there
-    python .ci/environments.py table                             write docs/environments.md from the results
 
 An environment is a venv in the cache folder, built anew when its list or the project's requirements change.
 The tests use the wheel, from a folder without the source.
@@ -22,6 +21,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = ROOT / "tests" / "environments"
@@ -117,11 +117,13 @@ def build(name: str) -> Path:
         options = () if environment.keeps_packages else ("--constraint", listed)
         pip(python, "install", "--quiet", *options, "--requirement", wanted)
         after = installed(python)
-        replaced = sorted(package for package, version in before.items() if after.get(package) != version)
+        replaced = [package for package in before if after.get(package) != before[package]]
         added = sorted(set(after) - set(before))
         pip(python, "install", "--quiet", "--constraint", listed, *TOOLS)
+    if not environment.keeps_packages:
+        replaced = []
     facts = {"fingerprint": fingerprint, "replaced": replaced, "added": added}
-    if environment.keeps_packages and replaced:
+    if replaced:
         raise SystemExit(f"{name}: `pip install accel_nb` replaces {', '.join(replaced)}")
     record.write_text(json.dumps(facts, indent=1))
     return python
@@ -167,15 +169,27 @@ def test(name: str, wheel: Path, tests: list[str], work: Path) -> bool:
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables = {"ENVIRONMENT_NAME": name, "ENVIRONMENT_REPORT": str(report), "OMP_WAIT_POLICY": "passive"}
     path = os.pathsep.join([str(python.parent), "/usr/bin", "/bin"])
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", folder, *tests]
+    options = ["-p", "no:cacheprovider", "-p", "tests.environments.report", "--rootdir", folder, "--timeout", "600"]
+    command = [python, "-m", "pytest", *options, *tests]
     print(f"{name}: {' '.join(tests)}", flush=True)
     done = subprocess.run(command, cwd=folder, env={**plain, **variables, "PATH": path})
     if report.exists():
-        facts = json.loads((CACHE / name / "built.json").read_text())
-        result = json.loads(report.read_text()) | {"replaced": facts["replaced"], "added": facts["added"]}
-        (LISTS / "results").mkdir(exist_ok=True)
-        (LISTS / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        _write_result(name, json.loads(report.read_text()))
     return done.returncode == 0
+
+
+def _write_result(name: str, result: dict[str, Any]) -> None:
+    """Write a result beside those of earlier runs; of parts that did not run now, the earlier result stays."""
+    facts = json.loads((CACHE / name / "built.json").read_text())
+    place = LISTS / "results" / f"{name}.json"
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        before = json.loads(place.read_text())
+        result["counts"] = {**before["counts"], **result["counts"]}
+        if not result["results"]:
+            result |= {"results": before["results"], "load_s": before["load_s"]}
+    result |= {"replaced": facts["replaced"], "added": facts["added"]}
+    place.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def refresh(name: str, source: str | None) -> None:
@@ -226,7 +240,6 @@ def main() -> int:
     again = commands.add_parser("refresh")
     again.add_argument("name", choices=ENVIRONMENTS)
     again.add_argument("source", nargs="?")
-    commands.add_parser("table")
     given = parser.parse_args()
     if given.command == "refresh":
         refresh(given.name, given.source)

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.environments.conftest import LOAD_S
+from tests.environments.report import LOAD_S
 from tests.support.kernel import Kernel, Output, running_kernel
 
 NAME = os.environ.get("ENVIRONMENT_NAME", "laptop")
@@ -73,7 +73,7 @@ EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
 nbformat.write(notebook, sys.argv[1])
 """
 
@@ -87,7 +87,7 @@ def kernel() -> Iterator[Kernel]:
 
 
 def run(kernel: Kernel, code: str, **options: Any) -> Output:
-    output = kernel.run(code, **options)
+    output = kernel.run(code, timeout_s=300, **options)
     assert output.error is None, output.traceback
     return output
 
