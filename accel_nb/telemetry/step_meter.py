@@ -54,6 +54,7 @@ class StepMeter:
         self._started = time.perf_counter()
         # A sink may accept a step's numbers, without an event being made of them.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
+        self._emit_metric = getattr(sink, "emit_metric", None) or (lambda *values: sink.emit(MetricLogged(*values)))
         kind = device_type(device)
         self._copies = None if kind.is_host else _PinnedLosses(kind) if kind.has_streams else _DeferredLosses()
 
@@ -160,6 +161,18 @@ class StepMeter:
         self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now
         self._has_loss = False
         return now
+
+    def report_norm(self, norm: Tensor) -> None:
+        """Report the gradient norm that clipping has computed for the step to come, where reading it waits for nothing.
+
+        On a device with a queue it is not read: that would wait for the backward pass.
+        """
+        step = self.step + 1
+        if self._copies is not None or step % self.interval or not self._has_loss:
+            return
+        known = next(iter(self._curve_names), (self._step_name, 0))[0]
+        name = "gradient norm" if known == self._step_name else f"gradient norm of {self._step_name}"
+        self._emit_metric(self._rank, step - self._num_before, time.time(), name, norm.item())
 
     def restart_clock(self) -> None:
         """Measure the next step from now: what was done since the last one is no part of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -45,17 +46,22 @@ def to_csv(state: PanelState) -> str:
 
 
 def save_csv(state: PanelState, folder: str = ".") -> str:
-    """Write the CSV into a new file of a folder and return its name."""
-    safe = "".join(char if char.isalnum() or char in "-_" else "-" for char in state.title).strip("-")[:MAX_NAME]
-    number = 1
-    while True:
-        name = f"{safe or 'run'}{'' if number == 1 else f'-{number}'}.csv"
+    """Write the CSV into a folder, under a new name, and return the name."""
+    return new_file(to_csv(state), state.title, "csv", folder)
+
+
+def new_file(text: str, title: str, extension: str, folder: str) -> str:
+    """Write a text file that is named after a run; return its name, which has a number where it exists already."""
+    safe = "".join(char if char.isalnum() or char in "-_" else "-" for char in title).strip("-")[:MAX_NAME] or "run"
+    for number in itertools.count(1):
+        name = f"{safe}{'' if number == 1 else f'-{number}'}.{extension}"
         try:
             with open(os.path.join(folder, name), "x", encoding="utf-8") as file:
-                file.write(to_csv(state))
+                file.write(text)
             return name
         except FileExistsError:
-            number += 1
+            continue
+    raise AssertionError("numbers do not end")
 
 
 def _columns(state: PanelState) -> Iterator[tuple[str, Table, int]]:

@@ -307,9 +307,7 @@ class WidgetSurface:
         }
         self._said = message["facts"]["said"]
         if kind == "snapshot" or len(state.marks) != self._num_marks:
-            message["marks"] = [
-                {"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
-            ]
+            message["marks"] = _marks(state)
             self._num_marks = len(state.marks)
         if self._new_page or self._has_new_text(state):
             message["text"] = self._text = state.text
@@ -349,8 +347,30 @@ class WidgetSurface:
             return 0
         num_bytes = 0
         for query in waiting.values():
-            message, blocks = query.answer(QuerySources(state, self._others()))
+            message, blocks = query.answer(QuerySources(state, self._others(), _save_html))
             headers, buffer = packed(blocks)
             self._widget.send({**message, "version": PROTOCOL_VERSION, "blocks": headers}, buffers=[buffer])
             num_bytes += len(buffer) + ENVELOPE_BYTES
         return num_bytes
+
+
+def _marks(state: PanelState) -> list[dict[str, Any]]:
+    return [{"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks]
+
+
+def _save_html(state: PanelState) -> str:
+    """Write the run as one HTML file in the notebook's folder and return its name."""
+    from accel_nb.ui.share import SHARED_POINTS, save_html
+
+    headers, buffer = packed(state.snapshot(SHARED_POINTS)[0])
+    message = {
+        "kind": "snapshot",
+        "version": PROTOCOL_VERSION,
+        "base": 0,
+        "seq": 1,
+        "blocks": headers,
+        "facts": state.facts(),
+        "marks": _marks(state),
+        "maps": state.memory_maps(),
+    }
+    return save_html(state, message, buffer)

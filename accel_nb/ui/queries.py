@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,8 @@ class QuerySources:
 
     state: PanelState | None
     others: Sequence[EarlierRun] = ()
+    share: Callable[[PanelState], str | None] = lambda state: None
+    """Writes the run as one HTML file and returns its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,24 @@ class CsvQuery:
         return {"kind": "csv", "text": to_csv(state), "file": None}, []
 
 
-Query = CsvQuery | DetailQuery | EarlierListQuery | EarlierCurveQuery
+@dataclass(frozen=True, slots=True)
+class ShareQuery:
+    """Request the run as one HTML file in the notebook's folder."""
+
+    kind: ClassVar[str] = "share"
+
+    @property
+    def key(self) -> object:
+        """All such queries are equal: one answer serves them."""
+        return self
+
+    def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
+        """Return the name of the file; None if the rows are no longer kept."""
+        state = sources.state
+        return {"kind": "share", "file": None if state is None else sources.share(state)}, []
+
+
+Query = CsvQuery | ShareQuery | DetailQuery | EarlierListQuery | EarlierCurveQuery
 
 
 def read_query(content: object) -> Query | None:
@@ -137,6 +156,8 @@ def read_query(content: object) -> Query | None:
     match message.get("kind"):
         case CsvQuery.kind:
             return CsvQuery()
+        case ShareQuery.kind:
+            return ShareQuery()
         case DetailQuery.kind:
             return DetailQuery.parse(message)
         case EarlierListQuery.kind:

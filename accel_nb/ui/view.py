@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -213,6 +213,8 @@ class PanelState:
         self.can_save = False
         self.said = ""
         self._is_outcome_final = True
+        # Returns code, options and environment of the run, for a file that is shared.
+        self.describe: Callable[[], Mapping[str, str]] = dict
         # The end of what the cell has printed.
         self.text = ""
         # The latest map of each rank's blocks, and how many maps have arrived.

@@ -120,6 +120,21 @@ def test_each_loss_has_a_curve_by_its_variable(kernel: Kernel):
     assert kernel.value(f"[mark.text for mark in {STATE}.marks if mark.kind == 'begins']") == ["g_loss"]
 
 
+def test_clipping_has_a_curve_of_the_norm_before_it(kernel: Kernel):
+    output = kernel.run("""%%accelerate --cpus 2
+norms = []
+for inputs, targets in loader:
+    loss = ((model(inputs) - targets) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e-3).item())
+    optimizer.step()
+""")
+    assert output.error is None, output.traceback
+    shown = kernel.value(f"[list(column) for column in {STATE}.curve('gradient norm').columns]")
+    assert shown == [[float(step) for step in range(1, 21)], pytest.approx(kernel.value("norms"))]
+
+
 def test_a_second_loop_of_another_model_is_a_curve_of_its_own(kernel: Kernel):
     output = kernel.run("""%%accelerate --cpus 2
 for rate in (0.01, 0.1):

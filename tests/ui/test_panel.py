@@ -86,7 +86,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
     wait_until_ran(page, 1)  # the finished output takes the running one's place
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
-    expect(panel.locator("canvas")).to_have_count(3)  # the loss and two memory maps
+    expect(panel.locator("canvas")).to_have_count(6)  # the loss, two memory maps, three small charts
     drawn = panel.locator(".accel-nb-section").first.get_attribute("data-points-drawn") or ""
     assert int(drawn) > 2 * NUM_STEPS, "two ranks and their mean"
     expect(panel.locator(".accel-nb-rank-flag", has_text="slow")).to_have_count(1)
@@ -111,7 +111,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     panel.screenshot(path=pictures / "compared-light.png")
     with page.expect_download() as numbers:
         panel.get_by_role("button", name="CSV").click()
-    assert Path(numbers.value.path()).read_text().startswith("step,<b>wide</b>,baseline,rank 0,rank 1,mean\n")
+    assert Path(numbers.value.path()).read_text().startswith('step,loss,"loss, rank 0","loss, rank 1",learning rate,')
     with page.expect_download() as picture:
         panel.get_by_role("button", name="PNG").click()
     picture.value.save_as(pictures / "compared-saved.png")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,3 +309,41 @@ def test_a_flood_of_queries_is_cut(display: FakeDisplay, monkeypatch: pytest.Mon
         surface._on_message(None, {"kind": "earlier", "run": run, "table": "step", "name": ""}, [])
     panel.refresh(force=True)
     assert len(sent) == MAX_QUERIES
+
+
+def test_a_page_that_was_reloaded_has_what_the_cell_prints(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", lambda _, message, buffers: sent.append(message))
+    panel = Panel("run", 2, display="widget")
+    panel.feed(training_events(5))
+    panel.add_text("epoch 0\n")
+    panel.refresh(force=True)
+    surface: Any = panel._surfaces[0]
+    for page in ("first", "second"):
+        surface._on_message(None, {"kind": "resync", "version": 1, "seq": 0, "page": page}, [])
+        panel.refresh(force=True)
+    panel.add_text("epoch 1\n")
+    surface._next_at = 0.0
+    panel.refresh()
+    assert [(message.get("text"), message.get("page")) for message in sent] == [
+        (None, None),
+        (None, None),
+        ("epoch 0\n", "second"),
+        ("epoch 0\nepoch 1\n", None),
+    ]
+
+
+def test_the_csv_of_a_long_run_is_a_file(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    answers = answers_of(monkeypatch)
+    panel = Panel("a/b run", 1, display="widget")
+    for num_steps, files in ((300, []), (20_000, ["a-b-run.csv"])):
+        panel.state.fold(training_events(num_steps, num_ranks=1))
+        panel.refresh(force=True)
+        surface: Any = panel._surfaces[0]
+        surface._on_message(None, {"kind": "csv"}, [])
+        panel.refresh(force=True)
+        answer = answers.pop()[0]
+        assert [path.name for path in tmp_path.iterdir()] == files
+        text = (tmp_path / answer["file"]).read_text() if files else answer["text"]
+        assert text.count("\n") == 1 + len(panel.state.tables["step", 0, ""])

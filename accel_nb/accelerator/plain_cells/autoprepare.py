@@ -583,7 +583,9 @@ def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callab
             return stepper.clip_norm(clipped, max_norm, norm_type)
         for optimizer in bundle.optimizers:
             stepper.strategy.unscale(optimizer)
-        return plain(clipped, max_norm, norm_type, *args, **kwargs)
+        norm = plain(clipped, max_norm, norm_type, *args, **kwargs)
+        stepper.meter.report_norm(norm)
+        return norm
 
     return clip_grad_norm_
 

@@ -222,7 +222,8 @@ class Stepper:
         if proxy.finished_window != number:
             self._finish(proxy, number, factor)
         if self._clip is not None:
-            self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
+            norm = self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
+            self.meter.report_norm(norm)
         sentinel = self._sentinel(proxy) if proxy.needs_check else None
         ran = proxy.step_directly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
         self._end_step(proxy, number, ran)
@@ -249,7 +250,9 @@ class Stepper:
         if bundle is None:
             gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
             return torch.nn.utils.get_total_norm(gradients, norm_type)
-        return self.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
+        norm = self.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
+        self.meter.report_norm(norm)
+        return norm
 
     def has_any_parameter(self, parameters: list[Tensor]) -> bool:
         """Whether any of the parameters belongs to a prepared model."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from accel_nb.config import Resolved
+from accel_nb.config import Resolved, flags_to_line
+from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRegistry
+from accel_nb.runs.facts import environment_facts
 from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import PanelState
 
@@ -45,6 +47,23 @@ def record_run(
         )
     except Exception:
         logger.warning("the run is not recorded", exc_info=True)
+
+
+def describe_run(source: str, resolved: Resolved, specs: Sequence[WorkerSpec], started: float) -> dict[str, str]:
+    """Return code, options and environment of a run as short texts, for people that it is shared with."""
+    facts = environment_facts()
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    try:
+        options = flags_to_line(resolved.config)
+    except ValueError:  # a value that no flag can have
+        options = ""
+    return {
+        "options": options or "defaults",
+        "workers": ", ".join(spec.device for spec in specs),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)),
+        "environment": f"Python {facts['python']}, {packages}, {facts['system']}",
+        "code": source,
+    }
 
 
 def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:

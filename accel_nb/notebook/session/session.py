@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
 from accel_nb.notebook.session.post_mortem import describe_out_of_memory
-from accel_nb.notebook.session.recording import record_run
+from accel_nb.notebook.session.recording import describe_run, record_run
 from accel_nb.notebook.session.replica_check import describe_divergence
 from accel_nb.notebook.session.run_controls import RunControls
 from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, status_of
@@ -269,6 +270,8 @@ class Session:
             earlier=self.earlier_runs,
             plan=None if cell.call is not None else find_loop_plan(cell.tree, self.namespace),
         )
+        started = time.time()
+        panel.state.describe = lambda: describe_run(cell.source, resolved, specs, started)
         controls.show_message, controls.record_event = panel.show_outcome, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.line_prefix
         output = make_output(

@@ -398,7 +398,7 @@ export class CurveChart {
     return {
       label: line.label,
       show: !(this.input?.hidden.has(line.label) ?? false),
-      stroke: line.isBold || line.beside ? color : faint(color),
+      stroke: line.isBold || line.beside ? color : faint(color, this.smoothing > 0 ? 0.3 : 0.5),
       width: line.isBold ? 2 : line.beside ? 1.25 : 1,
       ...(line.beside ? { dash: [5, 4] } : {}),
       points: { show: () => line.table.length < 3, size: 5 },
@@ -636,10 +636,11 @@ function logTickText(value: number | null): string {
 }
 
 /** The color let through; one that is neither hexadecimal nor rgb() stays as it is. */
-function faint(color: string): string {
+function faint(color: string, share: number): string {
   if (/^#[0-9a-f]{6}$/i.test(color)) {
-    return `${color}8c`;
+    const alpha = Math.round(255 * share);
+    return `${color}${alpha.toString(16).padStart(2, '0')}`;
   }
   const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(color);
-  return parts === null ? color : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, 0.45)`;
+  return parts === null ? color : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, ${share})`;
 }

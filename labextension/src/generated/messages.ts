@@ -139,6 +139,11 @@ export interface ICsvQuery {
   readonly kind: 'csv';
 }
 
+/** Request the run as one HTML file in the notebook's folder. */
+export interface IShareQuery {
+  readonly kind: 'share';
+}
+
 /** Request the rows of a curve's steps from ``first`` to ``last``. */
 export interface IDetailQuery {
   readonly kind: 'detail';
@@ -202,6 +207,7 @@ export type Action =
 
 export type Query =
   | ICsvQuery
+  | IShareQuery
   | IDetailQuery
   | IEarlierListQuery
   | IEarlierCurveQuery;

@@ -40,7 +40,13 @@ export interface ICsv {
   readonly file: string | null;
 }
 
-export type Answer = IDetail | IEarlierList | IEarlierCurve | ICsv;
+/** The name of the HTML file that the kernel has written; null if it has the rows no longer. */
+export interface IShared {
+  readonly kind: 'share';
+  readonly file: string | null;
+}
+
+export type Answer = IDetail | IEarlierList | IEarlierCurve | ICsv | IShared;
 
 /** Whether a message answers a query; `parseAnswer` reads it. */
 export function isAnswer(content: unknown): boolean {
@@ -49,7 +55,7 @@ export function isAnswer(content: unknown): boolean {
     content !== null &&
     'kind' in content &&
     typeof content.kind === 'string' &&
-    ['detail', 'earlier', 'earlier curve', 'csv'].includes(content.kind)
+    ['detail', 'earlier', 'earlier curve', 'csv', 'share'].includes(content.kind)
   );
 }
 
@@ -66,6 +72,8 @@ export function parseAnswer(content: unknown, buffers: readonly ArrayBufferView[
       return { kind: 'earlier', runs: asList(message.runs, 'runs', MAX_RUNS).map(parseRun) };
     case 'earlier curve':
       return parseCurve(message, blocks);
+    case 'share':
+      return { kind: 'share', file: asTextOrNull(message.file) };
     case 'csv':
       return { kind: 'csv', text: asTextOrNull(message.text), file: asTextOrNull(message.file) };
   }

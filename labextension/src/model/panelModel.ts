@@ -162,6 +162,9 @@ export class PanelModel {
         this.csvWaiting?.(answer);
         this.csvWaiting = null;
         break;
+      case 'share':
+        this.sharedFile = answer.file ?? '';
+        break;
     }
     this.notify();
   }
@@ -176,6 +179,9 @@ export class PanelModel {
   queryDetail(curve: ICurve, first: number, last: number): void {
     this.query({ kind: 'detail', table: curve.table, name: curve.name, first, last });
   }
+
+  /** The file that the run was written to as HTML; empty if the kernel could not; null before it has answered. */
+  sharedFile: string | null = null;
 
   /** Query every row of the run; resolves to null where no kernel answers within `patienceMs`. */
   queryCsv(patienceMs: number): Promise<ICsv | null> {

@@ -124,7 +124,8 @@ export class CurveSection {
     const label = this.curve?.label ?? '';
     setText(this.legendTitle, x === null ? label : `${label} at ${placeText(this.axis, x)}`);
     setText(this.marked, capText(marks.map(markText).join(' · '), MAX_MARKED));
-    const shown = meanFirst(onePerLabel(readings)).slice(0, MAX_LEGEND);
+    const isSmall = this.node.classList.contains('accel-nb-is-small');
+    const shown = meanFirst(onePerLabel(readings)).slice(0, isSmall ? 1 : MAX_LEGEND);
     while (this.legend.children.length > shown.length) {
       this.legend.lastElementChild?.remove();
     }
@@ -193,9 +194,14 @@ export class CurveSection {
   private readonly legend = element('span', 'accel-nb-legend-items');
 }
 
-/** A line that is smoothed comes after its raw values, and is the one to read. */
+/** A line that is smoothed comes after its raw values, which are the ones to read: no figure is smoothed. */
 function onePerLabel(readings: readonly IReading[]): IReading[] {
-  return [...new Map(readings.map(reading => [reading.label, reading])).values()];
+  const found = new Map<string, IReading>();
+  for (const reading of readings) {
+    const raw = found.get(reading.label);
+    found.set(reading.label, raw === undefined ? reading : { ...reading, value: raw.value });
+  }
+  return [...found.values()];
 }
 
 /** The bold line is drawn last and read first. */

@@ -1,6 +1,12 @@
 /** The panel's first lines: what runs, its figures, and how each rank keeps up. */
 
-import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
+import {
+  capText,
+  formatCount,
+  formatMilliseconds,
+  formatNumber,
+  formatSeconds
+} from '../chart/format';
 import { rankColor } from '../chart/palette';
 import type { IFacts, IRankFacts } from '../model/protocol';
 import { element, setText } from './dom';
@@ -42,7 +48,7 @@ export class Header {
     const words = [
       epoch === 0 ? '' : numEpochs > 0 ? `epoch ${epoch} of ${numEpochs}` : `epoch ${epoch}`,
       `${percent} %${ofEpoch}`,
-      remainingS === null ? '' : `${elapsedText(Math.round(remainingS))} left`
+      remainingS === null ? '' : `${formatSeconds(Math.round(remainingS))} left`
     ];
     setText(this.progressText, words.filter(word => word !== '').join('  ·  '));
   }

@@ -97,6 +97,12 @@ class PanelView {
       this.compare,
       toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
       actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
+      actionButton(
+        'HTML',
+        'Save the run as one HTML file to share: charts, options, environment and every step',
+        () => this.model.query({ kind: 'share' }),
+        signal
+      ),
       actionButton('CSV', 'Save every step of every curve', () => void this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
@@ -262,7 +268,7 @@ class PanelView {
       idleS >= Math.max(MIN_WAIT_S, (3 * (facts.stepMs ?? 0)) / 1000) && facts.step > 0
         ? [`no step for ${formatSeconds(Math.floor(idleS))}`]
         : [];
-    const saved = this.fileNote === '' ? [] : [this.fileNote];
+    const saved = [this.fileNote, sharedText(this.model.sharedFile)].filter(text => text !== '');
     setText(this.notes, [...waits, ...facts.notes, ...saved].join('  ·  '));
     setText(this.printed, printedText(this.model.text));
     if (this.isPaused) {
@@ -350,4 +356,13 @@ function printedText(text: string): string {
     .slice(-MAX_PRINTED_LINES)
     .join('\n')
     .trimEnd();
+}
+
+function sharedText(file: string | null): string {
+  if (file === null) {
+    return '';
+  }
+  return file === ''
+    ? 'not saved: the kernel has the rows of this run no longer'
+    : `saved as ${file} in the notebook's folder`;
 }
