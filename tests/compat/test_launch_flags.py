@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from accel_nb.config import OPTIONS
+from accel_nb.config.accelerate_import import import_accelerate
 from accel_nb.errors import ConfigError
 from accel_nb.launch.accelerate_flags import EQUIVALENTS, equivalent_of
 from accel_nb.launch.request import FLAGS, read_request
@@ -49,3 +50,17 @@ def test_equivalents_are_flags_that_there_are() -> None:
 def test_a_refused_flag_is_answered(flag: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_request([flag, "true", "script.py"])
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "left"),
+    [
+        ({"num_processes": 8, "num_machines": 2, "machine_rank": 0}, 4, "num_machines"),
+        ({"num_processes": 2, "num_machines": 1, "machine_rank": 1}, 2, "machine_rank"),
+        ({"num_processes": 2, "distributed_type": "MULTI_XPU"}, 2, "distributed_type"),
+    ],
+)
+def test_configurations_of_machines_are_imported(values: dict[str, object], options: int, left: str) -> None:
+    found = import_accelerate(values, "default_config.yaml")
+    assert found.options["gpus"] == options
+    assert left in found.left
