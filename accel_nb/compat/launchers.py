@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import accel_nb
 from accel_nb.compat.finder import install
-from accel_nb.notebook import launcher
 
 
 class _Alias:
@@ -38,9 +38,9 @@ def _under_alias(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
     """Run a function on CPU workers; see `accel_nb.debug_launcher`."""
-    return launcher.debug_launcher(_under_alias(function), args, num_processes)
+    return accel_nb.debug_launcher(_under_alias(function), args, num_processes)
 
 
 def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *more: Any, **options: Any) -> list[Any]:
     """Run a function on workers; see `accel_nb.notebook_launcher`."""
-    return launcher.notebook_launcher(_under_alias(function), args, *more, **options)
+    return accel_nb.notebook_launcher(_under_alias(function), args, *more, **options)

@@ -68,13 +68,20 @@ def _machine(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
 
 
 def _distributed(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
-    if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU"):
+    if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU"):
         return "strategy auto does so"
+    if str(value).startswith("MULTI_"):
+        return NotImported(f"{quoted(value)} is hardware that accel_nb does not train on")
     return {"strategy": str(value).lower()}
 
 
 def _workers(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     on_cpu = values.get("use_cpu") is True or values.get("distributed_type") == "MULTI_CPU"
+    machines = values.get("num_machines", 1)
+    if isinstance(value, int) and isinstance(machines, int) and machines > 1:
+        if value % machines:
+            return NotImported(f"{value} processes are not the same number on each of {machines} machines")
+        value //= machines
     return {"cpus" if on_cpu else "gpus": value}
 
 
@@ -89,6 +96,14 @@ def _one(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
         "one machine"
         if value in (0, 1)
         else NotImported("several machines are an argument of a launch: accel-nb launch --nnodes N")
+    )
+
+
+def _first(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return (
+        "the first machine"
+        if value == 0
+        else NotImported(f"this machine's number is an argument of a launch: --node-rank {value}")
     )
 
 
@@ -113,7 +128,7 @@ _RULES: Mapping[str, Rule] = {
     "mixed_precision": _under("precision"),
     "debug": _under("debug"),
     "num_machines": _one,
-    "machine_rank": _one,
+    "machine_rank": _first,
     "main_training_function": _needless("a script is run as it is"),
     "same_network": _needless("nothing depends on it"),
     "rdzv_backend": _needless("local workers meet in memory of their own"),

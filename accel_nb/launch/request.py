@@ -14,6 +14,7 @@ from typing import Any
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
+from accel_nb.launch.accelerate_flags import equivalent_of
 from accel_nb.launch.rank_task import Target
 from accel_nb.launch.target import check_target
 
@@ -143,31 +144,8 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
     return schema, own, list(words[index:]), problems
 
 
-_KNOWN_ELSEWHERE = {
-    "config_file": "--config FILE, of which accel-nb config import makes one",
-    "cpu": "--cpus N",
-    "dynamo_backend": "--compile.backend BACKEND",
-    "fsdp_version": "--strategy fsdp is FSDP2",
-    "gpu_ids": "set CUDA_VISIBLE_DEVICES",
-    "gradient_accumulation_steps": "--accumulate N",
-    "gradient_clipping": "--clip NORM",
-    "machine_rank": "--node-rank N",
-    "main_process_ip": "--rdzv-endpoint HOST:PORT",
-    "main_process_port": "leave it out on one machine, else --rdzv-endpoint HOST:PORT",
-    "mixed_precision": "--precision no|fp16|bf16|fp8",
-    "multi_gpu": "leave it out: all GPUs are used, or --gpus N",
-    "num_cpu_threads_per_process": "set OMP_NUM_THREADS",
-    "num_machines": "--nnodes N",
-    "num_processes": "--gpus N, or --cpus N",
-    "use_deepspeed": "--strategy deepspeed",
-    "use_fsdp": "--strategy fsdp",
-    "zero_stage": "--zero-stage N",
-}
-"""Flags of `accelerate launch`, and their replacements."""
-
-
 def _instead_of(name: str) -> str:
-    other = _KNOWN_ELSEWHERE.get(name.replace("-", "_").lstrip("_"))
+    other = equivalent_of(name)
     if other is not None:
         return f", as it is of accelerate's: {other}"
     known = [*FLAGS, *_SCHEMA_FLAGS]

@@ -1,0 +1,66 @@
+"""Every flag of ``accelerate launch`` is one of ``accel-nb launch``, or is refused with what replaces it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from accel_nb.config import OPTIONS
+from accel_nb.config.accelerate_import import import_accelerate
+from accel_nb.errors import ConfigError
+from accel_nb.launch.accelerate_flags import EQUIVALENTS, equivalent_of
+from accel_nb.launch.request import FLAGS, read_request
+
+_PARSER = """
+import json
+from accelerate.commands.launch import launch_command_parser
+found = launch_command_parser()._actions
+print(json.dumps([name for action in found for name in action.option_strings if name.startswith("--")]))
+"""
+_OWN = {*FLAGS, *(f"--{option.flag}" for option in OPTIONS.values()), "--help"}
+
+
+def test_every_flag_is_served_or_has_an_equivalent() -> None:
+    pytest.importorskip("accelerate")
+    command = [sys.executable, "-W", "ignore", "-c", _PARSER]
+    found = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    flags: list[str] = json.loads(found.stdout.splitlines()[-1])
+    assert len(flags) > 100
+    assert [name for name in flags if name.replace("_", "-") not in _OWN and equivalent_of(name) is None] == []
+
+
+def test_equivalents_are_flags_that_there_are() -> None:
+    named = {word for text in EQUIVALENTS.values() for word in re.findall(r"--[a-z][a-z0-9.-]*[a-z0-9]", text)}
+    assert named - _OWN - {"--fp8", "--hostfile"} == set()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--fsdp_offload_params", "--fsdp.cpu-offload"),
+        ("--module", "-m MODULE"),
+        ("--fp8_backend", "torchao"),
+        ("--megatron_lm_calculate_per_token_loss", "Megatron-LM is not served"),
+    ],
+)
+def test_a_refused_flag_is_answered(flag: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read_request([flag, "true", "script.py"])
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "left"),
+    [
+        ({"num_processes": 8, "num_machines": 2, "machine_rank": 0}, 4, "num_machines"),
+        ({"num_processes": 2, "num_machines": 1, "machine_rank": 1}, 2, "machine_rank"),
+        ({"num_processes": 2, "distributed_type": "MULTI_XPU"}, 2, "distributed_type"),
+    ],
+)
+def test_configurations_of_machines_are_imported(values: dict[str, object], options: int, left: str) -> None:
+    found = import_accelerate(values, "default_config.yaml")
+    assert found.options["gpus"] == options
+    assert left in found.left
