@@ -69,7 +69,9 @@ class Kernel:
                     places[display_id] = len(output.displays)
                 output.displays.append(content["data"])
             elif kind == "update_display_data":
-                output.displays[places[content["transient"]["display_id"]]] = content["data"]
+                place = places.get(content["transient"]["display_id"])
+                if place is not None:  # else it is the display of an earlier cell
+                    output.displays[place] = content["data"]
             elif kind == "error":
                 output.error = content["ename"], content["evalue"]
                 output.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
