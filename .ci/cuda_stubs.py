@@ -28,7 +28,7 @@ def register_packages(site: Path, torch: Distribution) -> None:
         if "extra" in condition or not _CUDA_PACKAGES.match(name):
             continue
         package = re.match(r"[\w.-]+", name)[0]
-        version = re.search(r"==\s*([\w.]+)", name)
+        version = re.search(r"[=>~]=\s*([\w.]+)", name)
         folder = site / f"{package.replace('-', '_')}-{version[1] if version else '0'}.dist-info"
         folder.mkdir(exist_ok=True)
         extras = re.search(r"\[(.*)\]", name)

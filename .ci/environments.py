@@ -28,6 +28,7 @@ LISTS = ROOT / "tests" / "environments"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_nb" / "environments"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "scikit-learn")
 """What the tests need beside the package."""
+WHEEL_TOOLS = ("twine==7.0.0", "check-wheel-contents==0.6.3", "uv==0.13.9")
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,8 @@ def build(name: str) -> Path:
         replaced = [package for package in before if after.get(package) != before[package]]
         added = sorted(set(after) - set(before))
         pip(python, "install", "--quiet", "--constraint", listed, *TOOLS)
-    if not environment.keeps_packages:
-        replaced = []
-    facts = {"fingerprint": fingerprint, "replaced": replaced, "added": added}
-    if replaced:
+    facts = {"fingerprint": fingerprint, "replaced": replaced if environment.keeps_packages else None, "added": added}
+    if facts["replaced"]:
         raise SystemExit(f"{name}: `pip install accel_nb` replaces {', '.join(replaced)}")
     record.write_text(json.dumps(facts, indent=1))
     return python
@@ -155,6 +154,25 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
+def check_wheel(wheel: Path, work: Path) -> None:
+    """Check metadata and contents of the wheel, and that uv installs it too."""
+    folder = CACHE / "tools"
+    tools = folder / "bin"
+    if not (folder / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        pip(tools / "python", "install", "--quiet", *WHEEL_TOOLS)
+        (folder / "complete").touch()
+    subprocess.run([tools / "twine", "check", "--strict", wheel], check=True)
+    subprocess.run([tools / "check-wheel-contents", wheel], check=True)
+    place = work / "uv"
+    subprocess.run([tools / "uv", "venv", "--quiet", "--python", sys.executable, place], check=True)
+    environment = {**os.environ, "VIRTUAL_ENV": str(place)}
+    command = [tools / "uv", "pip", "install", "--quiet", "--offline", "--no-deps", wheel]
+    subprocess.run(command, check=True, env=environment)
+    script = "import importlib.metadata as m; print('uv installed', m.version('accel_nb'))"
+    subprocess.run([place / "bin" / "python", "-c", script], check=True)
+
+
 def test(name: str, wheel: Path, tests: list[str], work: Path) -> bool:
     """Install the wheel in an environment, run tests there and write the result; return whether they passed."""
     python = build(name)
@@ -168,6 +186,7 @@ def test(name: str, wheel: Path, tests: list[str], work: Path) -> bool:
             (folder / part).symlink_to(ROOT / part)
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables = {"ENVIRONMENT_NAME": name, "ENVIRONMENT_REPORT": str(report), "OMP_WAIT_POLICY": "passive"}
+    variables |= ENVIRONMENTS[name].variables
     path = os.pathsep.join([str(python.parent), "/usr/bin", "/bin"])
     options = ["-p", "no:cacheprovider", "-p", "tests.environments.report", "--rootdir", folder, "--timeout", "600"]
     command = [python, "-m", "pytest", *options, *tests]
@@ -247,6 +266,7 @@ def main() -> int:
     failed = []
     with tempfile.TemporaryDirectory() as work:
         wheel = build_wheel(Path(work, "dist"))
+        check_wheel(wheel, Path(work))
         for name in given.names:
             try:
                 if not test(name, wheel, given.tests, Path(work)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -328,7 +328,9 @@ def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
 
 def is_section(field: FieldInfo) -> bool:
     """Whether the field is a section of options rather than an option."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    kind = field.annotation
+    # Under Python 3.10 list[int] counts as a type too, of which issubclass raises.
+    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(_leaves(Config))

@@ -14,9 +14,10 @@ from accel_nb.config.export import generated_files, json_schema, run_command, st
 from accel_nb.config.schema import OPTIONS
 from accel_nb.telemetry.actions import Action
 from accel_nb.ui import export as message_files
+from tests.environments import table as environment_files
 
 ROOT = Path(__file__).parents[2]
-GENERATORS = [option_files, message_files]
+GENERATORS = [option_files, message_files, environment_files]
 
 
 @pytest.mark.parametrize("generator", GENERATORS)

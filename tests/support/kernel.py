@@ -71,7 +71,9 @@ class Kernel:
                 output.displays.append(content["data"])
             elif kind == "update_display_data":
                 output.updates.append(content["data"].get("text/plain", ""))
-                output.displays[places[content["transient"]["display_id"]]] = content["data"]
+                place = places.get(content["transient"]["display_id"])
+                if place is not None:  # else it is the display of an earlier cell
+                    output.displays[place] = content["data"]
             elif kind == "error":
                 output.error = content["ename"], content["evalue"]
                 output.traceback = _ANSI.sub("", "\n".join(content["traceback"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from accel_nb.runtime.process.hardware import (
     why_unusable,
 )
 from accel_nb.runtime.process.platforms import PLATFORMS, PlatformSignals, detect_platform, find_tpu
+from accel_nb.runtime.process.tested_versions import tested_versions
 from accel_nb.strategies import StrategyRegistry
 from accel_nb.ui.fallback import DisplayFacts, choose_display
 
@@ -184,6 +185,21 @@ def test_the_doctor_says_that_torch_is_unchecked_and_what_runs_then(monkeypatch:
     [line] = [str(finding) for finding in diagnose() if "is not checked" in finding.text]
     assert line.startswith("[note] torch 2.99 is not checked")
     assert "torch's own forward pass of DistributedDataParallel" in line
+
+
+def test_the_doctor_warns_of_versions_newer_than_the_tested_ones(monkeypatch: pytest.MonkeyPatch):
+    assert "newest tested" not in "\n".join(map(str, diagnose()))
+    versions = {**dict.fromkeys(tested_versions(), "0.1"), "ipykernel": "99.1.2", "torch": "2.13.9+cpu"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    [line] = [str(finding) for finding in diagnose() if "newest tested" in finding.text]
+    assert line.startswith("[WARN] ipykernel 99.1.2 is newer than the newest tested version: ")
+    assert f"pip install ipykernel=={tested_versions()['ipykernel'][-1]}" in line
 
 
 def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):

@@ -11,6 +11,7 @@ from typing import Literal
 
 from accel_nb.runtime.process.hardware import Machine, inspect_machine, torch_cuda_version, why_no_xla, why_unusable
 from accel_nb.runtime.process.platforms import Platform, PlatformSignals, collect_signals, detect_platform, find_tpu
+from accel_nb.runtime.process.tested_versions import newer_than_tested, tested_versions
 from accel_nb.runtime.torch_private import why_unchecked
 
 GIB = 1024**3
@@ -64,6 +65,9 @@ def _packages() -> Iterator[Finding]:
             yield Finding("note", unchecked)
         if name == "torch_xla" and (why := why_no_xla()) is not None:
             yield Finding("warning", why)
+    for newer in map(newer_than_tested, tested_versions()):
+        if newer is not None:
+            yield Finding("warning", newer)
 
 
 def _tpu(name: str) -> Finding:
