@@ -149,7 +149,7 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     with page.expect_download() as numbers:
         panel.get_by_role("button", name="CSV").click()
     lines = Path(numbers.value.path()).read_text().splitlines()
-    assert lines[0] == 'samples,rank 0,rank 1,mean,"mean, smoothed"'
+    assert lines[0].startswith('step,loss,"loss, rank 0","loss, rank 1",learning rate,')
     assert len(lines) == 1 + NUM_STEPS
     with page.expect_download() as picture:
         panel.get_by_role("button", name="PNG").click()
@@ -217,7 +217,7 @@ def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabS
     assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
     open_notebook(page, lab, notebook)
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
-    expect(panel.locator("canvas")).to_have_count(3)
+    expect(panel.locator("canvas")).to_have_count(6)
     page.evaluate("() => { void window.jupyterapp.shell.currentWidget.sessionContext.restartKernel(); }")
     page.on("dialog", lambda dialog: dialog.accept())
     open_notebook(page, lab, notebook)  # the kernel knows nothing of the panel any more
