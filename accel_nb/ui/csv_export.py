@@ -28,21 +28,24 @@ def to_csv(state: PanelState) -> str:
     import numpy as np
 
     columns = list(_columns(state))
+    steps = {id(table): np.array(table.columns[0]) for _, table, _ in columns}
+    first = next(iter(steps.values()), np.zeros(0))
+    is_common = _is_increasing(first) and all(np.array_equal(first, own) for own in steps.values())
     # Values that were logged several times in a step are rows of their own: the imaginary part counts them.
-    keys = [_numbered(np.array(table.columns[0])) for _, table, _ in columns]
-    places: NDArray[np.complex128] = np.unique(np.concatenate([np.zeros(0, dtype=complex), *keys]))
-    cells: list[list[str]] = [[f"{step:.0f}" if step == int(step) else repr(step) for step in places.real.tolist()]]
-    for (_, table, index), own in zip(columns, keys, strict=True):
-        texts = list(map(repr, table.columns[index].tolist()))
-        if len(own) < len(places):
+    keys = {} if is_common else {which: _numbered(own) for which, own in steps.items()}
+    places = first if is_common else np.unique(np.concatenate(list(keys.values())))
+    cells = [_texts(np.real(places))]
+    for _, table, index in columns:
+        texts = _texts(np.array(table.columns[index]))
+        if not is_common and len(texts) < len(places):
             filled = [""] * len(places)
-            for place, text in zip(np.searchsorted(places, own).tolist(), texts, strict=True):
+            for place, text in zip(np.searchsorted(places, keys[id(table)]).tolist(), texts, strict=True):
                 filled[place] = text
             texts = filled
         cells.append(texts)
     head = io.StringIO()
     csv.writer(head, lineterminator="\n").writerow(["step", *(_harmless(label) for label, _, _ in columns)])
-    return head.getvalue() + "".join(f"{','.join(row)}\n" for row in zip(*cells, strict=True))
+    return head.getvalue() + "".join([f"{','.join(row)}\n" for row in zip(*cells, strict=True)])
 
 
 def save_csv(state: PanelState, folder: str = ".") -> str:
@@ -87,6 +90,27 @@ def _by_rank(state: PanelState, kind: str, name: str, label: str, index: int) ->
         if len(table):
             is_only = len(tables) == 1 or rank == MEAN_RANK
             yield (label if is_only else f"{label}, rank {rank}"), table, index
+
+
+def _is_increasing(steps: NDArray[np.float64]) -> bool:
+    return bool((steps[1:] > steps[:-1]).all())
+
+
+def _texts(values: NDArray[np.float64]) -> list[str]:
+    """Return the shortest texts that are read as the same numbers."""
+    import numpy as np
+
+    if len(values) and bool((values == values[0]).all()):
+        return [_text(float(values[0]))] * len(values)
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    if bool((whole == values).all()):
+        return list(map(str, whole.tolist()))
+    return list(map(repr, values.tolist()))
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _numbered(steps: NDArray[np.float64]) -> NDArray[np.complex128]:

@@ -49,6 +49,9 @@ ENVELOPE_BYTES = 2000
 NUMBER_BYTES = 8
 """Approximate size of a number in a memory map."""
 
+SAVED_TEXT = 4000
+"""How many characters of the printed text the final state has, for pages that were loaded before the end."""
+
 MAX_PAGE = 64
 """Limit of the name that a page gives itself."""
 
@@ -285,6 +288,7 @@ class WidgetSurface:
         """Save the final state in the widget and add the picture to the output."""
         assert self._widget is not None, "open comes first"
         message, buffer, _ = self._message(state, "snapshot", state.snapshot(SNAPSHOT_POINTS))
+        message["text"] = state.text[-SAVED_TEXT:]
         self._widget.save(message, buffer)
         self._ended = weakref.ref(state)
         self._handle.update({**self._view(state), **static_bundle(state)}, raw=True, metadata=MARK)

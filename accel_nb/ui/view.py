@@ -74,7 +74,9 @@ MAX_MAPS = 8
 MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
-WAITING_ROWS = 64
+WAITING_ROWS = 4096
+"""How many rows the mean waits for a rank: as many as a ring holds, since the rings are read one after the other."""
+NAN_STEPS = 64
 STRAGGLER_RATIO = 1.25
 STRAGGLER_MS = 1.0
 PAUSE_RATIO = 4.0
@@ -174,6 +176,7 @@ class RankMean:
         if x <= self._done:
             return
         self._seen.add(rank)
+        self._num_ranks = max(self._num_ranks, len(self._seen))
         rows = self._waiting.setdefault(x, [])
         rows.append((weight, values))
         if len(rows) >= self._num_ranks:
@@ -226,7 +229,7 @@ class PanelState:
         self._tracks: dict[int, RankProgress] = {}
         self._means: dict[tuple[TableKind, str], RankMean] = {}
         self._rooms = {kind: RowLimit(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
-        self._nan_at: deque[float] = deque(maxlen=WAITING_ROWS)
+        self._nan_at: deque[float] = deque(maxlen=NAN_STEPS)
         self._start = math.nan
         self._progress = Progress(plan)
 

@@ -94,21 +94,23 @@ def test_a_picture_is_shown_once_and_drawn_again_at_the_end(display: FakeDisplay
     assert display.shown[-1]["text/plain"].startswith("40 steps, loss")
 
 
-def test_text_is_one_line_at_the_end(display: FakeDisplay):
+def test_text_is_one_line_at_the_end(display: FakeDisplay, capsys: pytest.CaptureFixture[str]):
     panel = Panel("run", 2, display="text")
     panel.feed(training_events(40))
     panel.refresh(force=True)
     panel.finish("interrupted")
-    assert [list(bundle) for bundle in display.shown] == [["text/plain"]]
-    assert display.shown[0]["text/plain"].endswith(", interrupted")
+    assert capsys.readouterr().out == panel.state.summary() + "\n"
+    assert panel.state.summary().endswith(", interrupted")
+    assert display.shown == []
 
 
 def test_a_short_cell_is_shown_when_it_finishes(display: FakeDisplay):
-    panel = Panel("run", 1, display="text")
+    panel = Panel("run", 1, display="picture")
     panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     panel.finish("done")
+    assert len(display.shown) == 2, "opened, and drawn as ended"
     panel.finish("done")
-    assert len(display.shown) == 1
+    assert len(display.shown) == 2
 
 
 def test_a_panel_that_fails_is_given_up_with_one_warning(

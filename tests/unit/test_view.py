@@ -59,8 +59,17 @@ def test_mean_waits_for_the_slow_rank_and_is_completed_at_the_end():
 
 
 def test_mean_goes_on_without_a_silent_rank():
-    state = fold(*(step(n) for n in range(1, 200)))
+    state = fold(*(step(n) for n in range(1, 5000)))
     assert len(state.tables["step", MEAN_RANK, ""]) > 100
+    late = len(state.tables["step", MEAN_RANK, ""])
+    state.fold(step(n, 3.0, rank=rank) for n in range(5000, 5100) for rank in (1, 0))
+    state.fold(step(n, 1.0 + 2 * rank, rank=rank) for n in range(5100, 5200) for rank in (0, 1))
+    assert column(state, MEAN_RANK, 1)[late + 50 :][-50:] == [2.0] * 50, "a rank that reports again counts again"
+
+
+def test_the_mean_is_of_all_ranks_also_where_one_is_read_long_after_the_other():
+    state = fold(*(step(n, 1.0 + 2 * rank, rank=rank) for rank in (0, 1) for n in range(1, 1000)))
+    assert column(state, MEAN_RANK, 1) == [2.0] * 999
 
 
 def test_one_worker_has_no_mean():

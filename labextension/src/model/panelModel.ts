@@ -73,9 +73,9 @@ export class PanelModel {
   /** A name of this page, for the kernel to know it from others. */
   readonly page = Math.random().toString(36).slice(2);
 
-  /** The end of what the cell has printed, where the page was loaded while it ran; else empty. */
+  /** The end of what the cell has printed, where the page was loaded after its start; else empty. */
   get text(): string {
-    return this.isReloaded ? this.currentText : '';
+    return this.isReloaded || this.currentFacts?.status !== 'running' ? this.currentText : '';
   }
 
   /** Learning rates of future steps, by schedule. */

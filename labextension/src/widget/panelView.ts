@@ -134,7 +134,14 @@ class PanelView {
 
     this.chooser.title = 'What to draw';
     this.chooser.setAttribute('aria-label', 'What to draw');
-    this.chooser.addEventListener('change', () => this.schedule(), { signal });
+    this.chooser.addEventListener(
+      'change',
+      () => {
+        this.hasChosen = true;
+        this.schedule();
+      },
+      { signal }
+    );
     model.onChange(() => this.onModel(), signal);
     watchTheme(() => {
       this.hasTheme = false;
@@ -270,7 +277,8 @@ class PanelView {
         : [];
     const saved = [this.fileNote, sharedText(this.model.sharedFile)].filter(text => text !== '');
     setText(this.notes, [...waits, ...facts.notes, ...saved].join('  ·  '));
-    setText(this.printed, printedText(this.model.text));
+    const printed = printedText(this.model.text);
+    setText(this.printed, isInOutput(printed, this.host) ? '' : printed);
     if (this.isPaused) {
       return;
     }
@@ -314,9 +322,9 @@ class PanelView {
           return option;
         })
       );
-      this.chooser.value = curves.some(curve => curve.id === chosen)
-        ? chosen
-        : (curves[0]?.id ?? '');
+      // A metric may arrive before the first loss, which is drawn unless the user has chosen.
+      const keeps = this.hasChosen && curves.some(curve => curve.id === chosen);
+      this.chooser.value = keeps ? chosen : (curves[0]?.id ?? '');
     }
     return curves.find(curve => curve.id === this.chooser.value) ?? null;
   }
@@ -338,6 +346,7 @@ class PanelView {
   private readonly moreTitle = element('summary', 'accel-nb-more-title');
   private smoothing: number | null = null;
   private readonly memory: MemorySection;
+  private hasChosen = false;
   private fileNote = '';
   private chooserNames = '';
   private hasTheme = false;
@@ -365,4 +374,13 @@ function sharedText(file: string | null): string {
   return file === ''
     ? 'not saved: the kernel has the rows of this run no longer'
     : `saved as ${file} in the notebook's folder`;
+}
+
+/** Whether the end of a text is in the cell's other outputs, as it is in the page that started the cell. */
+function isInOutput(text: string, host: HTMLElement): boolean {
+  const last = text.slice(text.lastIndexOf('\n') + 1);
+  const outputs = host.closest('.jp-OutputArea')?.querySelectorAll('.jp-OutputArea-output') ?? [];
+  return [...outputs].some(
+    output => !output.contains(host) && (output.textContent ?? '').includes(last)
+  );
 }
