@@ -77,7 +77,7 @@ def shrink(runner: Runner, verdict: Verdict, forced: Mapping[str, str]) -> Verdi
             continue
         tried = make_program(verdict.program.number, {**kept, axis: verdict.program.options[axis][0]})
         found = runner.judge(tried, verdict.workers)
-        if found.kind == verdict.kind:
+        if found.kind == verdict.kind and found.is_repeated:
             verdict, kept = found, {**kept, axis: tried.choices.get(axis, option)}
     return verdict
 
