@@ -29,7 +29,8 @@ OLDEST_TORCH = "2.10"
 _INDEX = ".index.json"
 _PREFIXES = ("module.", "_orig_mod.")
 # The types of NumPy's random state; none of them can run code from the file.
-_ARRAY_PARTS = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # a private function of NumPy, whose module differs by version
+_ARRAY_PARTS = [_RECONSTRUCT, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 
 
 @dataclass
