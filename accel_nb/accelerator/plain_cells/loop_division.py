@@ -62,7 +62,8 @@ class LoopDivision:
         # The loops whose first batch is being computed, with their loader, which may have no other reference, and which
         # may be released while it is iterated.
         self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
-        self._readings: dict[int, WholeReading | None] = {}
+        # How the batches of each loader are computed, None for shares.
+        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading | None] = weakref.WeakKeyDictionary()
 
     @property
     def divides_models(self) -> bool:
@@ -84,14 +85,17 @@ class LoopDivision:
     def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Return how the batches of a loader are computed, as far as that is decided."""
         default = _ROWS if self.divides_models else None
-        return self._readings.get(id(loader), default)
+        return self._readings.get(loader, default)
 
-    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
-        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
+    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading | None:
+        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed.
+
+        None: another loop over the loader reads shares, which the receipt says.
+        """
         self.make_rng_equal()
-        reading = self._readings.get(id(loader)) or (_ROWS if self._calls.is_on else READ_WHOLE)
-        self._readings[id(loader)] = reading
-        return reading
+        if loader not in self._readings:
+            self._readings[loader] = _ROWS if self._calls.is_on else READ_WHOLE
+        return self._readings[loader]
 
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
         """Begin a loop that trains; return whether each rank reads its share."""
@@ -155,7 +159,7 @@ class LoopDivision:
         reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
         changed = False
         for loader in loaders:
-            self._readings[id(loader)] = reading
+            self._readings[loader] = reading
             changed |= self._accelerator.components.preparer.record_division(loader, reading)
         if changed:
             self._accelerator.report(self._used)
