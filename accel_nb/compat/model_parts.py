@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.logging import get_logger
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.instance_patching import plain_view
 
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -168,9 +169,12 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> Any:
-    """Read what torch.save has written, tensors and plain values only."""
-    kwargs.setdefault("weights_only", True)
-    return torch.load(f, map_location=map_location, **kwargs)
+    """Read what torch.save has written, tensors and plain values only; raises MisuseError if more is asked for."""
+    if kwargs.pop("weights_only", True) is False:
+        raise MisuseError(
+            "load() got weights_only=False, which would run code from the file: call torch.load for a file you trust"
+        )
+    return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
 
 
 def get_mixed_precision_context_manager(

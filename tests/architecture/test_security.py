@@ -88,8 +88,8 @@ def binds_elsewhere(nodes: Nodes) -> Iterator[ast.AST]:
     for node in methods("bind", "listen", "create_server")(nodes):
         assert isinstance(node, ast.Call)
         receiver = ast.unparse(node.func)
-        if receiver.startswith(("inspect.", "signature.")):
-            continue  # arguments are bound to parameters
+        if receiver.startswith(("inspect.", "signature.", "self._gradient_state.")):
+            continue  # arguments are bound to parameters, a state to its window
         first = node.args[0] if node.args else None
         host = first.elts[0] if isinstance(first, ast.Tuple) and first.elts else None
         if not (isinstance(host, ast.Constant) and host.value in LOOPBACK):
@@ -105,6 +105,7 @@ def imports_by_value(nodes: Nodes) -> Iterator[ast.AST]:
 
 
 SHIPS = "values of the user's own session, over channels and anonymous files that no other process can open"
+ALIAS = "files that accelerate's functions of these names read, with weights_only"
 TABLE = "a module that a table in our own code names"
 
 RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
@@ -116,7 +117,13 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "torch.load": (
         calls("torch.load", "torch.jit.load", "torch.package.PackageImporter"),
         "torch.load(path)",
-        {"checkpoint/accelerate_format.py": "folders of accelerate by explicit wish, weights_only and torch >= 2.10"},
+        {
+            "checkpoint/accelerate_format.py": "folders of accelerate by explicit wish, weights_only and torch >= 2.10",
+            "compat/big_models.py": ALIAS,
+            "compat/model_parts.py": ALIAS,
+            "compat/offloaded_files.py": ALIAS,
+            "compat/sharded_files.py": ALIAS,
+        },
     ),
     "torch's pickled objects": (
         methods("all_gather_object", "scatter_object_list", "gather_object_list", "send_object_list"),
@@ -172,6 +179,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         imports_by_value,
         "importlib.import_module(name)",
         {
+            "compat/trackers.py": TABLE,
             "__init__.py": TABLE,
             "compat/finder.py": TABLE,
             "config/__init__.py": TABLE,
