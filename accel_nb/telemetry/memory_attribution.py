@@ -121,7 +121,10 @@ def saved_tensors(node: Any) -> Iterator[Tensor]:
     """Yield the saved tensors of a node of an autograd graph, without triggering recomputation."""
     for name in dir(node):
         if name.startswith("_raw_saved_"):
-            found = getattr(node, name)
+            try:
+                found = getattr(node, name)
+            except RuntimeError:  # a function written in Python, freed by its backward pass
+                continue
             for raw in found if isinstance(found, list | tuple) else [found]:
                 try:
                     data = getattr(raw, "data", None)

@@ -191,4 +191,6 @@ def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path, m
             assert process.returncode == 0, err
     weights = [torch.load(f"{name}.pt", weights_only=True) for name in ("notebook", "script", "machines", "torchrun")]
     for name, value in weights[0].items():
-        assert all(torch.equal(value, other[name]) for other in weights), name
+        # A plain cell computes the loss of the whole batch, a script those of the shares: these round differently.
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-6)
+        assert all(torch.equal(weights[1][name], other[name]) for other in weights[2:]), name
