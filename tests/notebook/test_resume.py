@@ -80,7 +80,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_a_cell_whose_worker_dies_goes_on_by_itself(kernel, folder: Path, tmp_path: Path):
-    done(kernel, LOOP, "--cpus 2")
+    done(kernel, LOOP, "--cpus 2 --divide data")  # a cell that reads its rank, as the other does, reads shares
     whole = kernel.value("weights()")
     kernel.run("build()")
     flags = f"--cpus 2 --checkpoint {folder} --every 2 --max-restarts 2"
