@@ -308,8 +308,8 @@ def test_models_of_earlier_runs_are_released(kernel):
 def test_what_is_made_inside_a_function_trains_on_shares_whatever_ran_before(kernel):
     setup(
         kernel,
-        MODEL.format(optimizer=SGD)
-        + "from torch.utils.data import DataLoader\nloader = DataLoader(torch.ones(8, 2), batch_size=4)\n"
+        MODEL.format(optimizer=SGD) + "from torch.utils.data import DataLoader\n"
+        "loader = DataLoader(torch.arange(16.0).view(8, 2) / 16, batch_size=4)\n"
         "def train(make):\n    net = torch.nn.Linear(2, 1)\n    own = make(net.parameters(), lr=0.1)\n"
         "    for x in loader:\n        net(x).sum().backward()\n        own.step()\n    return net\n"
         "torch.manual_seed(3)\nexpected = train(torch.optim.SGD).weight[0].tolist()",

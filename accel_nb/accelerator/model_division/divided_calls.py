@@ -165,7 +165,9 @@ class DividedCalls:
         layout = known.get(key)
         if layout is None:
             found = self._find_layout(model, forward, args, kwargs)
-            layout = known[key] = self._agree(found)
+            layout = self._agree(found)
+            if isinstance(layout, RowLayout) or layout.is_final:
+                known[key] = layout
         return layout
 
     def _find_layout(

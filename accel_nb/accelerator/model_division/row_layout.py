@@ -56,6 +56,8 @@ class Undivided:
     reason: str
     is_reduced: bool = False
     """The only reason is that the model reduces the samples to single values, such as its loss."""
+    is_final: bool = True
+    """The reason holds for other batches too."""
 
 
 def signature_of(nested: Any) -> Any:
@@ -153,7 +155,7 @@ class _Check:
         """Compute the rows at once and in two parts, and compare."""
         rows = self._distinct_rows()
         if rows is None:
-            return Undivided("all of its samples are equal")
+            return Undivided("all of its samples are equal", is_final=False)
         number = len(rows)
         half = number // 2
         try:
