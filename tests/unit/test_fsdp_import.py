@@ -47,7 +47,7 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
     found = import_accelerate(FILE, "default_config.yaml")
     assert found.options == {
         "strategy": "fsdp",
-        "gpus": 8,
+        "gpus": 4,
         "fsdp.reshard_after_forward": False,
         "fsdp.hybrid_shard_size": 4,
         "fsdp.wrap": "classes",
