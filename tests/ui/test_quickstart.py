@@ -38,7 +38,7 @@ def test_quickstart_trains_on_two_workers_and_gives_the_model_back(page: Page, l
     panel.scroll_into_view_if_needed()
     expect(panel).to_have_attribute("data-status", "done")
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
-    expect(panel.locator("canvas")).to_have_count(3)
+    expect(panel.locator("canvas")).to_have_count(4)
     page.screenshot(path=pictures / "quickstart-panel.png")
     assert faults(page, ".accel-nb-panel") == []
 
