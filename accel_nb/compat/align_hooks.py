@@ -196,7 +196,7 @@ def attach_execution_device_hook(
     preload_module_classes: Collection[str] | None = None,
     tied_params_map: _Shared | None = None,
 ) -> None:
-    """Have every module without a hook compute on a device."""
+    """Move every module without a hook to a device, where it computes."""
     if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)

@@ -104,12 +104,12 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """Have transformers load a sharded model's weights on the first process only."""
+    """Set the variables by which transformers loads a sharded model's weights on the first process only."""
     set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "True"})
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Have transformers load a sharded model's weights on every process."""
+    """Unset the variables by which transformers loads a sharded model's weights on the first process only."""
     set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "False"})
 
 

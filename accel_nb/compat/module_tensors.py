@@ -179,7 +179,7 @@ def has_offloaded_params(module: nn.Module) -> bool:
 def align_module_device(
     module: nn.Module, execution_device: torch.device | str | int | None = None
 ) -> Generator[None, None, None]:
-    """Have the weights of the module itself, not of its parts, on a device for the block."""
+    """Place the weights of the module itself, not of its parts, on a device for the block."""
     if has_offloaded_params(module):
         hook: Any = module._hf_hook
         wanted = hook.execution_device

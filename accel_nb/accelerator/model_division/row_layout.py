@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -251,7 +250,6 @@ class _Check:
                 part.training = True
             effects = state.restore()
             rng.restore(states, device)
-            sys.stdout.flush()
         return output, draw, effects
 
 
