@@ -6,7 +6,7 @@ from typing import Any
 
 
 def handle_on_addressed_subshell(comm: Any) -> None:
-    """Have a comm's messages handled on the subshell that JupyterLab addressed, also while a cell runs.
+    """Handle a comm's messages on the subshell that JupyterLab addressed, also while a cell runs.
 
     ipykernel from 7.4 on routes a message from the browser to the shell that last sent on the comm, for cells that wait
     for a widget's reply. A running cell that draws would thereby route messages to the main shell, which handles them

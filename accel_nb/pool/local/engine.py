@@ -180,7 +180,7 @@ class LocalEngine:
         return arrivals
 
     def kill(self, rank: int) -> None:
-        """Have the zygote SIGKILL a rank, which it forked, and the processes that the rank started."""
+        """Send SIGKILL, by the zygote, to a rank that it forked and to the processes that the rank started."""
         self._send_to_zygote(Kill(rank))
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
