@@ -23,9 +23,14 @@ from tests.compat.peer_names import PAGE, page, peer
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the real package from the imported modules: an earlier test of this process may have imported it."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def installed(without_peer: None) -> Iterator[None]:
     compat.install()
     yield
     compat.uninstall()
@@ -142,6 +147,7 @@ def test_transformers_models_are_found_under_our_name() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.usefixtures("without_peer")
 def test_uninstalling_brings_the_real_package_back() -> None:
     compat.install()
     compat.install()

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 dataset = TensorDataset(torch.rand(1797, 64), torch.randint(10, (1797,)))
 loader = DataLoader(dataset, batch_size=128, shuffle=True)
-model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 """
 LOOP = """\

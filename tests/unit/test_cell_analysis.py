@@ -195,3 +195,21 @@ def test_names_that_functions_bind_are_bound():
     exec("def far():\n    global a\n    a = 1", names)
     source = "def near():\n    global b\n    b = 2\n    def inner():\n        global c\n        c = 1\n    far()"
     assert set(analyze_cell(ast.parse(source), names).bound) == {"near", "a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("os.environ['RANK']", True),
+        ("far()", True),
+        ("def near(): return far", True),
+        ("def near(): return [os.environ.get(name) for name in ('LOCAL_RANK', 'WORLD_SIZE')]", True),
+        ("torch.distributed.get_rank()", True),
+        ("print('RANKS')", False),
+        ("torch.accelerator.current_accelerator()", False),
+    ],
+)
+def test_code_that_reads_its_rank_is_found_in_functions_too(source, expected):
+    names: dict = {"__name__": "__main__", "os": None, "torch": None}
+    exec("def far():\n    return name()\ndef name():\n    return f'{os.environ[\"RANK\"]}.csv'", names)
+    assert analyze_cell(ast.parse(source), names).may_depend_on_rank is expected

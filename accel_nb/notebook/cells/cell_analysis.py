@@ -25,7 +25,8 @@ _READING_ATTRIBUTES = frozenset(
 )  # fmt: skip
 """Attributes of ``accelerator`` that a plain cell may use: objects are still prepared automatically."""
 
-_RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", "LOCAL_RANK", "RANK"})
+_RANK_VARIABLES = frozenset({"LOCAL_RANK", "RANK"})
+_RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RANK_VARIABLES})
 """Names and environment variables by which code finds its rank."""
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
@@ -127,7 +128,7 @@ class _NameCollector(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if node.value in ("LOCAL_RANK", "RANK"):
+        if node.value in _RANK_VARIABLES:
             self.attributes.add(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -345,10 +346,22 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
 
 
 def _mentioned_names(code: types.CodeType) -> set[str]:
-    """Return the names and attributes in a code object and those nested in it, except for `torch.accelerator`."""
-    return {
+    """Return the names, attributes and rank variables in a code object and those nested in it.
+
+    `torch.accelerator` is none of them.
+    """
+    names = {
         name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _accelerator_uses(part)
     }
+    return names | {text for part in _all_codes(code) for text in _texts(part.co_consts) if text in _RANK_VARIABLES}
+
+
+def _texts(constants: Iterable[object]) -> Iterable[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from _texts(constant)
 
 
 def _accelerator_uses(code: types.CodeType) -> set[str]:
