@@ -320,11 +320,61 @@ def squeezed(run: Run) -> None:
     train(run, Squeezed(), lambda model, x, y, label: F.mse_loss(model(x), y.squeeze()).sqrt())
 
 
+def shared_encoder(*, is_reversed: bool, is_summed: bool) -> Callable[[Run], None]:
+    """Return a program of two models with one encoder, by one backward pass or one for each model."""
+
+    def program(run: Run) -> None:
+        encoder = mlp(outputs=6)
+        run.models += [nn.Sequential(encoder, nn.Tanh(), nn.Linear(6, 1)).double() for _ in range(2)]
+        values = dict.fromkeys(value for model in run.models for value in model.parameters())
+        optimizer = torch.optim.SGD(list(values), lr=0.1)
+        for x, y, _ in loader(shuffle=True):
+            losses = [F.mse_loss(model(x), y).sqrt() for model in run.models]
+            optimizer.zero_grad()
+            if is_summed:
+                sum(losses, torch.zeros(())).backward()
+            for loss in losses[:: -1 if is_reversed else 1]:
+                run.print(loss)
+                if not is_summed:
+                    loss.backward()
+            optimizer.step()
+
+    program.__name__ = f"shared_encoder_{'summed' if is_summed else 'reversed' if is_reversed else 'in_turn'}"
+    return program
+
+
+def head_by_head(run: Run) -> None:
+    """Train two heads by a backward pass each; the body is trained in the first epoch only."""
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.heads = mlp(outputs=6), nn.ModuleList([nn.Linear(6, 1), nn.Linear(6, 1)])
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            hidden = torch.tanh(self.body(x))
+            return [head(hidden) for head in self.heads]
+
+    model = TwoHeads().double()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for epoch in range(2):
+        model.body.requires_grad_(epoch == 0)
+        for x, y, _ in loader(shuffle=True):
+            first, second = model(x)
+            optimizer.zero_grad()
+            F.mse_loss(first, y).sqrt().backward(retain_graph=True)
+            F.l1_loss(second, -y).backward()
+            optimizer.step()
+
+
 DIVIDED = [
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
-    two_loaders, accumulated, nested_outputs, squeezed,
+    two_loaders, accumulated, nested_outputs, squeezed, head_by_head,
+    shared_encoder(is_reversed=False, is_summed=True), shared_encoder(is_reversed=False, is_summed=False),
+    shared_encoder(is_reversed=True, is_summed=False),
 ]  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Ddp(ReplicaStrategy):
                 continue
             forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
-                replica = _Replica(model, forward, self._window, self.options)
+                replica = _Replica(model, forward, self._window, self.options, has_ddp=not self._shares(model))
                 try:
                     replace_forward(model, replica.forward)
                 except BaseException:
@@ -112,6 +112,8 @@ class Ddp(ReplicaStrategy):
             if replica.is_armed:
                 replica.is_armed = False
                 was_seen = True
+            elif not replica.has_finished():
+                self._stop_ddp(replica)
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
         if not was_seen:
             for replica in self._replicas.values():
@@ -132,8 +134,8 @@ class Ddp(ReplicaStrategy):
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
-            elif not replica.has_reduced_all():
-                replica.close()
+            elif replica.ddp is not None and replica.ddp.find_unused_parameters and not replica.has_finished():
+                self._stop_ddp(replica)
                 self._average(replica, replica.parameters)
         multiply_gradients(bundle, factor)
 
@@ -146,6 +148,14 @@ class Ddp(ReplicaStrategy):
         """Unwrap every model."""
         for replica in list(self._replicas.values()):
             self.unwrap(replica.model)
+
+    def _shares(self, model: nn.Module) -> bool:
+        """Return whether DDP averages a parameter of the model for another model already.
+
+        A gradient can be a view of one DDP object's bucket only.
+        """
+        held = {id(value) for replica in self._replicas.values() if replica.ddp for value in replica.parameters}
+        return any(id(value) in held for value in model.parameters())
 
     def _replicas_of(self, bundle: Bundle) -> list[_Replica]:
         """Return the replicas whose parameters the bundle's optimizers step, cached for each bundle."""
@@ -182,6 +192,14 @@ class Ddp(ReplicaStrategy):
                 stacklevel=2,
             )
 
+    def _stop_ddp(self, replica: _Replica) -> None:
+        """Average the gradients of a replica before each step from now on, without DDP; every rank must call.
+
+        Messages that DDP has sent must arrive first: they write into the gradients.
+        """
+        self._comm.barrier()
+        replica.close()
+
     @torch.no_grad()
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
         """Average gradients over ranks; a missing gradient counts as zero if any rank has one."""
@@ -201,7 +219,13 @@ class _Replica:
     """One model and the DDP object that runs its calls; a model without trainable parameters has no DDP object."""
 
     def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], window: _Window, options: DdpOptions | None
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        window: _Window,
+        options: DdpOptions | None,
+        *,
+        has_ddp: bool = True,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -216,11 +240,12 @@ class _Replica:
         self.has_local_gradients = False
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
         self.is_trained = options is not None
-        # Also None where DDP cannot reduce the model's gradients: then they are averaged before each step.
+        # Also None where DDP cannot reduce the model's gradients, or reduces some of them for another model: then they
+        # are averaged before each step.
         self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
         self._options = options
-        if options is not None:
+        if options is not None and has_ddp:
             self._build(options, options.find_unused_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,13 +268,13 @@ class _Replica:
         unused = [name for name, value in trainable if value.grad is None]
         return unused if len(unused) < len(trainable) else []
 
-    def has_reduced_all(self) -> bool:
-        """Whether DDP has averaged all gradients of the last backward pass.
+    def has_finished(self) -> bool:
+        """Whether DDP has averaged all gradients that its latest forward pass prepared.
 
-        It cannot where a loss is made of derivatives, as in physics-informed models: the forward pass used parameters
-        that the loss does not depend on.
+        It has not where only a part of the parameters got gradients: a loss made of derivatives, as in physics-informed
+        models, or a backward pass for each of a model's outputs.
         """
-        if self.ddp is None or not self.ddp.find_unused_parameters:
+        if self.ddp is None:
             return True
         try:
             self.ddp._check_reducer_finalized()
