@@ -11,8 +11,9 @@ from torch import nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
-from accel_nb.errors import UnsyncedGradientError
+from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.runtime.world import World
+from accel_nb.strategies.ddp import strategy as ddp_strategy
 from accel_nb.telemetry.events import Event, StepDone
 from tests.ranks.launch import run_ranks
 
@@ -159,6 +160,31 @@ def test_unused_parameters_are_found_in_the_first_step_and_training_goes_on() ->
     assert "unused.weight, unused.bias" in said
     assert "--ddp.find-unused-parameters" in said
     assert results[1][1] == []
+
+
+def leaves_out_on_rank_0(world: World) -> str:
+    """Leave a part of the model out in the second step, on one rank alone; return each rank's error."""
+    ddp_strategy._ALL_RANKS_S = 1.0  # in this process of the test
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    model.forward = lambda x, is_whole: model[0](x) + (model[1](x) if is_whole else 0)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator(world=world)
+    accelerator.prepare(model, optimizer)
+    try:
+        for number in range(2):
+            optimizer.zero_grad()
+            accelerator.backward(model(torch.ones(4, 3), number == 0 or world.rank > 0).sum())
+            optimizer.step()
+    except (MisuseError, RuntimeError) as error:  # the other rank waits until this one is gone
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_alone_leaves_parameters_out_raises() -> None:
+    first, second = run_ranks(leaves_out_on_rank_0, 2)
+    assert "took no part in the loss on this worker" in first
+    assert "no error" != second != first
 
 
 def gathers(world: World) -> dict[str, Any]:

@@ -343,19 +343,20 @@ def shared_encoder(*, is_reversed: bool, is_summed: bool) -> Callable[[Run], Non
     return program
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = mlp(outputs=6), nn.ModuleList([nn.Linear(6, 1), nn.Linear(6, 1)])
+        self.double()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        hidden = torch.tanh(self.body(x))
+        return [head(hidden) for head in self.heads]
+
+
 def head_by_head(run: Run) -> None:
     """Train two heads by a backward pass each; the body is trained in the first epoch only."""
-
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.heads = mlp(outputs=6), nn.ModuleList([nn.Linear(6, 1), nn.Linear(6, 1)])
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            hidden = torch.tanh(self.body(x))
-            return [head(hidden) for head in self.heads]
-
-    model = TwoHeads().double()
+    model = TwoHeads()
     run.models.append(model)
     optimizer = sgd(model)
     for epoch in range(2):
@@ -368,11 +369,36 @@ def head_by_head(run: Run) -> None:
             optimizer.step()
 
 
+def head_left_out_later(run: Run) -> None:
+    model = TwoHeads()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for epoch in range(2):
+        for x, y, _ in loader(shuffle=True):
+            first, second = model(x)
+            optimizer.zero_grad()
+            loss = F.mse_loss(first, y).sqrt()
+            (loss + F.l1_loss(second, -y) if epoch == 0 else loss).backward()
+            optimizer.step()
+
+
+def other_head_by_another_pass(run: Run) -> None:
+    model = TwoHeads()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for x, y, _ in loader(shuffle=True):
+        optimizer.zero_grad()
+        F.mse_loss(model(x)[0], y).sqrt().backward()
+        F.l1_loss(model(2 * x)[1], -y).backward()
+        optimizer.step()
+
+
 DIVIDED = [
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
-    two_loaders, accumulated, nested_outputs, squeezed, head_by_head,
+    two_loaders, accumulated, nested_outputs, squeezed, head_by_head, head_left_out_later,
+    other_head_by_another_pass,
     shared_encoder(is_reversed=False, is_summed=True), shared_encoder(is_reversed=False, is_summed=False),
     shared_encoder(is_reversed=True, is_summed=False),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 import torch
@@ -67,8 +68,8 @@ class Communicator(Protocol):
         """Return rank ``source``'s value; raises `MisuseError` there for what JSON cannot hold."""
         ...
 
-    def barrier(self) -> None:
-        """Wait until every rank has called."""
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until every rank has called; with ``timeout_s`` it may raise `RuntimeError` after that time."""
         ...
 
 
@@ -114,7 +115,7 @@ class LocalComm:
         """Return the value, encoded and decoded as JSON as other communicators do."""
         return _decode(_encode(value))
 
-    def barrier(self) -> None:
+    def barrier(self, timeout_s: float | None = None) -> None:
         """Return at once."""
 
 
@@ -216,8 +217,13 @@ class TorchComm:
         content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
         return _decode(self.broadcast(content, source).numpy().tobytes())
 
-    def barrier(self) -> None:
-        """Wait until every rank has called."""
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until every rank has called, and what was sent before has arrived.
+
+        With ``timeout_s`` it raises `RuntimeError` after that time; only gloo measures it.
+        """
+        if timeout_s is not None and dist.get_backend() == "gloo":
+            dist.monitored_barrier(timeout=timedelta(seconds=timeout_s))
         if self._only_device:
             dist.barrier(device_ids=[self._device.index])
         else:

@@ -65,7 +65,8 @@ class Ddp(ReplicaStrategy):
                 continue
             forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
-                replica = _Replica(model, forward, self._window, self.options, has_ddp=not self._shares(model))
+                has_ddp = not self._shares(model)
+                replica = _Replica(model, forward, self._window, self._stop_ddp, self.options, has_ddp=has_ddp)
                 try:
                     replace_forward(model, replica.forward)
                 except BaseException:
@@ -74,7 +75,7 @@ class Ddp(ReplicaStrategy):
                 self._replicas[id(model)] = replica
             elif self.precision.policy.compute is not None:
                 replace_forward(model, forward)
-                self._replicas[id(model)] = _Replica(model, forward, self._window, None)
+                self._replicas[id(model)] = _Replica(model, forward, self._window, self._stop_ddp, None)
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -134,7 +135,7 @@ class Ddp(ReplicaStrategy):
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
-            elif replica.ddp is not None and replica.ddp.find_unused_parameters and not replica.has_finished():
+            elif not replica.has_finished():
                 self._stop_ddp(replica)
                 self._average(replica, replica.parameters)
         multiply_gradients(bundle, factor)
@@ -181,6 +182,7 @@ class Ddp(ReplicaStrategy):
         device = replica.parameters[0].device
         if not self._comm.all_reduce(torch.tensor(len(unused), device=device), "max"):
             return
+        self._comm.barrier()  # messages that DDP has sent write into the gradients
         self._average(replica, replica.parameters)
         replica.look_for_unused()
         if self._world.is_main:
@@ -195,9 +197,12 @@ class Ddp(ReplicaStrategy):
     def _stop_ddp(self, replica: _Replica) -> None:
         """Average the gradients of a replica before each step from now on, without DDP; every rank must call.
 
-        Messages that DDP has sent must arrive first: they write into the gradients.
+        Raises `MisuseError` if only some ranks do: these used other parameters than the others, which DDP waits for.
         """
-        self._comm.barrier()
+        try:
+            self._comm.barrier(_ALL_RANKS_S)  # messages that DDP has sent write into the gradients
+        except RuntimeError as error:
+            raise MisuseError(f"{_UNUSED} {_REMEDY}") from error
         replica.close()
 
     @torch.no_grad()
@@ -223,6 +228,7 @@ class _Replica:
         model: nn.Module,
         forward: Callable[..., Any],
         window: _Window,
+        stop_ddp: Callable[[_Replica], None],
         options: DdpOptions | None,
         *,
         has_ddp: bool = True,
@@ -244,6 +250,7 @@ class _Replica:
         # are averaged before each step.
         self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
+        self._stop_ddp = stop_ddp
         self._options = options
         if options is not None and has_ddp:
             self._build(options, options.find_unused_parameters)
@@ -252,15 +259,13 @@ class _Replica:
         """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
+        if not self.has_finished():
+            self._stop_ddp(self)
+            return self._plain_forward(*args, **kwargs)
         if self.ddp.require_backward_grad_sync:
             self.is_armed = True
             self.reduced_in_window = self._window.number
-        try:
-            return self._ddp_forward(*args, **kwargs)
-        except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
-                raise
-            raise MisuseError(f"{_UNUSED} {_REMEDY}") from error
+        return self._ddp_forward(*args, **kwargs)
 
     def unused_names(self) -> list[str]:
         """Return the trainable parameters that the last backward pass left without a gradient."""
@@ -313,11 +318,13 @@ class _Replica:
             self.ddp = None
 
 
-_UNUSED = "Some parameters took no part in the loss, so their gradients cannot be averaged over the workers."
+_UNUSED = "Some parameters took no part in the loss on this worker, so their gradients cannot be averaged."
 _REMEDY = (
     "Set ddp.find_unused_parameters (flag --ddp.find-unused-parameters) if that is meant, "
     "or set requires_grad=False on what is not trained before preparing."
 )
+# How long ranks wait for each other before an incomplete backward pass counts as one of this rank alone.
+_ALL_RANKS_S = 15.0
 
 
 def _buffer_option(is_on: bool) -> dict[str, Any]:
