@@ -106,8 +106,10 @@ docs: $(STAMPS)/develop
 
 unit: unit-python unit-front-end
 
-# Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning.
-PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning. Tests wait for processes
+# that start for a third of their time, so there are three for two processors.
+NUM_TESTS = $(shell $(BIN)/python -c "import os; print(min(4, (3 * os.cpu_count() + 1) // 2))")
+PARALLEL = --numprocesses $(NUM_TESTS) --dist loadfile --no-loadscope-reorder
 unit-python coverage: export OMP_WAIT_POLICY = passive
 
 unit-python: setup

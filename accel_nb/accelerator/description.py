@@ -82,5 +82,6 @@ def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
     if options.data.non_blocking and not device_type(device).has_streams:
         notes.append(f"non_blocking has no effect: batches stay on the {device.type}")
     if components.strategy.precision.policy.name == "bf16" and not has_real_bf16(device):
-        notes.append("bf16 is emulated on this device, and slow: fp16 is faster")
+        faster = "full precision (no)" if device_type(device).is_host else "fp16"
+        notes.append(f"bf16 is emulated on this device, and slow: {faster} is faster")
     return notes

@@ -51,7 +51,7 @@ _OTHER_HARDWARE = frozenset(
 
 _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
     {
-        "bf16": lambda: (kind := default_type()).has_real_bf16(kind.name),
+        "bf16": lambda: (kind := default_type()).is_host or kind.has_real_bf16(kind.name),
         "cuda": lambda: device_type("cuda").is_available(),
         "fp16": lambda: True,
         "weights_only": lambda: True,

@@ -16,7 +16,14 @@ from accel_nb.runtime.devices.registry import device_type
 def test_auto_is_full_precision_on_the_cpu() -> None:
     assert choose_precision("auto", "cpu") == "no"
     assert build_precision("auto", "cpu").policy.name == "no"
-    assert has_real_bf16("cpu")
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", False), ("AVX512", True), ("SVE256", True)])
+def test_bf16_on_the_cpu_needs_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, capability: str, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert has_real_bf16("cpu") is expected
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")])

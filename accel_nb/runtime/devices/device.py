@@ -8,7 +8,7 @@ from accel_nb.runtime.devices.registry import device_type
 
 
 def has_real_bf16(device: torch.device | str) -> bool:
-    """Whether the device computes bfloat16 in hardware, or at least no slower than torch's CPU kernels do."""
+    """Whether the device computes bfloat16 in hardware, and so not much slower than float32."""
     return device_type(device).has_real_bf16(device)
 
 
