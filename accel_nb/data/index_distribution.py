@@ -75,8 +75,8 @@ class DataShard:
 class IndexSampler:
     """The inner loader's sampler: yields this rank's share of the indices that the loader's own sampler draws.
 
-    ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. If ``deals`` is
-    false the items are not lists of samples, and are yielded unchanged. With ``seed``, torch's ``RandomSampler`` is
+    ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. If ``yields_lists``
+    is false the items are not lists of samples, and are yielded unchanged. With ``seed``, torch's ``RandomSampler`` is
     replaced by one whose order depends on seed and epoch only.
     """
 
@@ -98,13 +98,19 @@ class IndexSampler:
             (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
         )
         self._drops_short = place.drops_incomplete(bool(getattr(self.sampler, "drop_last", False)))
-        self.is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.sampler)
+        can_draw_everywhere = _can_draw_everywhere(self.sampler)
+        self.is_drawn_everywhere = self._comm.world.size == 1 or can_draw_everywhere
+        self._parts: tuple[rng.Part, ...] = ("torch",) if can_draw_everywhere else rng.ALL_PARTS
+        # Whether the sampler may draw in its ``__iter__``; torch's own samplers draw before their first item.
+        self.draws_at_start = not can_draw_everywhere
         self._is_random = self.is_drawn_everywhere and _may_draw(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        # The loader may create two iterators and use one: nothing happens before the first item.
+        # The loader may create two iterators and use one: torch's samplers do nothing before the first item.
         self.pending_shares = shares = deque()
-        return self._record_shares(shares) if self.yields_lists else self._pass_unchanged()
+        if self.yields_lists:
+            return self._record_shares(shares, self.iter_shares())
+        return self._pass_unchanged(self._start_sampler())
 
     def __len__(self) -> int:
         return len(cast(Any, self.sampler))
@@ -123,7 +129,13 @@ class IndexSampler:
         )
 
     def iter_shares(self) -> Iterator[tuple[Any, BatchShare]]:
-        """Yield this rank's indices of each global batch, with their share."""
+        """Return an iterator over this rank's indices of each global batch, with their share.
+
+        A sampler that is not torch's starts at once, as in a plain loader: it may draw in its ``__iter__``.
+        """
+        return self._iter_shares(self._start_sampler())
+
+    def _iter_shares(self, started: Iterator[Any] | None) -> Iterator[tuple[Any, BatchShare]]:
         place = self._place
         count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
         limit = size if group_size > 1 else None
@@ -133,7 +145,7 @@ class IndexSampler:
         start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
         number = index if group_size > 1 else 0
         expected, is_last, fill = self.num_groups(), False, ()
-        for group, is_last in self._start(group_size, expected):
+        for group, is_last in self._start(group_size, expected, started):
             if place.mode.is_whole:
                 merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
                 yield merged, whole_batch_share(len(merged), count, index, is_last=is_last)
@@ -158,29 +170,49 @@ class IndexSampler:
             return -1
         return size
 
-    def _record_shares(self, shares: deque[BatchShare]) -> Iterator[Any]:
-        for indices, mine in self.iter_shares():
+    @staticmethod
+    def _record_shares(shares: deque[BatchShare], pairs: Iterator[tuple[Any, BatchShare]]) -> Iterator[Any]:
+        for indices, mine in pairs:
             shares.append(mine)
             yield indices
 
-    def _pass_unchanged(self) -> Iterator[Any]:
-        for group, _ in self._start(1, self.num_items()):
+    def _pass_unchanged(self, started: Iterator[Any] | None) -> Iterator[Any]:
+        for group, _ in self._start(1, self.num_items(), started):
             yield group[0]
 
-    def draw(self) -> Iterator[Any]:
+    def draw(self, started: Iterator[Any] | None = None) -> Iterator[Any]:
         """Yield the sampler's items for `epoch`, drawn by this rank alone."""
-        parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.sampler) else rng.ALL_PARTS
         return position.draw_epoch(
             self.sampler,
             self.epoch,
             self.generators,
             yields_lists=self.yields_lists,
-            parts=parts,
-            after_start=self.after_start,
+            parts=self._parts,
+            started=started,
         )
 
-    def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
+    def _start_sampler(self) -> Iterator[Any] | None:
+        """Start a sampler that may draw in its ``__iter__``, on the rank that draws, and then call ``after_start``."""
+        if not self.draws_at_start or self.epoch.resumed is not None:
+            return None
+        if self.is_drawn_everywhere:
+            return self._start_own_sampler()
+        self._check()
+        started: list[Iterator[Any]] = []
+        _call_on_rank_0(self._comm, lambda: started.append(self._start_own_sampler()), self._place.mode)
+        return started[0] if started else None
+
+    def _start_own_sampler(self) -> Iterator[Any]:
+        items = position.start_sampler(self.sampler, self.epoch, self.generators, parts=self._parts)
+        if self.after_start is not None:
+            self.after_start()
+        return items
+
+    def _check(self) -> torch.Tensor | None:
+        """Check that the ranks iterate the same loader, and set its generators to rank 0's states; every rank calls.
+
+        Returns the state of rank 0's torch generator if the sampler draws from it on every rank.
+        """
         num_items = length_of(self.sampler) if self.is_drawn_everywhere else None
         theirs = check_same_loaders(
             self._comm,
@@ -193,17 +225,27 @@ class IndexSampler:
         if self.generators:
             with rank_0_random_states(self._comm, (), self.generators):
                 pass
+        return theirs
+
+    def _start(
+        self, size: int, expected: int | None, started: Iterator[Any] | None
+    ) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
         if not self.is_drawn_everywhere:
-            yield from _broadcast_groups(self._comm, self._grouped(size, expected), self._place.mode)
+            if self.epoch.resumed is not None:
+                self._check()
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected, started), self._place.mode)
             return
-        with _forked_if_different(theirs):
-            groups = self._grouped(size, expected)
+        with _forked_if_different(self._check()):
+            groups = self._grouped(size, expected, started)
             first = next(groups, None)
         if first is not None:
             yield from chain([first], groups)
 
-    def _grouped(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
-        items = self.draw()
+    def _grouped(
+        self, size: int, expected: int | None, started: Iterator[Any] | None
+    ) -> Iterator[tuple[list[Any], bool]]:
+        items = self.draw(started)
         batches = map(_sized, items) if self.yields_lists else items
         groups = grouped(batches, size, drop_short=self._drops_short)
         yield from flag_last(groups, expected, is_exact=self.is_drawn_everywhere)
@@ -340,35 +382,44 @@ def rank_0_random_states(
 def _broadcast_groups(
     comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
 ) -> Iterator[tuple[list[Any], bool]]:
-    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs.
+    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
+
+    def draw() -> dict[str, Any]:
+        drawn = next(groups, None)
+        return {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
+
+    is_last = False
+    while not is_last:
+        message = _call_on_rank_0(comm, draw, mode)
+        if "group" not in message:
+            return
+        is_last = message["is_last"]
+        yield _from_json(message["group"]), is_last
+
+
+def _call_on_rank_0(comm: Communicator, call: Callable[[], dict[str, Any] | None], mode: ReadMode) -> dict[str, Any]:
+    """Call a function of the sampler on rank 0, and return its result on every rank, which all must call.
 
     Where every rank reads whole batches, the random states of all ranks are equal, and follow what rank 0 draws.
     """
-    is_last = False
-    while not is_last:
-        if comm.world.rank == 0:
-            try:
-                before = rng.capture_cpu() if mode.is_whole else None
-                drawn = next(groups, None)
-                message = {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
-                if before is not None and rng.capture_cpu() != before:
-                    message["has_drawn"] = True
-            except Exception as error:
-                comm.broadcast_json({"error": f"{type(error).__name__}: {error}"}, 0)
-                raise
-            comm.broadcast_json(message, 0)
-        else:
-            message = cast("dict[str, Any]", comm.broadcast_json(None, 0))
-            if "error" in message:
-                raise MisuseError(f"rank 0, which draws for all ranks, failed in the sampler: {message['error']}")
-            drawn = (_from_json(message["group"]), message["is_last"]) if "group" in message else None
-        if message.get("has_drawn"):
-            states = rng.capture()
-            rng.restore(rng.unpack(comm.broadcast(rng.pack(states), 0), states))
-        if drawn is None:
-            return
-        yield drawn
-        is_last = drawn[1]
+    if comm.world.rank == 0:
+        before = rng.capture_cpu() if mode.is_whole else None
+        try:
+            message = call() or {}
+        except Exception as error:
+            comm.broadcast_json({"error": f"{type(error).__name__}: {error}"}, 0)
+            raise
+        if before is not None and rng.capture_cpu() != before:
+            message["has_drawn"] = True
+        comm.broadcast_json(message, 0)
+    else:
+        message = cast("dict[str, Any]", comm.broadcast_json(None, 0))
+        if "error" in message:
+            raise MisuseError(f"rank 0, which draws for all ranks, failed in the sampler: {message['error']}")
+    if message.pop("has_drawn", False):
+        states = rng.capture()
+        rng.restore(rng.unpack(comm.broadcast(rng.pack(states), 0), states))
+    return message
 
 
 def _as_json(index: Any) -> Any:

@@ -463,7 +463,7 @@ class _ShardedLoading:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
         if index_sampler.yields_lists and self._reads_in_process(loader):
-            if not index_sampler.is_drawn_everywhere:
+            if index_sampler.draws_at_start and epoch.resumed is None:
                 index_sampler.after_start = lambda: self._draw_base_seed(loader)
             elif is_new:
                 self._draw_base_seed(loader)

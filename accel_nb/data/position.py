@@ -189,22 +189,19 @@ def draw_epoch(
     *,
     yields_lists: bool,
     parts: tuple[rng.Part, ...],
-    after_start: Callable[[], object] | None = None,
+    started: Iterator[Any] | None = None,
 ) -> Iterator[Any]:
     """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
-    The first item is drawn before this returns; in a resumed epoch with the random states of its start. ``deals``: the
-    items are lists of samples. ``parts`` are the global generators that the sampler may use. ``after_start`` is called
-    between the sampler's ``__iter__`` and its first item in a new epoch, as torch's iterator draws a seed there.
+    The first item is drawn before this returns; in a resumed epoch with the random states of its start. ``yields_lists``: the
+    items are lists of samples. ``parts`` are the global generators that the sampler may use. ``started`` is what
+    `start_sampler` returned for this epoch, if it was called.
     """
     resumed = epoch.resumed
     if resumed is None:
-        epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
-        items = iter(sampler)
-        if after_start is not None:
-            after_start()
+        items = started or start_sampler(sampler, epoch, generators, parts=parts)
         first = next(items, _END)
-        if first is not _END:
+        if first is not _END and epoch.sampler_state is not None:
             head = _head(first, yields_lists)
             epoch.sampler_state = replace(epoch.sampler_state, num_compared=len(head), fingerprint=_checksum(head))
     elif resumed.sampler_state is None:  # a new epoch, of which the first samples are skipped
@@ -218,6 +215,14 @@ def draw_epoch(
             items = _remaining(sampler, resumed, yields_lists, resumed.sampler_state)
             first = next(items, _END)
     return iter(()) if first is _END else chain([first], items)
+
+
+def start_sampler(
+    sampler: Any, epoch: EpochProgress, generators: list[torch.Generator], *, parts: tuple[rng.Part, ...]
+) -> Iterator[Any]:
+    """Return the sampler's iterator for a new epoch, and record the state that it is drawn from."""
+    epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
+    return iter(sampler)
 
 
 def capture_sampler_state(
@@ -254,16 +259,16 @@ def num_remaining(
     return max(num_items - resumed.num_batches, 0)
 
 
-def _remaining(draws_from: Any, resumed: LoaderPosition, deals: bool, was: SamplerState) -> Iterator[Any]:
+def _remaining(draws_from: Any, resumed: LoaderPosition, yields_lists: bool, was: SamplerState) -> Iterator[Any]:
     count = was.num_compared
-    if deals and type(draws_from) is BatchSampler:
+    if yields_lists and type(draws_from) is BatchSampler:
         head, rest = _from(draws_from.sampler, resumed.num_samples, count)
         _check_fingerprint(was, head)
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
     if resumed.num_batches:
         first = next(items, _END)
-        _check_fingerprint(was, [] if first is _END else _head(first, deals)[:count])
+        _check_fingerprint(was, [] if first is _END else _head(first, yields_lists)[:count])
         items = islice(items, resumed.num_batches - 1, None)
     return items
 
@@ -306,8 +311,8 @@ def _plain(order: range | Tensor) -> Sequence[int]:
     return order if isinstance(order, range) else order.tolist()
 
 
-def _head(item: Any, deals: bool) -> list[Any]:
-    return list(item[:_NUM_COMPARED]) if deals and isinstance(item, list | tuple) else [item]
+def _head(item: Any, yields_lists: bool) -> list[Any]:
+    return list(item[:_NUM_COMPARED]) if yields_lists and isinstance(item, list | tuple) else [item]
 
 
 def _checksum(head: list[Any]) -> int:

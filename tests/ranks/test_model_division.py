@@ -28,6 +28,7 @@ class Run:
     def __init__(self) -> None:
         self.printed: Values = []
         self.models: list[nn.Module] = []
+        self.row_counts: list[int] = []
 
     def print(self, value: Tensor | float) -> None:
         self.printed.append(value.item() if isinstance(value, Tensor) else float(value))
@@ -393,11 +394,57 @@ def other_head_by_another_pass(run: Run) -> None:
         optimizer.step()
 
 
+class ShuffledBatches:
+    """A batch sampler that draws in its ``__iter__``, when the loop begins, and not for its first batch."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        return iter([rows.tolist() for rows in torch.randperm(27).split(8)])
+
+
+def own_sampler(run: Run, **options: Any) -> None:
+    data = DataLoader(loader().dataset, batch_sampler=ShuffledBatches(), **options)  # type: ignore[arg-type]
+    model = mlp(nn.Dropout(0.2))
+    run.models.append(model)
+    optimizer = sgd(model)
+    for _ in range(2):
+        for (x, y, _), (other, _, _) in zip(data, loader(shuffle=True), strict=True):
+            loss = F.mse_loss(model(x), y + other.mean()).sqrt() + 0.1 * torch.rand(())
+            run.print(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def own_sampler_and_a_loader_process(run: Run) -> None:
+    own_sampler(run, num_workers=1)
+
+
+def branch_without_effect(run: Run) -> None:
+    """Take a shorter way if no row has a large value, as code with masks does; rows of some ranks have one first."""
+
+    class Clipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            run.row_counts.append(len(x))
+            if (x[:, 0] > 1).any():
+                x = torch.where(x > 1, 1, x)
+            return self.inner(x.clamp(max=1))
+
+    train(run, Clipping(), squared, loader())
+
+
 DIVIDED = [
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
-    two_loaders, accumulated, nested_outputs, squeezed, head_by_head, head_left_out_later,
+    two_loaders, accumulated, nested_outputs, squeezed, branch_without_effect, own_sampler,
+    own_sampler_and_a_loader_process, head_by_head, head_left_out_later,
     other_head_by_another_pass,
     shared_encoder(is_reversed=False, is_summed=True), shared_encoder(is_reversed=False, is_summed=False),
     shared_encoder(is_reversed=True, is_summed=False),
@@ -488,7 +535,23 @@ def other_parameters(run: Run) -> None:
     train(run, mlp(), loss_of)
 
 
+def branch_on_the_batch(run: Run) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high = mlp(), mlp(nn.BatchNorm1d(10))
+            self.num_calls = nn.Buffer(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.num_calls += 1
+            return self.high(x) if x.sum() > 3 else self.low(x)
+
+    train(run, Two(), squared)
+
+
 UNDIVIDED = [
+    branch_on_the_batch,
     samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
     hooks_on_parameters, submodules_called_directly, other_parameters,
 ]  # fmt: skip
@@ -507,13 +570,14 @@ def of_one_device(name: str) -> Run:
 class Result:
     weights: Values
     printed: Values
-    batches: list[str]
+    row_counts: list[int]
     warned: list[str]
 
 
 def _own(caught: list[warnings.WarningMessage]) -> list[str]:
-    """Return the warnings that torch's reducer did not give on its own account."""
-    return [str(item.message) for item in caught if "bucket view strides" not in str(item.message)]
+    """Return the warnings of a difference: not those of torch's reducer, and of parameters that had no gradient."""
+    other = ("bucket view strides", "took no part in the loss")
+    return [str(item.message) for item in caught if not any(text in str(item.message) for text in other)]
 
 
 def run_programs(world: World, options: dict[str, Any]) -> dict[str, Result]:
@@ -526,8 +590,7 @@ def run_programs(world: World, options: dict[str, Any]) -> dict[str, Result]:
             warnings.simplefilter("always")
             with cells.run_cell():
                 program(run)
-        batches = [*accelerator.components.preparer.batch_descriptions.values()]
-        found[name] = Result(run.weights, run.printed, batches, _own(caught))
+        found[name] = Result(run.weights, run.printed, run.row_counts, _own(caught))
         accelerator.close()
     return found
 
@@ -548,3 +611,9 @@ def test_weights_and_printed_values_are_those_of_one_device(name: str, on_ranks:
     assert on_ranks[name].printed == pytest.approx(expected.printed, rel=1e-9, abs=1e-12)
     assert on_ranks[name].weights == pytest.approx(expected.weights, rel=1e-9, abs=1e-9)
     assert not on_ranks[name].warned
+
+
+def test_a_branch_without_effect_keeps_calls_divided(on_ranks: Any) -> None:
+    counts = on_ranks["branch_without_effect"].row_counts
+    assert 8 in counts, "the whole batch is computed where ranks took different branches"
+    assert max(counts[-6:]) < 8

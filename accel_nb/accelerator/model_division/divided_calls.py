@@ -7,6 +7,7 @@ samples together, is computed whole by every rank.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
-from accel_nb.accelerator.model_division.row_layout import RowLayout, Undivided, find_layout, signature_of
+from accel_nb.accelerator.model_division.module_state import ModuleState
+from accel_nb.accelerator.model_division.row_layout import RowLayout, Undivided, find_layout, is_equal, signature_of
 from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.accelerator.model_division.value_reads import observed_reads
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
 from accel_nb.errors import MisuseError
@@ -93,14 +96,66 @@ class DividedCalls:
         layout = self._layout_of(model, forward, args, kwargs)
         if isinstance(layout, Undivided):
             self.undivided[name] = layout
-            with self._inside():
-                return forward(*args, **kwargs)
+            return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
-        ranks = self._comm.world.size
-        if number is None or number < _MIN_ROWS_PER_RANK * ranks:
-            with self._inside():
-                return forward(*args, **kwargs)
+        if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
+            return self._compute_whole(forward, args, kwargs)
+        undo = _Undo(model, self._comm.world.device) if any(layout.compared_reads) else None
+        try:
+            result = self._compute_rows(model, forward, args, kwargs, layout, number, compares_reads=undo is not None)
+        except _ReadsDiffer as differ:
+            assert undo is not None, "reads are compared"
+            undo.restore()
+            self._judge_read(differ.number, undo, model, forward, args, kwargs, layout, number)
+            return self._call(model, forward, args, kwargs)
         self.divided[name] = None
+        return result
+
+    def _judge_read(
+        self,
+        read: int,
+        undo: _Undo,
+        model: nn.Module,
+        forward: Forward,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        layout: RowLayout,
+        num_rows: int,
+    ) -> None:
+        """After ranks have read different values: record whether that matters, by computing the batch both ways."""
+        with torch.no_grad():
+            rows = self._compute_rows(model, forward, args, kwargs, layout, num_rows)
+            undo.restore()
+            whole = self._compute_whole(forward, args, kwargs)
+            undo.restore()
+        is_same = signature_of(rows) == signature_of(whole) and is_equal(rows, whole, self._tolerance)
+        judged: RowLayout | Undivided = Undivided("its code depends on values of the batch")
+        if not any(self._gather_codes(int(not is_same))):
+            compared = tuple(item and number != read for number, item in enumerate(layout.compared_reads))
+            judged = dataclasses.replace(layout, compared_reads=compared)
+        known = self._known[model]
+        known.update({key: judged for key, item in known.items() if item is layout})
+
+    def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with self._inside():
+            return forward(*args, **kwargs)
+
+    def _compute_rows(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        layout: RowLayout,
+        number: int,
+        *,
+        compares_reads: bool = False,
+    ) -> Any:
+        """Compute this rank's rows of a call, and return those of all ranks.
+
+        With ``compares_reads`` it raises `_ReadsDiffer` on all ranks if their rows gave them different values.
+        """
+        name, ranks = type(model).__name__, self._comm.world.size
         sizes = [len(contiguous_share(number, ranks, rank)) for rank in range(ranks)]
         inputs, outputs = iter(layout.inputs), iter(layout.outputs)
         exchange, own = self.exchange, sizes[self._comm.world.rank]
@@ -123,11 +178,26 @@ class DividedCalls:
             return exchange.gather(tensor, dim, [size * each for size in sizes])
 
         rows = map_tensors(take, (list(args), dict(kwargs)))
-        with self._inside(), self._as_one_device(model, layout, sizes):
+        with ExitStack() as stack:
+            stack.enter_context(self._inside())
+            stack.enter_context(self._as_one_device(model, layout, sizes))
+            if compares_reads:
+                stack.enter_context(observed_reads(self._compare_read(layout)))
             result = forward(*rows[0], **rows[1])
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_OTHER_OUTPUT.format(name=name))
         return map_tensors(gather, result)
+
+    def _compare_read(self, layout: RowLayout) -> Callable[[Any], None]:
+        """Return a function that raises `_ReadsDiffer` for a value that differs among ranks, though it should not."""
+        numbered = enumerate(layout.compared_reads)
+
+        def compare(value: Any) -> None:
+            number, is_compared = next(numbered, (0, False))
+            if is_compared and not self._is_equal_on_ranks(zlib.crc32(repr(value).encode())):
+                raise _ReadsDiffer(number)
+
+        return compare
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -175,7 +245,7 @@ class DividedCalls:
     ) -> RowLayout | Undivided:
         if self._has_hooks(model):
             return Undivided("hooks read or change its values")
-        share, policy = self._stepper.window.share, self._stepper.strategy.precision.policy
+        share = self._stepper.window.share
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
@@ -187,17 +257,49 @@ class DividedCalls:
                 args,
                 kwargs,
                 batch_size=None if share is None else share.total_samples,
-                tolerance=0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_COMPUTE,
+                tolerance=self._tolerance,
                 is_compiled=is_compiled,
             )
 
     def _agree(self, found: RowLayout | Undivided) -> RowLayout | Undivided:
         """Return what was found, if all ranks found the same: rounding may differ among machines."""
         code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else 0
-        codes = self._comm.all_gather(torch.tensor([code], dtype=torch.int64))
-        if any(int(other) != code for other in codes) and not isinstance(found, Undivided):
+        if not self._is_equal_on_ranks(code) and not isinstance(found, Undivided):
             return Undivided("the ranks disagree about its rows")
         return found
+
+    def _is_equal_on_ranks(self, code: int) -> bool:
+        return len(set(self._gather_codes(code))) == 1
+
+    def _gather_codes(self, code: int) -> list[int]:
+        return [int(other) for other in self._comm.all_gather(torch.tensor([code], dtype=torch.int64))]
+
+    @property
+    def _tolerance(self) -> float:
+        """The least relative difference that counts, beside that of the dtype."""
+        policy = self._stepper.strategy.precision.policy
+        return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_COMPUTE
+
+
+class _Undo:
+    """Restores a model's state and the random states of the time when it was made."""
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self._device = device
+        self._model, self._random = ModuleState(model), rng.capture(device)
+
+    def restore(self) -> None:
+        """Restore both; may be called several times."""
+        self._model.restore()
+        rng.restore(self._random, self._device)
+
+
+class _ReadsDiffer(Exception):
+    """Ranks have read different values in a model's code; ``number`` is that of the read in the call."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def _num_hooks(model: nn.Module) -> int:

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.module_state import ModuleState
 from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
 from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
@@ -36,6 +37,8 @@ class RowLayout:
     """Whether the forward pass draws random numbers."""
     random_problem: str | None = None
     """Why random numbers cannot be drawn for rows; None if they can."""
+    compared_reads: tuple[bool, ...] = ()
+    """For each value that the model's code reads from tensors, in order, whether ranks must read the same."""
 
     def num_rows(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of rows of arguments; None if their sizes differ."""
@@ -158,15 +161,15 @@ class _Check:
         number = len(rows)
         half = number // 2
         try:
-            whole, draw, effects = self._compute(rows, 0, number, number)
-            first, _, first_effects = self._compute(rows[:half], 0, half, number)
-            second, _, second_effects = self._compute(rows[half:], half, number - half, number)
+            whole, draw, effects, reads = self._compute(rows, 0, number, number)
+            first, _, first_effects, first_reads = self._compute(rows[:half], 0, half, number)
+            second, _, second_effects, second_reads = self._compute(rows[half:], half, number - half, number)
         except (AccelNbError, KeyboardInterrupt):
             raise
         except Exception as error:  # the model's own code cannot compute some rows of the batch
             return Undivided(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
         if not (
-            _is_equal(effects, first_effects, self._tolerance) and _is_equal(effects, second_effects, self._tolerance)
+            is_equal(effects, first_effects, self._tolerance) and is_equal(effects, second_effects, self._tolerance)
         ):
             return Undivided("it stores values that depend on the batch")
         if not signature_of(whole) == signature_of(first) == signature_of(second):
@@ -183,8 +186,8 @@ class _Check:
             dim = _output_dim(*parts, half)
             if (
                 dim is None
-                and _is_equal(parts[0], parts[1], self._tolerance)
-                and _is_equal(parts[0], parts[2], self._tolerance)
+                and is_equal(parts[0], parts[1], self._tolerance)
+                and is_equal(parts[0], parts[2], self._tolerance)
             ):
                 outputs.append(None)
             elif dim is None and all(part.numel() == 1 for part in parts):
@@ -193,7 +196,7 @@ class _Check:
                 is_reduced = True
             elif dim is None:
                 return Undivided("its output has no dim for the samples")
-            elif not _is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
+            elif not is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
                 return Undivided("it computes with several samples together")
             else:
                 outputs.append(dim)
@@ -202,7 +205,8 @@ class _Check:
         if all(dim is None for dim in outputs):
             return Undivided("its output does not depend on the batch")
         problem = None if draw is None else draw.problem
-        return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem)
+        compared = values_to_compare(reads, first_reads, second_reads)
+        return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem, compared)
 
     def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
         """Whether a value of the whole is the sum, or some weighted mean, of those of the parts."""
@@ -225,8 +229,11 @@ class _Check:
                 return rows
         return None
 
-    def _compute(self, rows: list[int], start: int, size: int, total: int) -> tuple[Any, RowRandom | None, Any]:
-        """Return the model's output for some rows, the mode that drew for them, and what the model has stored."""
+    def _compute(
+        self, rows: list[int], start: int, size: int, total: int
+    ) -> tuple[Any, RowRandom | None, Any, list[Any]]:
+        """Return the model's output for some rows, the mode that drew for them, and what the model stored and read."""
+        reads: list[Any] = []
         dims = iter(self._dims)
 
         def choose(tensor: Tensor) -> Tensor:
@@ -242,7 +249,12 @@ class _Check:
         for part in norms:
             part.training = False
         try:
-            with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()), draw or contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                if draw is not None:
+                    stack.enter_context(draw)
+                    stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
             output = map_tensors(lambda tensor: tensor.detach().clone(), output)
         finally:
@@ -250,7 +262,7 @@ class _Check:
                 part.training = True
             effects = state.restore()
             rng.restore(states, device)
-        return output, draw, effects
+        return output, draw, effects, reads
 
 
 def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int | None:
@@ -268,7 +280,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
     )
 
 
-def _is_equal(one: Any, other: Any, tolerance: float) -> bool:
+def is_equal(one: Any, other: Any, tolerance: float) -> bool:
     """Whether two nested values are equal within the tolerance of their dtypes."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
@@ -279,11 +291,11 @@ def _is_equal(one: Any, other: Any, tolerance: float) -> bool:
         scale = torch.nan_to_num(one.detach().abs(), posinf=0.0).max() if one.numel() else 0.0
         return bool(torch.allclose(one, other, rtol=allowed, atol=float(allowed * scale), equal_nan=True))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_equal(one[key], other[key], tolerance) for key in one)
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key], tolerance) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(_is_equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(is_equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
     if is_dataclass(one):
-        return type(one) is type(other) and _is_equal(vars(one), vars(other), tolerance)
+        return type(one) is type(other) and is_equal(vars(one), vars(other), tolerance)
     if isinstance(one, _PLAIN):
         return bool(one == other)
     return type(one) is type(other)

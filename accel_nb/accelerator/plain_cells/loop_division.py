@@ -9,8 +9,9 @@ from __future__ import annotations
 import types
 import weakref
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.index_distribution import ReadMode
 from accel_nb.data.loader import read_mode
 from accel_nb.runtime.tensors.nested import find_tensors
+from accel_nb.strategies.base import Bundle
 
 READ_WHOLE = WholeReading(False, "read whole by every worker")
 _ROWS = WholeReading(True)
@@ -34,15 +36,19 @@ _NUM_COMPARED = 64
 
 @dataclass
 class _Loop:
-    """One loop, known by its code, its loader and the objects that were prepared when it began."""
+    """One loop, known by its code, its loader and the models and optimizers that were prepared when it began."""
 
     code: types.CodeType
     loader: weakref.ref[Any]
-    bundle: weakref.ref[Any]
+    objects: dict[int, weakref.ref[Any]]
     reads_shares: bool = False
 
-    def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Any) -> bool:
-        return self.code is code and self.loader() is loader and self.bundle() is bundle
+    def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Bundle) -> bool:
+        """Return whether this loop begins again: nothing was prepared since, though objects may have been released."""
+        if self.code is not code or self.loader() is not loader:
+            return False
+        known = (self.objects.get(id(item)) for item in _prepared(bundle))
+        return all(reference is not None and reference() is not None for reference in known)
 
 
 class LoopDivision:
@@ -109,10 +115,13 @@ class LoopDivision:
             read_mode(loader).is_whole = False
             return True
         self.make_rng_equal()
+        if self._readings.get(loader, _ROWS) is None:  # an earlier loop over the loader reads shares
+            self._readings[loader] = _ROWS
         mode = read_mode(loader)
         mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
-            loop = _Loop(code, weakref.ref(loader), weakref.ref(bundle))
+            objects = {id(item): weakref.ref(item) for item in _prepared(bundle)}
+            loop = _Loop(code, weakref.ref(loader), objects)
             self._loops.append(loop)
             if self.mode == "auto":
                 self._begin_first_batch(loop, loader)
@@ -187,6 +196,10 @@ class LoopDivision:
         held = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
         num_gradient_bytes = sum(value.numel() * value.element_size() for value in held.values() if value.requires_grad)
         return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
+
+
+def _prepared(bundle: Bundle) -> Iterator[Any]:
+    return chain(bundle.models, bundle.optimizers)
 
 
 def _digest(batch: Any) -> int:

@@ -432,6 +432,7 @@ class Preparer:
                 unwrap_scheduler(item)
             elif isinstance(item, DataLoader):
                 self.batch_descriptions.pop(id(item), None)
+                self.whole_loaders.pop(id(item), None)
                 unshard_loader(item)
 
     def _select_roots(self, models: list[nn.Module]) -> list[nn.Module]:
