@@ -23,6 +23,7 @@ from benchmarks.measure import ROOT, Report, load_report, table
 
 NAMES = (
     "step_overhead",
+    "division",
     "facade_cost",
     "loader_cost",
     "warm_cell",

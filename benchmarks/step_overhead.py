@@ -191,7 +191,7 @@ def _ways(rank: int) -> dict[str, Way]:
 
         model, optimizer = fresh()
         loader = DataLoader(data, batch_size=16)
-        plain = Accelerator(world=world, comm=comm, sink=RingSink())
+        plain = Accelerator(world=world, comm=comm, sink=RingSink(), config={"divide": "data"})
         names = {"model": model, "optimizer": optimizer} | ({"loader": loader} if suffix else {})
         cells = PlainCells(plain)
         cells.prepare(names, list(names))
