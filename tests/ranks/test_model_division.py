@@ -394,6 +394,17 @@ def other_head_by_another_pass(run: Run) -> None:
         optimizer.step()
 
 
+def part_and_whole(run: Run) -> None:
+    """Call a part directly, which every rank computes whole, and then the model: both normalise by their batch."""
+    model = nn.Sequential(mlp(nn.BatchNorm1d(10), outputs=6), nn.Linear(6, 1)).double()
+
+    def loss_of(model: Any, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        code = model[0](x)
+        return squared(model, x, y, label) + code.mean(0).norm()
+
+    train(run, model, loss_of)
+
+
 class ShuffledBatches:
     """A batch sampler that draws in its ``__iter__``, when the loop begins, and not for its first batch."""
 
@@ -443,7 +454,7 @@ DIVIDED = [
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
-    two_loaders, accumulated, nested_outputs, squeezed, branch_without_effect, own_sampler,
+    two_loaders, accumulated, nested_outputs, squeezed, branch_without_effect, own_sampler, part_and_whole,
     own_sampler_and_a_loader_process, head_by_head, head_left_out_later,
     other_head_by_another_pass,
     shared_encoder(is_reversed=False, is_summed=True), shared_encoder(is_reversed=False, is_summed=False),

@@ -60,12 +60,12 @@ def _normalize(
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (squares.sum(0) + (counts * (means - mean).square()).sum(0)) / total
-    with torch.no_grad():
+    with torch.no_grad():  # by `data`, as torch does: an earlier call may have saved the buffers for its backward pass
         if running_mean is not None:
-            running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
+            running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
         if running_var is not None:
             unbiased = variance * (total / (total - 1))
-            running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+            running_var.data.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
     scale = torch.rsqrt(variance + eps)
     if weight is not None:
         scale = scale * weight

@@ -28,20 +28,20 @@ class ModuleState:
             for _, part in self._parts
         ]
         self._buffers = [
-            (value, value.detach().clone(), value._version)
+            (value, value.detach().clone())
             for _, part in self._parts
             for value in part._buffers.values()
-            if value is not None
+            if value is not None and value.layout is torch.strided and not value.is_meta
         ]
 
     @torch.no_grad()
     def restore(self) -> dict[str, Any]:
         """Restore everything; return the values that had changed, by name."""
         changed: dict[str, Any] = {}
-        for number, (value, before, version) in enumerate(self._buffers):
-            if value._version != version:
+        for number, (value, before) in enumerate(self._buffers):
+            if not torch.equal(value, before):
                 changed[f"buffer {number}"] = value.detach().clone()
-                value.copy_(before)
+                value.data.copy_(before)  # no change to what an earlier call has saved for its backward pass
         for (name, part), attributes, contents in zip(self._parts, self._attributes, self._contents, strict=True):
             now = vars(part)
             for key, value in list(now.items()):
