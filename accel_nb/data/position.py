@@ -193,9 +193,9 @@ def draw_epoch(
 ) -> Iterator[Any]:
     """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
-    The first item is drawn before this returns; in a resumed epoch with the random states of its start. ``yields_lists``: the
-    items are lists of samples. ``parts`` are the global generators that the sampler may use. ``started`` is what
-    `start_sampler` returned for this epoch, if it was called.
+    The first item is drawn before this returns; in a resumed epoch with the random states of its start.
+    ``yields_lists``: the items are lists of samples. ``parts`` are the global generators that the sampler may use.
+    ``started`` is what `start_sampler` returned for this epoch, if it was called.
     """
     resumed = epoch.resumed
     if resumed is None:
