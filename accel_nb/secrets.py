@@ -16,6 +16,7 @@ _NAMES = (
     r"|token|secret|passw(?:or)?d|passphrase|credentials?|authorization|signature)"
 )
 _SECRET_NAME = re.compile(rf"(?i)(?:^|[_\W]){_NAMES}(?:$|[_\W])")
+_SECRET_FLAG = re.compile(rf"(?i)^-(?:.*[_\W])?{_NAMES}(?:[_-](?:value|text|v?\d+))?$")
 _SPECIAL_TOKEN = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\s*")
 """Special tokens of vocabularies: ``pad_token="<pad>"`` is no secret."""
 
@@ -43,6 +44,11 @@ def names_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+def flag_takes_secret(flag: str) -> bool:
+    """Return whether the argument of a flag is a secret: that of ``--hf-token`` is, of ``--per-token-loss`` is not."""
+    return _SECRET_FLAG.search(flag) is not None
+
+
 def is_secret(name: str, value: object) -> bool:
     """Return whether a named value is a secret: a text with such a name that is no special token of a vocabulary."""
     return isinstance(value, str) and names_secret(name) and _SPECIAL_TOKEN.fullmatch(value) is None
@@ -58,7 +64,7 @@ def hide_secrets(text: str) -> str:
 
 
 def _hide_argument(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{HIDDEN}" if names_secret(found[1]) else found[0]
+    return f"{found[1]}{found[2]}{HIDDEN}" if flag_takes_secret(found[1]) else found[0]
 
 
 def _hide_assigned_value(found: re.Match[str]) -> str:

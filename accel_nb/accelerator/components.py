@@ -132,7 +132,7 @@ def build_components(
         observer=run,
     )
     meter = stepper.meter
-    tracked = TrackedRun(comm, lambda: meter.step, has_trackers=bool(settings.trackers))
+    tracked = TrackedRun(lambda: meter.step, has_trackers=bool(settings.trackers))
     state = TrainingState(
         comm, device, stepper, settings.resolved, prepared=lambda: preparer.objects, tracked=tracked, observer=run
     )

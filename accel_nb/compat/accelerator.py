@@ -282,6 +282,12 @@ class Accelerator(OwnAccelerator):
     # --- files ---
 
     @property
+    def _are_ranks_equal(self) -> bool:
+        """Whether each rank holds the whole state: no weights are sharded, and no gradients wait for their step."""
+        is_sharded = self.components.strategy.capabilities.shards_params
+        return self._world.size > 1 and not is_sharded and not self._stepper.window.num_pending
+
+    @property
     def _folders(self) -> CheckpointFolders:
         return CheckpointFolders(self.project_configuration)
 
@@ -303,7 +309,11 @@ class Accelerator(OwnAccelerator):
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **options: Any
     ) -> str:
-        """Save the training's state; with automatic naming to ``checkpoints/checkpoint_N`` of the project's folder."""
+        """Save the training's state; with automatic naming to ``checkpoints/checkpoint_N`` of the project's folder.
+
+        Where every rank holds a copy of the weights, the main process saves without the others, which may call or not.
+        Its random states are saved; those of other ranks are derived at the load.
+        """
         folders = self._folders
         if folders.is_automatic:
             self.wait_for_everyone()
@@ -311,7 +321,11 @@ class Accelerator(OwnAccelerator):
             self.wait_for_everyone()
         elif output_dir is None:
             raise ValueError("save_state needs output_dir, or ProjectConfiguration(automatic_checkpoint_naming=True)")
-        found = super().save_state(output_dir, safe_serialization, **options)
+        is_alone = not folders.is_automatic and options.get("blocking", True) and self._are_ranks_equal
+        if is_alone and self.is_main_process:
+            found = self.components.state.save(output_dir, blocking=True, is_alone=True)
+        else:
+            found = os.fspath(output_dir) if is_alone else super().save_state(output_dir, safe_serialization, **options)
         self.project_configuration.iteration += 1
         return found
 
@@ -320,6 +334,7 @@ class Accelerator(OwnAccelerator):
     ) -> Any:
         """Load a state; without a folder the newest of those that were named automatically."""
         folders = self._folders
+        self.wait_for_everyone()  # the main process may still be writing
         if input_dir is None and folders.is_automatic:
             input_dir = folders.newest()
         elif input_dir is None:

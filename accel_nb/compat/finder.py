@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel_nb.compat.names import MODULES, UNSUPPORTED_REASONS, reason_for
+from accel_nb.compat.names import MODULES, reason_for
 from accel_nb.compat.unserved_names import PACKAGE
 from accel_nb.errors import MisuseError
 
@@ -63,11 +63,8 @@ class _Module(ModuleType):
             return value
         if f"{self.__name__}.{name}" in MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
-        if name in UNSUPPORTED_REASONS:
-            raise ImportError(
-                _refusal(f"{self.__name__}.{name}", UNSUPPORTED_REASONS[name]), name=f"{self.__name__}.{name}"
-            )
-        raise AttributeError(f"accel_nb offers no {self.__name__}.{name}; docs/migration.md lists what there is")
+        # The import system turns this into an ImportError, for which `Finder.find_spec` has the reason.
+        raise AttributeError(_refusal(f"{self.__name__}.{name}"), name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, _Module) and name in MODULES[self.__name__]:
@@ -84,12 +81,16 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module of the package; raises ImportError for an unsupported one."""
+        """Return the spec of a module of the package; raises ModuleNotFoundError for an unsupported one.
+
+        ``from MODULE import NAME`` asks for a module NAME if there is no such attribute, and shows the error only if
+        its ``name`` is not that of the module. It asks only if MODULE is a package, so every module is one.
+        """
         if fullname in MODULES:
-            is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
-            return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=is_package)
-        if fullname.startswith(f"{PACKAGE}."):
-            raise ModuleNotFoundError(_refusal(fullname, reason_for(fullname)), name=fullname)
+            return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=True)
+        parent, _, _ = fullname.rpartition(".")
+        if parent.partition(".")[0] == PACKAGE:
+            raise ModuleNotFoundError(_refusal(fullname), name=parent)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -125,7 +126,7 @@ def _find(place: str, asked: str) -> Any:
     try:
         return getattr(found, attribute)
     except AttributeError as error:
-        raise ImportError(_refusal(asked, reason_for(asked)), name=asked) from error
+        raise AttributeError(_refusal(asked)) from error
 
 
 def _is_there(place: str) -> bool:
@@ -134,5 +135,6 @@ def _is_there(place: str) -> bool:
     return module != "accel_nb" or attribute in importlib.import_module(module).__all__
 
 
-def _refusal(asked: str, reason: str) -> str:
+def _refusal(asked: str) -> str:
+    reason = reason_for(asked)
     return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() restores the real package"

@@ -40,7 +40,14 @@ class _Listed(EnumMeta):
         return value in [member.value for member in cls]  # type: ignore[var-annotated]
 
 
-class PrecisionType(str, Enum, metaclass=_Listed):
+class TextEnum(str, Enum, metaclass=_Listed):
+    """Base of enumerations whose members are texts and are written as such."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class PrecisionType(TextEnum):
     """Number formats; each value equals its own text."""
 
     NO = "no"
@@ -48,11 +55,8 @@ class PrecisionType(str, Enum, metaclass=_Listed):
     FP16 = "fp16"
     BF16 = "bf16"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class DynamoBackend(str, Enum, metaclass=_Listed):
+class DynamoBackend(TextEnum):
     """Backends of torch.compile by name; torch itself says at the first compilation which are installed."""
 
     NO = "NO"
@@ -72,11 +76,8 @@ class DynamoBackend(str, Enum, metaclass=_Listed):
     HPU_BACKEND = "HPU_BACKEND"
     NEURON = "NEURON"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class RNGType(str, Enum, metaclass=_Listed):
+class RNGType(TextEnum):
     """Generators whose states can be synchronized."""
 
     TORCH = "torch"
@@ -91,11 +92,8 @@ class RNGType(str, Enum, metaclass=_Listed):
     NEURON = "neuron"
     GENERATOR = "generator"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class LoggerType(str, Enum, metaclass=_Listed):
+class LoggerType(TextEnum):
     """Trackers by name, as accepted by ``log_with``."""
 
     ALL = "all"
@@ -108,9 +106,6 @@ class LoggerType(str, Enum, metaclass=_Listed):
     CLEARML = "clearml"
     DVCLIVE = "dvclive"
     SWANLAB = "swanlab"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 def is_initialized() -> bool:

@@ -68,9 +68,12 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
     return found[""], get_max_layer_size(list(model.named_children()), found, whole)
 
 
-def get_max_memory(max_memory: Mapping[Any, int | str] | None = None) -> dict[Any, int]:
-    """Return the bytes that weights may take on each device: as given, else what is free."""
-    return dict(sizes.get_max_memory(max_memory))
+def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[Any, int]:
+    """Return the bytes that weights may take on each device: as given, rounded down, else what is free."""
+    if max_memory is None:
+        return dict(sizes.get_max_memory())
+    whole = {device: int(size) if isinstance(size, float) else size for device, size in max_memory.items()}
+    return dict(sizes.get_max_memory(whole))
 
 
 def get_balanced_memory(

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from accel_nb.accelerator.options import plugins
-from accel_nb.compat.hf_utils import _Listed
+from accel_nb.compat.hf_utils import TextEnum
 from accel_nb.runtime.process.environment import get_variable
 
 
@@ -79,37 +79,28 @@ class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
         self.mode = self.mode or mode
 
 
-class ComputeEnvironment(str, Enum, metaclass=_Listed):
+class ComputeEnvironment(TextEnum):
     """Where a configuration runs."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class SageMakerDistributedType(str, Enum, metaclass=_Listed):
+class SageMakerDistributedType(TextEnum):
     """Kinds of training on SageMaker."""
 
     NO = "NO"
     DATA_PARALLEL = "DATA_PARALLEL"
     MODEL_PARALLEL = "MODEL_PARALLEL"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class FP8BackendType(str, Enum, metaclass=_Listed):
+class FP8BackendType(TextEnum):
     """Libraries of 8-bit floating point; ``AO`` is the one that trains here."""
 
     NO = "NO"
     TE = "TE"
     MSAMP = "MSAMP"
     AO = "AO"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class CustomDtype(Enum):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from accel_nb.cli.main import main
 from accel_nb.config import OPTIONS
 from accel_nb.config.accelerate_import import import_accelerate
 from accel_nb.errors import ConfigError
@@ -50,6 +51,27 @@ def test_equivalents_are_flags_that_there_are() -> None:
 def test_a_refused_flag_is_answered(flag: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_request([flag, "true", "script.py"])
+
+
+def test_the_answer_about_a_flag_that_names_tokens_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--megatron_lm_calculate_per_token_loss", "true", "script.py"]) == 2
+    assert "***" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("merge-weights", "checkpoint merge PATH"),
+        ("env", "doctor"),
+        ("tpu-config", "launch --tpus all"),
+        ("estimate-memory", "estimate MODEL"),
+    ],
+)
+def test_a_command_of_the_other_package_is_answered_with_ours(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == 2
+    assert f"instead of accelerate's, use {words}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

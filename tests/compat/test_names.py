@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def test_every_module_and_name_of_the_tables_is_there_or_says_why_not(module: st
             assert getattr(found, name) is not None
             continue
         assert name in UNSUPPORTED_REASONS, f"{name} is neither offered nor refused"
+        assert not hasattr(found, name)
         with pytest.raises(ImportError, match=f"{name} is not offered by accel_nb: .*"):
-            getattr(found, name)
+            exec(f"from {module} import {name}", {})
 
 
 @pytest.mark.usefixtures("installed")
@@ -74,8 +76,9 @@ def test_usual_imports_give_our_objects() -> None:
     assert scope["accelerate"].__version__ == compat.COMPATIBLE_VERSION
     assert "INDUCTOR" in scope["DynamoBackend"].list()
     assert not hasattr(scope["accelerate"], "no_such_name")
-    with pytest.raises(ImportError, match="no_such_name"):
-        exec("from accelerate import no_such_name", {})
+    for statement in ("from accelerate import no_such_name", "from accelerate.logging import no_such_name"):
+        with pytest.raises(ImportError, match=r"no_such_name is not offered by accel_nb: .*docs/migration.md"):
+            exec(statement, {})
 
 
 @pytest.mark.usefixtures("installed")
@@ -91,6 +94,7 @@ def test_libraries_read_the_version() -> None:
     ("statement", "words"),
     [
         ("from accelerate import MegatronLMPlugin", "strategy='fsdp'"),
+        ("from accelerate.utils import finish_mpu_init", "strategy='fsdp'"),
         ("import accelerate.commands.launch", "command line"),
         ("import accelerate.not_there", "no counterpart"),
     ],
@@ -198,6 +202,29 @@ def test_classes_report_what_is_prepared() -> None:
     assert not any(isinstance(item, kind) for kind, item in kinds.items())
     with pytest.raises(MisuseError, match="AcceleratedOptimizer is not built here"):
         optimizers.AcceleratedOptimizer(optimizer)
+
+
+@pytest.mark.usefixtures("installed")
+def test_absent_names_raise_the_errors_of_python() -> None:
+    utils = importlib.import_module("accelerate.utils")
+    for name in ("finish_mpu_init", "no_such_name"):
+        assert getattr(utils, name, 3) == 3
+        with pytest.raises(AttributeError, match=f"{name} is not offered by accel_nb: ") as found:
+            getattr(utils, name)
+        assert (found.value.name, found.value.obj) == (name, utils)
+    with pytest.raises(ModuleNotFoundError, match="it belongs to accelerate's command line"):
+        importlib.import_module("accelerate.commands.launch")
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_accelerator_takes_arguments_by_position_as_the_other_package_does() -> None:
+    kind = importlib.import_module("accelerate").Accelerator
+    accelerator = kind(True, False, "bf16", 3, True)
+    assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 3)
+    assert accelerator.device == torch.device("cpu")
+    accelerator.close()
+    ours = list(inspect.signature(kind).parameters)[:-1]
+    assert ours == peer()["names"]["accelerate"]["Accelerator"]
 
 
 @pytest.mark.usefixtures("installed")

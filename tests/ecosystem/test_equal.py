@@ -19,7 +19,7 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THRE
 
 def run(package: str, program: str, *arguments: str, size: int, folder: Path) -> dict[str, float]:
     """Run a program on ``size`` processes with a package, and return the figures that it prints."""
-    launcher = [] if size == 1 else ["torch.distributed.run", f"--nproc_per_node={size}", "--master_port=0", "-m"]
+    launcher = [] if size == 1 else ["torch.distributed.run", "--standalone", f"--nproc_per_node={size}", "-m"]
     words = [sys.executable, "-W", "ignore", "-m", *launcher, f"tests.ecosystem.programs.{program}", package]
     folder.mkdir()
     environment = {**os.environ, **_ENVIRONMENT, "FOLDER": str(folder)}

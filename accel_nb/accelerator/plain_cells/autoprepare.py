@@ -23,6 +23,7 @@ from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells import file_writes, torchscript
 from accel_nb.accelerator.plain_cells.cell_warnings import (
+    library_step_check,
     warn_evaluation_mode,
     warn_tensors_without_module,
     warn_undivided_loader,
@@ -184,7 +185,8 @@ class PlainCells:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
-            stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
+            for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
+                stack.callback(register_optimizer_step_pre_hook(check).remove)
             stack.callback(self._calls.close)
             stack.callback(self._proof.end)
             stack.callback(self._end_division)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import AccelNbError, NanLossError
+from accel_nb.runtime.distributed.gradients import is_only_in_plain_modules
 from accel_nb.runtime.world import World
 
 ALTERNATIVES = (
@@ -66,6 +67,28 @@ def warn_if_unprepared(world: World) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def library_step_check(accelerator: Accelerator) -> Callable[..., None]:
+    """Return a hook of optimizer steps that warns once if a library trains a model on each worker alone."""
+    is_settled = accelerator.num_processes == 1 or not accelerator.is_main_process
+
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal is_settled
+        if is_settled or is_prepared(optimizer) or is_called_by_user():
+            return
+        is_settled = True
+        first = next((value for group in optimizer.param_groups for value in group["params"]), None)
+        if first is None or not is_only_in_plain_modules(first):
+            return
+        _warn(
+            accelerator,
+            f"a library steps its own {type(optimizer).__name__}: every worker trains alone, with all of the data. The "
+            "result is that of one device, but no faster. Set the library's own number of processes to the number of "
+            "workers (Lightning: devices=N, strategy='ddp'), or write the loop in the cell",
+        )
+
+    return check
 
 
 def warn_unprepared_model(accelerator: Accelerator) -> None:

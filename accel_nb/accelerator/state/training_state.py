@@ -37,10 +37,11 @@ from accel_nb.data.position import LoaderPosition
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
 from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.runtime.world import World
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]
@@ -123,9 +124,14 @@ class TrainingState:
         """Call ``hook(models, url)`` before each load."""
         return _add_hook(self._load_hooks, hook)
 
-    def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool) -> str:
-        """Write a checkpoint and return its URL; see `Accelerator.save_state`."""
+    def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool, is_alone: bool = False) -> str:
+        """Write a checkpoint and return its URL; see `Accelerator.save_state`.
+
+        With ``is_alone`` no other rank calls: the checkpoint is that of a world of one rank, written before it returns.
+        """
         options = self._resolved.config.checkpoint
+        comm: Communicator = LocalComm() if is_alone else self._comm
+        saver = CheckpointSaver(comm, self._device) if is_alone else self._saver
         keep = None
         if output_dir is not None:
             root, name = split_url(output_dir)
@@ -135,30 +141,38 @@ class TrainingState:
             raise MisuseError(f"save_state() needs a folder: {_NO_FOLDER}")
         started = time.monotonic()
         store = open_store(root)
-        self.wait()
+        if not is_alone:
+            self.wait()
         # Hooks write into the folder of the checkpoint, which is renamed when complete, with their files in it.
         place: ReservedFolder | None = None
         # A name that the user chose is overwritten, as by torch.save, since cells and scripts are run repeatedly.
         may_replace = output_dir is not None
         if self._save_hooks and store.supports_rename:
-            place = reserve_folder(store, name, self._run, self._comm, may_replace=may_replace)
+            place = reserve_folder(store, name, self._run, comm, may_replace=may_replace)
         try:
-            tree = self.state_tree(f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}")
+            tree = self._state_tree(
+                comm, f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}"
+            )
         except BaseException:
-            if place is not None and self._comm.world.is_main:
+            if place is not None and comm.world.is_main:
                 store.discard(place.folder, ())
             raise
-        url = self._saver.save(
+        url = saver.save(
             store,
             name,
             tree,
-            self._build_origin(),
+            self._build_origin(comm),
             blocking=blocking,
             keep=keep,
             reserved=place,
             may_replace=may_replace,
         )
-        self._unreported_save = self._stepper.num_steps, url, time.monotonic() - started
+        stall_s = time.monotonic() - started
+        if is_alone:
+            cost = SaveCost(saver.num_bytes, stall_s, stall_s)
+            self._observer.on_checkpoint_saved(CompletedSave(self._stepper.num_steps, url, cost))
+            return url
+        self._unreported_save = self._stepper.num_steps, url, stall_s
         if blocking:
             self._report_save()
         return url
@@ -192,8 +206,8 @@ class TrainingState:
             cost = SaveCost(self._saver.num_bytes, stall_s, max(self._saver.last_duration_s, stall_s))
             self._observer.on_checkpoint_saved(CompletedSave(step, url, cost))
 
-    def state_tree(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
-        """Return the state tree, whose tensors are not copied; hooks receive ``draft_url``, or else ``url``."""
+    def _state_tree(self, comm: Communicator, url: str, draft_url: str) -> dict[str, Any]:
+        """Return the state tree of the ranks of ``comm``, whose tensors are not copied; hooks receive ``draft_url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
         if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
             raise CheckpointError(
@@ -203,18 +217,18 @@ class TrainingState:
         state = self._stepper.strategy.read_state(bundle, copied=False)
         weights = state["models"]
         for hook in list(self._save_hooks.values()):
-            hook(list(bundle.models), weights, draft_url or url)
+            hook(list(bundle.models), weights, draft_url)
         return {
             "models": [_model_state(model, values) for model, values in zip(bundle.models, weights, strict=False)],
             "optimizers": state["optimizers"],
             "schedulers": state["schedulers"],
             "precision": state["precision"],
-            "rng": self._random_state(),
+            "rng": self._random_state(comm.world),
             "progress": {"step": self._stepper.num_steps, "held": window.num_pending, "accumulate": window.size},
             "gradients": self._gradients() if window.num_pending else None,
             "registered": [item.state_dict() for item in self._registered],
             "data": [get_position(loader).to_json() for loader in self.loaders()],
-            "tracked": self._tracked.state(),
+            "tracked": self._tracked.state(comm),
         }
 
     def resume_loader(self, loader: DataLoader[Any]) -> None:
@@ -374,11 +388,11 @@ class TrainingState:
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}" if rank else text)
 
-    def _build_origin(self) -> CheckpointOrigin:
+    def _build_origin(self, comm: Communicator) -> CheckpointOrigin:
         return CheckpointOrigin(
             run=self._run,
             step=self._stepper.num_steps,
-            world_size=self._comm.world.size,
+            world_size=comm.world.size,
             strategy=self._stepper.strategy.name,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             config=redacted(self._resolved.config.model_dump(mode="json")),
@@ -387,9 +401,9 @@ class TrainingState:
 
     # --- random numbers ---
 
-    def _random_state(self) -> dict[str, Any]:
+    def _random_state(self, world: World) -> dict[str, Any]:
         """Return the states of generators, with a row for each rank, and a seed for other world sizes."""
-        rank, size = self._comm.world.rank, self._comm.world.size
+        rank, size = world.rank, world.size
         states = rng.capture(self._device)
         seed = self._resolved.config.seed
         if seed is None:

@@ -40,10 +40,9 @@ class TrackedRun:
     ``num_steps`` returns how many optimizer steps were made.
     """
 
-    def __init__(self, comm: Communicator, num_steps: Callable[[], int], *, has_trackers: bool) -> None:
+    def __init__(self, num_steps: Callable[[], int], *, has_trackers: bool) -> None:
         self.feed: TrackerThread | None = None
         """The thread that writes to the trackers; None while no run is open, and on other ranks."""
-        self._comm = comm
         self._num_steps = num_steps
         self._has_trackers = has_trackers
         self._project = ""
@@ -62,13 +61,13 @@ class TrackedRun:
         feed, self.feed, self._saved = self.feed, None, None
         return feed
 
-    def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint stores, equal on every rank; every rank must call."""
+    def state(self, comm: Communicator) -> dict[str, Any] | None:
+        """Return what a checkpoint of the ranks of ``comm`` stores, equal on each; each of them must call."""
         run = self._saved
         if self.feed is not None:
             run = SavedRun(self._project, self.feed.run_ids(), self._num_steps())
         values = None if run is None else run.to_json()
-        return self._comm.broadcast_json(values) if self._has_trackers else values
+        return comm.broadcast_json(values) if self._has_trackers else values
 
     def restore(self, saved: Any, step: int) -> list[str]:
         """Continue the run that a checkpoint of ``step`` names, now or at `start`; return notes for the load report."""

@@ -1,13 +1,17 @@
-"""Gradients that some ranks have and others lack, as where ranks use different parameters of a model in one step."""
+"""Gradients that some ranks have and others lack, and parameters whose gradients nothing averages."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.sharded import is_sharded
 
 
 def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> list[bool]:
@@ -30,3 +34,14 @@ def gradients_of_any_rank(comm: Communicator, parameters: Sequence[Tensor]) -> l
                 value.grad = torch.zeros_like(value)
             gradients.append(value.grad)
     return gradients
+
+
+def is_only_in_plain_modules(parameter: Tensor) -> bool:
+    """Whether modules own a parameter, and none of them shards it or averages its gradient. Scans all objects."""
+    # A module that is not built to its end has no `training`, and none of the attributes that `parameters` reads.
+    modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module) and "training" in vars(item)]
+    owners = [module for module in modules if any(value is parameter for value in module.parameters())]
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = (DistributedDataParallel, *(() if fsdp is None else (fsdp.FullyShardedDataParallel,)))
+    averages = any(isinstance(owner, kinds) for owner in owners)
+    return bool(owners) and not averages and not is_sharded(parameter)

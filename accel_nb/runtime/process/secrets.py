@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_nb.runtime.process.environment import secret_values
-from accel_nb.secrets import HIDDEN, hide_secrets, is_secret, names_secret
+from accel_nb.secrets import HIDDEN, flag_takes_secret, hide_secrets, is_secret
 
 
 def redact(text: str) -> str:
@@ -22,7 +22,7 @@ def redact(text: str) -> str:
 def redacted_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command line with their secrets hidden: ``--hf-token ***``."""
     return tuple(
-        HIDDEN if before.startswith("-") and names_secret(before) and not word.startswith("-") else redact(word)
+        HIDDEN if flag_takes_secret(before) and not word.startswith("-") else redact(word)
         for before, word in zip(("", *words), words, strict=False)
     )
 

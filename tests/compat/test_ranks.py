@@ -1,0 +1,58 @@
+"""Calls that code for the other package makes on some ranks only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb import compat
+from accel_nb.runtime.process.environment import set_rank_variables
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+
+def save_and_load(world: World, folder: Path, does_each_save: bool) -> tuple[list[float], list[float], list[str]]:
+    """Train, save on the main process or on each, spoil the weights, load; return the weights, and files of a hook."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    accelerator: Any = Accelerator()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 2))
+
+    def hook(models: Any, weights: Any, output_dir: str) -> None:
+        (Path(output_dir) / "config.txt").write_text("mine")
+
+    accelerator.register_save_state_pre_hook(hook)
+    for x, y in loader:
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    path = folder / "checkpoint-2"
+    if does_each_save or accelerator.is_main_process:
+        accelerator.save_state(path)
+    saved = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    accelerator.load_state(path)
+    loaded = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+    accelerator.end_training()
+    return saved, loaded, sorted(entry.name for entry in path.glob("*.txt"))
+
+
+@pytest.mark.parametrize("does_each_save", [False, True])
+def test_the_main_process_saves_a_state_without_the_others(does_each_save: bool, tmp_path: Path) -> None:
+    for saved, loaded, files in run_ranks(save_and_load, 2, tmp_path, does_each_save, timeout_s=30):
+        assert any(saved)
+        assert loaded == saved
+        assert files == ["config.txt"]
