@@ -6,6 +6,7 @@
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 #   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
+#   make gpu     tests that need a GPU
 #   make test-environments  what users do, on Colab's and Kaggle's packages, the oldest and newest versions, a plain install
 
 SHELL := /bin/bash
@@ -40,11 +41,11 @@ ECOSYSTEM := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/ecosystem
 # PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-ecosystem test-xla test-environments xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+.PHONY: help setup demo docs test test-trackers test-ecosystem test-xla test-environments check-environments gpu xla-env nightly coverage lab bench lint lint-python lint-front-end format \
     clean browser unit unit-python unit-front-end wheel dist
 
 help:
-	@sed -n '2,9p' Makefile | sed 's/^# *//'
+	@sed -n '2,10p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -148,6 +149,15 @@ $(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
 ENVIRONMENTS := colab kaggle oldest newest laptop
 test-environments: $(STAMPS)/develop
 	$(BIN)/python .ci/environments.py run $(ENVIRONMENTS) --tests $(or $(TESTS),tests/environments tests/ranks tests/contract)
+
+# What users do on Colab and after a plain install, where these environments stand already.
+check-environments: $(STAMPS)/develop
+	$(BIN)/python .ci/environments.py check colab laptop
+
+# Needs a GPU, and fails without one.
+gpu: $(STAMPS)/develop
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no GPU here")'
+	$(BIN)/python -m pytest tests/gpu
 
 nightly: export OMP_WAIT_POLICY = passive
 nightly: $(STAMPS)/develop

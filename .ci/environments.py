@@ -1,6 +1,8 @@
 """Build the environments of users (Colab, Kaggle, oldest and newest versions, a plain install) and run tests in them.
 
     python .ci/environments.py run NAME... [--tests ARGUMENT...] build what has changed, and test (arguments of pytest)
+    python .ci/environments.py check NAME...                     test what users do where the environment is built,
+                                                                 and record nothing
     python .ci/environments.py refresh NAME [FREEZE]             write NAME's list of packages anew; FREEZE is a file or
                                                                  URL with the output of `pip freeze` there
 
@@ -92,14 +94,29 @@ def installed(python: Path) -> dict[str, str]:
     return {_normal(row["name"]): row["version"] for row in json.loads(pip(python, "list", "--format=json", read=True))}
 
 
+def find_fingerprint(name: str) -> str:
+    """Return a hash of what decides the packages of an environment, versions of the requirements aside."""
+    names = sorted(map(_name, requirements()))
+    inputs = [(ROOT / ".ci" / "cuda_stubs.py").read_text(), json.dumps([read_list(name), TOOLS, names])]
+    return hashlib.sha256("\n".join(inputs).encode()).hexdigest()
+
+
+def is_built(name: str) -> bool:
+    """Return whether an environment stands, has its list, and satisfies the requirements."""
+    record = CACHE / name / "built.json"
+    if not record.exists() or json.loads(record.read_text())["fingerprint"] != find_fingerprint(name):
+        return False
+    command = [CACHE / name / "bin" / "python", "-m", "pip", "install", "--quiet", "--dry-run", "--no-index"]
+    return subprocess.run([*command, "--no-deps", *requirements()], capture_output=True).returncode == 0
+
+
 def build(name: str) -> Path:
     """Build an environment unless it is up to date, and return its interpreter."""
     environment, folder = ENVIRONMENTS[name], CACHE / name
     pins = read_list(name)
-    inputs = [(ROOT / ".ci" / "cuda_stubs.py").read_text(), json.dumps([pins, TOOLS]), *requirements()]
-    fingerprint = hashlib.sha256("\n".join(inputs).encode()).hexdigest()
     python, record = folder / "bin" / "python", folder / "built.json"
-    if record.exists() and json.loads(record.read_text())["fingerprint"] == fingerprint:
+    fingerprint = find_fingerprint(name)
+    if is_built(name):
         return python
     base = find_python(environment.python)
     if shutil.which("gcc") is None or shutil.which("readelf") is None:
@@ -173,8 +190,8 @@ def check_wheel(wheel: Path, work: Path) -> None:
     subprocess.run([place / "bin" / "python", "-c", script], check=True)
 
 
-def test(name: str, wheel: Path, tests: list[str], work: Path) -> bool:
-    """Install the wheel in an environment, run tests there and write the result; return whether they passed."""
+def test(name: str, wheel: Path, tests: list[str], work: Path, *, records: bool) -> bool:
+    """Install the wheel in an environment, run tests there and record the result; return whether they passed."""
     python = build(name)
     pip(python, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     report = work / f"{name}.json"
@@ -192,7 +209,7 @@ def test(name: str, wheel: Path, tests: list[str], work: Path) -> bool:
     command = [python, "-m", "pytest", *options, *tests]
     print(f"{name}: {' '.join(tests)}", flush=True)
     done = subprocess.run(command, cwd=folder, env={**plain, **variables, "PATH": path})
-    if report.exists():
+    if records and report.exists():
         _write_result(name, json.loads(report.read_text()))
     return done.returncode == 0
 
@@ -256,6 +273,8 @@ def main() -> int:
     run = commands.add_parser("run")
     run.add_argument("names", nargs="+", choices=ENVIRONMENTS)
     run.add_argument("--tests", nargs=argparse.REMAINDER, default=["tests/environments"])
+    check = commands.add_parser("check")
+    check.add_argument("names", nargs="+", choices=ENVIRONMENTS)
     again = commands.add_parser("refresh")
     again.add_argument("name", choices=ENVIRONMENTS)
     again.add_argument("source", nargs="?")
@@ -263,13 +282,24 @@ def main() -> int:
     if given.command == "refresh":
         refresh(given.name, given.source)
         return 0
+    names, checks = given.names, given.command == "check"
+    if checks:
+        names = [name for name in names if is_built(name)]
+        if missing := sorted(set(given.names) - set(names)):
+            print(
+                f"The environments {', '.join(missing)} were not tested: `make test-environments` has not built them.",
+                file=sys.stderr,
+            )
+        if not names:
+            return 0
     failed = []
     with tempfile.TemporaryDirectory() as work:
         wheel = build_wheel(Path(work, "dist"))
         check_wheel(wheel, Path(work))
-        for name in given.names:
+        for name in names:
             try:
-                if not test(name, wheel, given.tests, Path(work)):
+                tests = ["tests/environments"] if checks else given.tests
+                if not test(name, wheel, tests, Path(work), records=not checks):
                     failed.append(name)
             except NotHere as why:
                 print(f"{name} was not tested: {why}", file=sys.stderr)

@@ -40,6 +40,7 @@ from accel_nb.notebook.session.session import Session
 from accel_nb.notebook.sidebar import NotebookSettings, describe_state, poll_until_warm, request_handlers
 from accel_nb.pool.device_assignment import assign_devices, uses_gpus
 from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
 from accel_nb.ui.comm import SidebarComm
@@ -378,9 +379,11 @@ def session_of(shell: Any) -> Session:
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics and the sidebar; a clean process starts importing torch in the background.
 
-    Returns in milliseconds.
+    Returns in milliseconds. Warns of requirements that are not met: what fails by them later names no package.
     """
     unload_ipython_extension(shell)
+    for problem in unmet_requirements():
+        print(problem, file=sys.stderr)
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()

@@ -196,14 +196,6 @@ def test_fsdp(kernel: Kernel):
     assert kernel.value("all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), wanted.parameters()))")
 
 
-def test_failed_preparation(kernel: Kernel):
-    """A preparation that fails leaves nothing behind: the next cell works on the same workers."""
-    run(kernel, "model, optimizer, loader = build()")
-    output = kernel.run("%%accelerate --cpus 2 --strategy fsdp\naccelerator.prepare(model, optimizer, object())\n1 / 0")
-    assert output.error is not None
-    run(kernel, f"%%accelerate --cpus 2\n{LOOP.format(epochs=1)}")
-
-
 def test_panel(kernel: Kernel):
     """The panel is shown by the best way that the front end has."""
     run(kernel, "from accel_nb.ui.fallback import choose_display, find_display_facts")

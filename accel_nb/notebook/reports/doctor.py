@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from tempfile import TemporaryFile
 from typing import Literal
 
+from accel_nb.runs.registry import default_folder
+from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.hardware import Machine, inspect_machine, torch_cuda_version, why_no_xla, why_unusable
 from accel_nb.runtime.process.platforms import Platform, PlatformSignals, collect_signals, detect_platform, find_tpu
+from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.tested_versions import newer_than_tested, tested_versions
 from accel_nb.runtime.torch_private import why_unchecked
 
@@ -48,18 +53,19 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
         Finding("ok", f"memory: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
         *([] if tpu is None else [_tpu(tpu)]),
         *_gpus(machine),
+        *_compiler(),
         *_space(machine),
+        *_registry(),
         *_kept_folder(platform, signals),
     ]
 
 
 def _packages() -> Iterator[Finding]:
+    yield from (Finding("warning", problem) for problem in unmet_requirements())
     for name in ("torch", "torch_xla", "deepspeed"):
         try:
             yield Finding("ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            if name == "torch":
-                yield Finding("warning", "torch is not installed: pip install torch")
             continue
         if name == "torch" and (unchecked := why_unchecked()) is not None:
             yield Finding("note", unchecked)
@@ -106,6 +112,27 @@ def _space(machine: Machine) -> Iterator[Finding]:
     disk = machine.disk_free_bytes
     level: Level = "warning" if disk < SMALL_DISK else "ok"
     yield Finding(level, f"{disk / GIB:.0f} GiB free on the current folder's disk")
+
+
+def _compiler() -> Iterator[Finding]:
+    compiler = get_variable("CXX", "") or "g++"
+    if shutil.which(compiler) is None:
+        yield Finding(
+            "note",
+            f"the C++ compiler {compiler} is not installed: --compile.backend inductor needs it, other runs do not",
+        )
+
+
+def _registry() -> Iterator[Finding]:
+    """Report where runs cannot be recorded; permissions do not say it for the superuser, so a file is made."""
+    folder = default_folder()
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        with TemporaryFile(dir=existing):
+            return
+    except OSError as error:
+        why = f"{existing} cannot be written to ({error.strerror})"
+    yield Finding("warning", f"{why}: runs are not recorded; set XDG_STATE_HOME to another folder")
 
 
 def _kept_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
