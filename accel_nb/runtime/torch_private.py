@@ -283,7 +283,6 @@ PRIVATE_USES = (
             "Module._modules",
             "Module._parameters",
             "OpOverload._schema",
-            "Tensor._version",
         ),
     ),
     PrivateUse(
