@@ -408,10 +408,10 @@ class VerifiedComm:
         self._collectives.verify(f"broadcast_json from rank {source}", None)
         return self._comm.broadcast_json(value, source)
 
-    def barrier(self) -> None:
+    def barrier(self, timeout_s: float | None = None) -> None:
         """See `Communicator.barrier`."""
         self._collectives.verify("barrier", None)
-        self._comm.barrier()
+        self._comm.barrier(timeout_s)
 
 
 def all_reduce_bucketed(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
