@@ -45,13 +45,17 @@ class CollectiveMethods(ProcessView):
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti
-        share, reading = self.components.stepper.window.share, self.components.preparer.undivided_batch
-        is_undivided = reading.is_current(share)
+        share, undivided = self.components.stepper.window.share, self.components.preparer.undivided_batch
+        is_undivided = undivided.is_current(share)
         if is_undivided or (share is not None and share.is_whole):
-            known = reading.num_samples if is_undivided or share is None else share.total_samples
+            num_samples = undivided.num_samples if is_undivided or share is None else share.total_samples
             if self._world.size > 1:
-                return input_data if known is None else cut_to_samples(input_data, known, self._row_history, site)
-            share = None if known is None else BatchShare(known, known, is_last=False, is_filler=False)
+                if num_samples is None:
+                    return input_data
+                return cut_to_samples(input_data, num_samples, self._row_history, site)
+            share = (
+                None if num_samples is None else BatchShare(num_samples, num_samples, is_last=False, is_filler=False)
+            )
         if self._data_owners is None:
             self._data_owners = self._find_data_owners()
         return gather_for_metrics(

@@ -37,7 +37,7 @@ from accel_nb.telemetry.step_meter import StepMeter
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts that do the work of one accelerator. They are for the packages of accel_nb; scripts use the facade."""
+    """The internal components of one `Accelerator`, for the packages of accel_nb; scripts use its public methods."""
 
     resolved: Resolved
     comm: Communicator
@@ -58,28 +58,28 @@ class Components:
 
     @property
     def world(self) -> World:
-        """This rank's place among all."""
+        """This rank and the number of ranks."""
         return self.comm.world
 
     @property
     def strategy(self) -> Strategy:
-        """The present strategy; the first models may replace it."""
+        """The current strategy; preparing the first models may replace it."""
         return self.stepper.strategy
 
     @property
     def data_world(self) -> World:
-        """This rank's place among the ranks that read data of their own; ranks that share a model read the same."""
+        """The index and the number of the shares of the data; ranks that hold parts of one model read the same."""
         index, count = self.strategy.data_coords()
         return World(rank=index, size=count)
 
     def close(self, *, is_alone: bool) -> None:
-        """Release what is prepared and leave the world; every rank must call, unless this one ``is_alone``."""
+        """Release prepared objects and close the process group; every rank must call, unless this one ``is_alone``."""
         try:
             self.state.close(is_alone=is_alone)
         finally:
-            feed = self.tracked.end()
-            if feed is not None:
-                feed.close()
+            tracker_thread = self.tracked.end()
+            if tracker_thread is not None:
+                tracker_thread.close()
             self.stepper.flush()
             self.preparer.release(self.preparer.objects)
             self.strategy.close()
@@ -99,7 +99,7 @@ def build_components(
     is_placing: bool,
     rng_types: Sequence[str | Enum] | None,
 ) -> Components:
-    """Enter the world and build the components of the accelerator ``owner``; every rank must call."""
+    """Join the process group and build the components of the accelerator ``owner``; every rank must call."""
     options = settings.options
     comm, group = initialize_world(comm, world, cpu, options.group)
     collectives = Collectives(comm, verify=options.debug)

@@ -1,4 +1,4 @@
-"""The description of a run for its receipt: device, strategy, precision, objects and notes."""
+"""The description of a run for the line that opens the cell's output: device, strategy, precision, objects, notes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accel_nb.telemetry.events import WorkerPrepared
 
 
 def describe_run(components: Components, chosen: Collection[int] | None = None) -> dict[str, Any]:
-    """Return what this rank runs with, with the prepared objects whose ids are ``chosen``, or all."""
+    """Return device, strategy and precision of this rank, and the prepared objects with ids in ``chosen``, or all."""
     preparer, stepper = components.preparer, components.stepper
     objects = [item for item in preparer.objects if chosen is None or id(item) in chosen]
     namespace: Mapping[str, Any] = stepper.namespace or vars(sys.modules["__main__"])
@@ -40,7 +40,7 @@ def describe_run(components: Components, chosen: Collection[int] | None = None) 
 
 
 def report_run(components: Components, chosen: Collection[int] | None = None) -> None:
-    """Send the description to the sink; it becomes the receipt."""
+    """Emit the description as an event, which the kernel displays at the start of the cell's output."""
     facts = describe_run(components, chosen)
     components.sink.emit(
         WorkerPrepared(

@@ -160,7 +160,7 @@ class ProcessView:
         return functools.partial(_only_if, is_here) if function is None else _only_if(is_here, function)
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Print once for each machine."""
+        """Print on the first rank of each machine only."""
         if self.is_local_main_process:
             print(*values, **options)
 
@@ -175,7 +175,7 @@ class ProcessView:
 
 
 class PartialState(ProcessView):
-    """This process's rank and device, without anything to train.
+    """This process's rank and device, for programs without an `Accelerator`.
 
     Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
     `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only where it opens the group.
@@ -272,7 +272,7 @@ class _AccumulationOptions(Protocol):
 
 
 class GradientState:
-    """The position of an accelerator in its accumulation window: a live view, read-only."""
+    """A read-only view of the gradient accumulation of an accelerator, which is always up to date."""
 
     def __init__(self, window: AccumulationWindow | None = None, options: _AccumulationOptions | None = None) -> None:
         if window is None or options is None:
@@ -284,7 +284,7 @@ class GradientState:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current (or latest) micro-batch closes its window."""
+        """Whether an optimizer step follows the current (or latest) micro-batch."""
         return self._window.syncs_gradients
 
     @property
@@ -294,12 +294,12 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """Return True: schedulers step at the end of a window."""
+        """Return True: schedulers step once for each optimizer step, not for each micro-batch."""
         return True
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """Whether a loader's last batch closes the window."""
+        """Whether an optimizer step follows a loader's last batch, even after fewer than ``num_steps`` batches."""
         return self._options.tail == "step"
 
     @property

@@ -1,4 +1,4 @@
-"""The options of one accelerator: resolved from its arguments, its records, and the layers around it."""
+"""The options of one accelerator, resolved from its arguments, its option records and the cell's configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from accel_nb.telemetry.trackers.selection import checked_choice
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Resolved options, and the records that are no options: folders, profiling, trackers, and a sharding plugin."""
+    """Resolved options, and the arguments that are not options: folders, profiling, trackers, and a sharding plugin."""
 
     resolved: Resolved
     project: ProjectConfiguration
@@ -71,14 +71,14 @@ def read_settings(
         arguments: Values by option name; None where an argument was not given.
         config: Further options by name, or the path of a YAML file.
         step_scheduler_with_optimizer: False sets the option ``schedule`` to ``calls``.
-        handlers: Keyword records (``kwargs_handlers``), at most one of each class.
+        handlers: The argument ``kwargs_handlers``: option records, at most one of each class.
         records: Plugins whose fields are options.
         project: Folders of the run.
         project_dir: Folder of the run; an error if ``project`` names another.
         sharding_plugin: The one of ``records`` that selects a strategy.
         log_with: Trackers, by name or as objects.
 
-    Raises `ConfigError` for values that are not allowed and for arguments that disagree.
+    Raises `ConfigError` for values that are not allowed and for arguments that contradict each other.
     """
     checked = checked_handlers(handlers)
     project = project or ProjectConfiguration()

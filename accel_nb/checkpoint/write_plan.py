@@ -1,4 +1,4 @@
-"""Division of a save among the ranks: arithmetic with the same result on every rank. Imports no torch."""
+"""Division of a save among the ranks, computed without communication and equally on every rank; imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorPlan:
     kind: Kind
 
     def num_bytes(self, region: Region) -> int:
-        """Return the size of a region of it."""
+        """Return the size of a region of the tensor in bytes."""
         return region.size * DTYPES[self.dtype][1]
 
 
@@ -44,7 +44,7 @@ class WriteTask:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size of the region in bytes."""
         return self.tensor.num_bytes(self.region)
 
 
@@ -80,7 +80,7 @@ def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Reg
     )
     for tensor in tensors:
         if tensor.kind == "sharded":
-            for rank, region in _holders(tensor, slices):
+            for rank, region in _writers(tensor, slices):
                 shares[rank].append((tensor, region))
                 loads[rank] += tensor.num_bytes(region)
         elif tensor.kind == "main":
@@ -97,18 +97,18 @@ def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Reg
     return WritePlan([_pack(share, rank, world_size, suffix) for rank, share in enumerate(shares)])
 
 
-def _holders(tensor: TensorPlan, slices: Sequence[Mapping[str, Region]]) -> list[tuple[int, Region]]:
-    """Return the rank that writes each part: the first one that holds it."""
-    holders: dict[Region, int] = {}
+def _writers(tensor: TensorPlan, slices: Sequence[Mapping[str, Region]]) -> list[tuple[int, Region]]:
+    """Return the parts of a sharded tensor, each with the rank that writes it: the first one that holds it."""
+    writers: dict[Region, int] = {}
     for rank, parts in enumerate(slices):
         if tensor.path in parts:
-            holders.setdefault(parts[tensor.path], rank)
-    filled = {region: rank for region, rank in holders.items() if region.size or not math.prod(tensor.shape)}
-    if not covers_exactly(filled, tensor.shape):
+            writers.setdefault(parts[tensor.path], rank)
+    nonempty = {region: rank for region, rank in writers.items() if region.size or not math.prod(tensor.shape)}
+    if not covers_exactly(nonempty, tensor.shape):
         raise CheckpointError(
             f"{tensor.path}: the parts of all ranks do not cover its global shape {list(tensor.shape)} exactly once"
         )
-    return [(rank, region) for region, rank in filled.items()]
+    return [(rank, region) for region, rank in nonempty.items()]
 
 
 def _split(tensor: TensorPlan, limit: int) -> list[Region]:

@@ -21,7 +21,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class RecordArrived:
-    """A record from a rank, with payloads that are the receiver's to close."""
+    """A record from a rank, with payloads that the receiver must close."""
 
     rank: int
     record: object
@@ -30,7 +30,7 @@ class RecordArrived:
 
 @dataclass(frozen=True, slots=True)
 class OutputArrived:
-    """A rank wrote bytes to its standard output or error stream."""
+    """Bytes that a rank wrote to its standard output or error stream."""
 
     rank: int
     stream: str
@@ -39,7 +39,7 @@ class OutputArrived:
 
 @dataclass(frozen=True, slots=True)
 class EventsArrived:
-    """A rank recorded numbers."""
+    """Measurements that a rank recorded."""
 
     rank: int
     events: tuple[Event, ...]
@@ -47,10 +47,10 @@ class EventsArrived:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A rank's process has ended; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
+    """End of a rank's process; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
 
-    ``stack`` is the last Python stack of a process that crashed; ``killed_for`` tells, after a SIGKILL, whether the
-    system ran out of memory.
+    ``stack`` is the last Python stack of a process that crashed; ``killed_for`` states, after a SIGKILL, whether
+    the system ran out of memory.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """A rank as observed from outside: the system's letter for its process state, and its Python stack.
+    """A rank as observed from outside: the letter of its process state as in ``ps``, and its Python stack.
 
     The rank writes its stack as soon as the system schedules it: ``read_stack`` returns what it has written since.
     """
@@ -77,14 +77,14 @@ Arrival = RecordArrived | OutputArrived | EventsArrived | WorkerEnded | Observed
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The state of an engine as far as it is known, without waiting."""
+    """The latest known state of an engine."""
 
     is_warm: bool
     """Whether workers can be started without a wait for imports."""
     num_threads: int
-    """How many threads the process runs that workers are forked from; 1 where workers are not forked."""
+    """The number of threads in the process that workers are forked from; 1 if workers are not forked."""
     variables: Mapping[str, str]
-    """The notebook's environment variables as fresh workers have them."""
+    """The notebook's environment variables that new workers get."""
     pids: Mapping[int, int]
     """Process ids of the workers by rank."""
     zygote_pid: int | None
@@ -100,7 +100,7 @@ class Engine(Protocol):
         ...
 
     def facts(self) -> EngineFacts:
-        """Return what is known now; may be called in any thread."""
+        """Return the latest known state without waiting; may be called in any thread."""
         ...
 
     def refresh(self) -> None:
@@ -112,9 +112,9 @@ class Engine(Protocol):
         ...
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
-        """Send a record to a rank, also past a busy main thread when ``urgent``; False when the rank is gone.
+        """Send a record to a rank; return False if the rank has ended.
 
-        The payloads stay the caller's.
+        An ``urgent`` record is handled even while the rank's main thread is busy. The caller closes the payloads.
         """
         ...
 
@@ -123,14 +123,14 @@ class Engine(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """Kill a rank; an `WorkerEnded` arrives."""
+        """Kill a rank; a `WorkerEnded` arrives."""
         ...
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
         """Start fresh workers in place of ended ones.
 
-        Returns the payloads of the ``reopen`` request with which the other ranks join them in a new process group;
-        they stay the engine's.
+        Returns the payloads of the ``reopen`` request with which the other ranks join them in a new process group.
+        The engine closes the payloads.
         """
         ...
 

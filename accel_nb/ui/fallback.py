@@ -1,6 +1,6 @@
-"""Ways to show a panel: a live widget, a picture that is redrawn, or one line of text.
+"""Ways to show a panel: an anywidget, a picture that is redrawn, or one line of text.
 
-A fourth is in `accel_nb.ui.core_widgets`: the picture with buttons, by ipywidgets.
+A fourth is in `accel_nb.ui.core_widgets`: the picture with buttons, made with ipywidgets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from accel_nb.ui.view import PanelState
 Mode = Literal["live", "static", "off"]
 
 BEST_DISPLAYS = {platform.name: platform.display_mode for platform in PLATFORMS}
-"""The best way of each front end: some have no anywidget and cannot download it, others have no widgets."""
+"""The best display mode of each platform: some cannot load anywidget, others support no widgets at all."""
 
 PICTURE_INTERVAL_S = 2.0
 PICTURE_DUTY = 0.03
-"""The share of the kernel's time that drawing pictures may take."""
+"""The largest fraction of the kernel's time that is spent on drawing pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,17 @@ def find_display_facts() -> DisplayFacts:
 
 
 class Surface(Protocol):
-    """Where a panel is drawn. Calls: ``open`` once, ``update`` often, ``close`` once; all in the main thread."""
+    """A display of a panel in a cell's output.
+
+    ``open`` is called once, ``update`` often, and ``close`` once, all in the main thread.
+    """
 
     def open(self, state: PanelState) -> None:
         """Put the panel into the cell's output."""
         ...
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Draw new data if it is due."""
+        """Draw new data, if enough time has passed since the last update or if ``force``."""
         ...
 
     def make_room(self) -> None:
@@ -75,12 +78,12 @@ class Surface(Protocol):
         ...
 
     def close(self, state: PanelState) -> None:
-        """Draw the final state, as a saved notebook has it."""
+        """Draw the final state, which is saved in the notebook."""
         ...
 
 
 class TextSurface:
-    """One line when the run has ended: where a kernel's front end can draw nothing else."""
+    """Displays one line when the run has ended, for front ends that can draw nothing else."""
 
     def open(self, state: PanelState) -> None:
         """Do nothing: a displayed line cannot be replaced."""
@@ -110,7 +113,7 @@ class Painter:
         return time.monotonic() >= self._next_at
 
     def draw(self, state: PanelState) -> dict[str, Any]:
-        """Return a picture and a line of text."""
+        """Return the panel as a MIME bundle, and set when the next picture is due."""
         started = time.monotonic()
         bundle = static_bundle(state)
         now = time.monotonic()
@@ -132,12 +135,12 @@ class PictureSurface:
         self._handle = display(self._painter.draw(state), raw=True, display_id=True)
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Draw again when it is time."""
+        """Draw again if a picture is due or if ``force``."""
         if force or self._painter.is_due:
             self._handle.update(self._painter.draw(state), raw=True)
 
     def make_room(self) -> None:
-        """Do nothing: text has a place of its own."""
+        """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:
         """Show the last picture."""
@@ -145,7 +148,7 @@ class PictureSurface:
 
 
 def static_bundle(state: PanelState) -> dict[str, Any]:
-    """Return the panel as a picture and a line of text."""
+    """Return the panel as a MIME bundle: a PNG picture and a line of text."""
     from accel_nb.ui.picture import draw_png
 
     return {"image/png": draw_png(state), "text/plain": state.summary()}

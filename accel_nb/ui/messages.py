@@ -34,7 +34,7 @@ class MetricFact(TypedDict):
 
 
 class ProgressFacts(TypedDict):
-    """How far a run is; 0 and null: not known."""
+    """Progress of a run; 0 and null stand for unknown values."""
 
     epoch: int
     num_epochs: int
@@ -74,7 +74,7 @@ class PanelFacts(TypedDict):
 
 
 class BlockHeader(TypedDict):
-    """The place of one table's rows in the message's buffer: after those of the blocks before, column after column."""
+    """One table in the message's buffer: tables are stored in the order of their headers, each column by column."""
 
     table: TableKind
     rank: int

@@ -1,4 +1,4 @@
-"""Rows of numbers kept by column, thinned beyond a limit so that extremes stay; plain data."""
+"""Tables of numbers, stored by column and downsampled beyond a limit; minima and maxima are kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MAX_ROWS = 1_000_000
 """Beyond this many rows the older ones are thinned to about half."""
 
 KEPT_RAW = 4096
-"""The newest rows, which are not thinned: a reader that keeps up misses none."""
+"""The number of newest rows that are not thinned, so that a reader that polls often gets every row."""
 
 THINNED_BLOCK = 4
+"""The number of successive rows of which thinning keeps the lowest and the highest."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class RowLimit:
     num_columns: int = 0
 
     def add_columns(self, num_columns: int) -> None:
-        """Lower the limit for another table of so many columns."""
+        """Lower the limit for another table with ``num_columns`` columns."""
         self.num_columns += num_columns
         self.max_rows = min(self.max_rows, self.max_bytes // (8 * self.num_columns))
 
@@ -38,15 +39,15 @@ class RowLimit:
 class Table:
     """Columns of equal length; the first is x and must not decrease.
 
-    Beyond the limit of ``room`` the older rows are thinned; extremes of column ``key`` are kept.
+    Beyond ``row_limit`` the older rows are thinned; minima and maxima of column ``key`` are kept.
     """
 
     def __init__(self, num_columns: int, *, key: int = 1, row_limit: RowLimit | None = None) -> None:
         self.columns = [array("d") for _ in range(num_columns)]
         self.total = 0
         self._key = key
-        self._room = row_limit or RowLimit()
-        self._room.add_columns(num_columns)
+        self._row_limit = row_limit or RowLimit()
+        self._row_limit.add_columns(num_columns)
         self._thinned_below = 0
 
     def __len__(self) -> int:
@@ -57,13 +58,13 @@ class Table:
         for column, value in zip(self.columns, row, strict=True):
             column.append(value)
         self.total += 1
-        if len(self.columns[0]) > self._room.max_rows:
+        if len(self.columns[0]) > self._row_limit.max_rows:
             self._thin()
 
     def rows_since(self, total: int, max_rows: int = MAX_ROWS) -> Sequence[Sequence[float]] | None:
         """Return the columns of the rows after the first ``total``; None if some of them have been thinned.
 
-        Of more than ``max_rows`` rows the extremes are returned.
+        Of more than ``max_rows`` rows the minima and maxima of blocks are returned, as by `picked`.
         """
         if total < self._thinned_below:
             return None
@@ -102,7 +103,7 @@ class Table:
     def _thin(self) -> None:
         import numpy as np
 
-        num_kept = min(KEPT_RAW, self._room.max_rows // 4)
+        num_kept = min(KEPT_RAW, self._row_limit.max_rows // 4)
         end = max(0, len(self) - num_kept)
         rows = extreme_rows(np.array(self.columns[self._key])[:end], THINNED_BLOCK)
         for index, column in enumerate(self.columns):

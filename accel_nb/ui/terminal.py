@@ -1,4 +1,4 @@
-"""The panel as one line of text that is written over while the cell runs, for terminals; plain lines for files."""
+"""The panel as one line of text: overwritten while the cell runs in a terminal, appended as new lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.ui.view import PanelState
 
 INTERVAL_S = 0.1
 PLAIN_INTERVAL_S = 30.0
-"""The time between two lines where a line cannot be written over."""
+"""The time between two lines where a line cannot be overwritten, as in files."""
 BAR_WIDTH = 24
 DEFAULT_WIDTH = 100
 CLEAR = "\r\x1b[K"
@@ -31,7 +31,7 @@ class TerminalSurface:
         self.update(state, force=False)
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Write the line again when it is time to."""
+        """Write the line again if the interval since the last one has passed."""
         now = time.monotonic()
         if now < self._next_at:
             return
@@ -77,13 +77,13 @@ def progress_line(state: PanelState, width: int | None) -> str:
         parts.append(f"{facts['step_ms']:.3g} ms/step")
     if isinstance(facts["samples_per_s"], float):
         parts.append(f"{facts['samples_per_s']:,.0f} samples/s")
-    left = progress["remaining_s"]
-    if isinstance(left, float):
-        parts.append(f"{clock(left)} left")
+    remaining_s = progress["remaining_s"]
+    if isinstance(remaining_s, float):
+        parts.append(f"{clock(remaining_s)} left")
     line = "  ".join(parts)
     while width is not None and len(line) > width and len(parts) > 2:
-        # The remaining time stays; what comes before it is left out first.
-        parts.pop(-2 if isinstance(left, float) else -1)
+        # The remaining time is kept; the parts before it are dropped, the last one first.
+        parts.pop(-2 if isinstance(remaining_s, float) else -1)
         line = "  ".join(parts)
     return line if width is None else line[:width]
 

@@ -1,4 +1,4 @@
-"""Memory map of one rank's device at the end of a step: the allocator's blocks, and the largest holders."""
+"""Memory map of one rank's device at the end of a step: the allocator's blocks, and the largest objects."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def map_memory(
 ) -> MemoryMapped:
     """Return the memory map of a device from a snapshot of its allocator.
 
-    ``source`` is the cell's text, to find the line at which a name was bound. Visits all objects that are reachable
-    from names, so it is slow and runs on request only.
+    ``source`` is the cell's text, to find the line at which a name was bound. Traverses all objects that are
+    reachable from names, so it is slow: call it on request only.
     """
     device = torch.device(device)
     found = condense_snapshot(snapshot, device.index or 0)

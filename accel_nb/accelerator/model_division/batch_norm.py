@@ -15,7 +15,7 @@ from accel_nb.runtime.distributed.row_exchange import RowExchange
 @contextmanager
 def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
     """Make `torch.nn.functional.batch_norm` use the statistics of all ranks' rows inside of the block."""
-    plain = functional.batch_norm
+    original = functional.batch_norm
 
     def batch_norm(
         input: Tensor,
@@ -28,14 +28,14 @@ def synchronized_batch_norm(exchange: RowExchange) -> Iterator[None]:
         eps: float = 1e-5,
     ) -> Tensor:
         if not training:
-            return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+            return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return _normalize(exchange, input, running_mean, running_var, weight, bias, momentum, eps)
 
     functional.batch_norm = batch_norm
     try:
         yield
     finally:
-        functional.batch_norm = plain
+        functional.batch_norm = original
 
 
 def _normalize(
@@ -54,13 +54,15 @@ def _normalize(
     shape = [1, -1, *[1] * (source.dim() - 2)]
     num_own = source.numel() // source.shape[1]
     own_mean = values.mean(dims)
-    own_square = (values - own_mean.view(shape)).square().sum(dims)
-    parts = exchange.stack(torch.cat([own_mean.new_full((1,), num_own), own_mean, own_square]))
+    own_squares = (values - own_mean.view(shape)).square().sum(dims)
+    parts = exchange.stack(torch.cat([own_mean.new_full((1,), num_own), own_mean, own_squares]))
     counts, means, squares = parts[:, :1].detach(), *parts[:, 1:].chunk(2, dim=1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (squares.sum(0) + (counts * (means - mean).square()).sum(0)) / total
-    with torch.no_grad():  # by `data`, as torch does: an earlier call may have saved the buffers for its backward pass
+    # `data` is changed, as torch does it, so that the version counter stays: an earlier call may have saved the buffers
+    # for its backward pass.
+    with torch.no_grad():
         if running_mean is not None:
             running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
         if running_var is not None:

@@ -1,8 +1,8 @@
 """Calls of prepared models that all ranks make with the same batch: each rank computes some of its rows.
 
-A call takes this rank's rows of the arguments, computes them, and returns the rows of all ranks. Outside of models
-every tensor and its gradient is that of one device. A model whose rows are not found, or that computes with several
-samples together, is computed whole by every rank.
+A call selects this rank's rows of the arguments, computes them, and returns the rows of all ranks. Outside of models
+every tensor and its gradient has the value that one device would compute. Every rank computes all rows of a model
+whose rows are not found, or that computes with several samples together.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 Forward = Callable[..., Any]
 Result = TypeVar("Result")
 
-_HALF_COMPUTE = 3e-2
+_HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
-"""With one row code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
+"""With one row, code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
 
 
 class DividedCalls:
-    """Divides the calls of prepared models while it is on. Every rank must make the same calls."""
+    """Divides the calls of prepared models while ``is_on``. Every rank must make the same calls."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class DividedCalls:
         self._stepper = stepper
         self._comm = comm
         self._is_compiled = is_compiled
-        # Whether the user's code has hooks inside of a model, which would get rows; asked once for each kind of call.
+        # Whether the user's code has hooks inside of a model, which would get some rows only; called once per layout.
         self._has_hooks = has_hooks
         self.exchange = RowExchange(comm)
         self.is_on = False
-        # Whether a model is being called, whose code may call others.
+        # Whether a prepared model is being called: calls of models by its code are not divided again.
         self.is_inside = False
-        # By model: what was found for each kind of call.
+        # By model and by kind of call: its row layout, or why it is not divided.
         self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | Undivided]] = (
             weakref.WeakKeyDictionary()
         )
@@ -69,13 +69,13 @@ class DividedCalls:
         self.undivided: dict[str, Undivided] = {}
 
     def start_record(self) -> None:
-        """Forget which models were divided, and how many bytes they have exchanged."""
+        """Clear the records of divided models and of exchanged bytes."""
         self.divided.clear()
         self.undivided.clear()
         self.exchange.num_bytes = 0
 
     def forget(self) -> None:
-        """Check the models again at their next calls, since hooks were added or objects prepared."""
+        """Clear the layouts, since hooks were added or objects prepared: the next calls check the models again."""
         self._known.clear()
 
     def around(self, model: nn.Module, forward: Forward) -> Forward:
@@ -85,9 +85,9 @@ class DividedCalls:
         def divided(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
                 return forward(*args, **kwargs)
-            own = reference()
-            assert own is not None, "a model is alive in its own call"
-            return self._call(own, forward, args, kwargs)
+            called = reference()
+            assert called is not None, "a model exists during its own call"
+            return self._call(called, forward, args, kwargs)
 
         return divided
 
@@ -100,21 +100,23 @@ class DividedCalls:
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
             return self._compute_whole(forward, args, kwargs)
-        undo = _Undo(model, self._comm.world.device) if any(layout.compared_reads) else None
+        snapshot = _Snapshot(model, self._comm.world.device) if any(layout.compared_reads) else None
         try:
-            result = self._compute_rows(model, forward, args, kwargs, layout, number, compares_reads=undo is not None)
-        except _ReadsDiffer as differ:
-            assert undo is not None, "reads are compared"
-            undo.restore()
-            self._judge_read(differ.number, undo, model, forward, args, kwargs, layout, number)
+            result = self._compute_rows(
+                model, forward, args, kwargs, layout, number, compares_reads=snapshot is not None
+            )
+        except _ReadsDiffer as error:
+            assert snapshot is not None, "reads are compared"
+            snapshot.restore()
+            self._record_read_effect(error.number, snapshot, model, forward, args, kwargs, layout, number)
             return self._call(model, forward, args, kwargs)
         self.divided[name] = None
         return result
 
-    def _judge_read(
+    def _record_read_effect(
         self,
         read: int,
-        undo: _Undo,
+        snapshot: _Snapshot,
         model: nn.Module,
         forward: Forward,
         args: Sequence[Any],
@@ -122,19 +124,19 @@ class DividedCalls:
         layout: RowLayout,
         num_rows: int,
     ) -> None:
-        """After ranks have read different values: record whether that matters, by computing the batch both ways."""
+        """Record whether a value that differs among ranks changes the result: compute the batch divided and whole."""
         with torch.no_grad():
             rows = self._compute_rows(model, forward, args, kwargs, layout, num_rows)
-            undo.restore()
+            snapshot.restore()
             whole = self._compute_whole(forward, args, kwargs)
-            undo.restore()
+            snapshot.restore()
         is_same = signature_of(rows) == signature_of(whole) and is_equal(rows, whole, self._tolerance)
-        judged: RowLayout | Undivided = Undivided("its code depends on values of the batch")
+        updated: RowLayout | Undivided = Undivided("its code depends on values of the batch")
         if not any(self._gather_codes(int(not is_same))):
             compared = tuple(item and number != read for number, item in enumerate(layout.compared_reads))
-            judged = dataclasses.replace(layout, compared_reads=compared)
+            updated = dataclasses.replace(layout, compared_reads=compared)
         known = self._known[model]
-        known.update({key: judged for key, item in known.items() if item is layout})
+        known.update({key: updated for key, item in known.items() if item is layout})
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._inside():
@@ -153,14 +155,14 @@ class DividedCalls:
     ) -> Any:
         """Compute this rank's rows of a call, and return those of all ranks.
 
-        With ``compares_reads`` it raises `_ReadsDiffer` on all ranks if their rows gave them different values.
+        With ``compares_reads`` it raises `_ReadsDiffer` on all ranks if the model's code has read different values.
         """
         name, ranks = type(model).__name__, self._comm.world.size
         sizes = [len(contiguous_share(number, ranks, rank)) for rank in range(ranks)]
         inputs, outputs = iter(layout.inputs), iter(layout.outputs)
         exchange, own = self.exchange, sizes[self._comm.world.rank]
 
-        def take(tensor: Tensor) -> Tensor:
+        def select_rows(tensor: Tensor) -> Tensor:
             dim = next(inputs)
             if dim is None:
                 return tensor
@@ -177,7 +179,7 @@ class DividedCalls:
                 raise MisuseError(_OTHER_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
             return exchange.gather(tensor, dim, [size * each for size in sizes])
 
-        rows = map_tensors(take, (list(args), dict(kwargs)))
+        rows = map_tensors(select_rows, (list(args), dict(kwargs)))
         with ExitStack() as stack:
             stack.enter_context(self._inside())
             stack.enter_context(self._as_one_device(model, layout, sizes))
@@ -189,7 +191,7 @@ class DividedCalls:
         return map_tensors(gather, result)
 
     def _compare_read(self, layout: RowLayout) -> Callable[[Any], None]:
-        """Return a function that raises `_ReadsDiffer` for a value that differs among ranks, though it should not."""
+        """Return a function that raises `_ReadsDiffer` for a value that differs among ranks but must be equal."""
         numbered = enumerate(layout.compared_reads)
 
         def compare(value: Any) -> None:
@@ -209,7 +211,7 @@ class DividedCalls:
 
     @contextmanager
     def _as_one_device(self, model: nn.Module, layout: RowLayout, sizes: Sequence[int]) -> Iterator[None]:
-        """Make batch normalisation and random numbers inside of the block those of one device."""
+        """Compute batch normalisation and random numbers inside of the block as one device would."""
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))
@@ -276,26 +278,26 @@ class DividedCalls:
 
     @property
     def _tolerance(self) -> float:
-        """The least relative difference that counts, beside that of the dtype."""
+        """A lower bound of the relative tolerance, beside that of the dtype."""
         policy = self._stepper.strategy.precision.policy
-        return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_COMPUTE
+        return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_TOLERANCE
 
 
-class _Undo:
-    """Restores a model's state and the random states of the time when it was made."""
+class _Snapshot:
+    """A snapshot of a model's state and of the random states."""
 
     def __init__(self, model: nn.Module, device: str) -> None:
         self._device = device
         self._model, self._random = ModuleState(model), rng.capture(device)
 
     def restore(self) -> None:
-        """Restore both; may be called several times."""
+        """Restore the model's state and the random states; may be called several times."""
         self._model.restore()
         rng.restore(self._random, self._device)
 
 
 class _ReadsDiffer(Exception):
-    """Ranks have read different values in a model's code; ``number`` is that of the read in the call."""
+    """Raised if a model's code has read different values on the ranks; ``number`` is the index of the read."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -303,7 +305,7 @@ class _ReadsDiffer(Exception):
 
 
 def _num_hooks(model: nn.Module) -> int:
-    """Return the number of hooks on calls of a model's parts: one more changes how its calls may be divided."""
+    """Return the number of hooks on a model and its submodules: a new hook may change whether its calls are divided."""
     return sum(
         len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
     )

@@ -1,4 +1,4 @@
-"""The state of a model beside its parameters: buffers, and whatever its code stores in attributes."""
+"""The state of a model beside its parameters: buffers, and the values in attributes of its modules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 _CONTAINERS = (list, dict, set)
-_OWN = frozenset({"_parameters", "_modules"})
-"""A strategy may replace parameters in a forward pass, and restores them itself."""
+_EXCLUDED = frozenset({"_parameters", "_modules"})
+"""Attributes that are not restored: a strategy may replace parameters in a forward pass, and restores them itself."""
 
 
 class ModuleState:
@@ -23,7 +23,7 @@ class ModuleState:
             {
                 key: copy.copy(value)
                 for key, value in vars(part).items()
-                if isinstance(value, _CONTAINERS) and key not in _OWN
+                if isinstance(value, _CONTAINERS) and key not in _EXCLUDED
             }
             for _, part in self._parts
         ]
@@ -41,7 +41,7 @@ class ModuleState:
         for number, (value, before) in enumerate(self._buffers):
             if not torch.equal(value, before):
                 changed[f"buffer {number}"] = value.detach().clone()
-                value.data.copy_(before)  # no change to what an earlier call has saved for its backward pass
+                value.data.copy_(before)  # keeps the version counter: an earlier call may have saved the buffer
         for (name, part), attributes, contents in zip(self._parts, self._attributes, self._contents, strict=True):
             now = vars(part)
             for key, value in list(now.items()):

@@ -1,4 +1,4 @@
-"""Where the rows of a model's inputs and outputs are, found and checked on a few rows of the first call."""
+"""Search for the dims of the samples in a model's inputs and outputs, checked on a few rows of the first call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 
 NUM_CHECKED = 5
-"""How many rows are computed at once, and in two parts; of these the second is larger by one."""
+"""The number of rows in a check: computed together, and in two parts, of which the second has one row more."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
@@ -36,9 +36,9 @@ class RowLayout:
     draws: bool
     """Whether the forward pass draws random numbers."""
     random_problem: str | None = None
-    """Why random numbers cannot be drawn for rows; None if they can."""
+    """Why random numbers cannot be drawn for some of the rows only; None if they can."""
     compared_reads: tuple[bool, ...] = ()
-    """For each value that the model's code reads from tensors, in order, whether ranks must read the same."""
+    """For each value that the model's code reads from tensors, as by ``item()``: whether ranks must read equal ones."""
 
     def num_rows(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of rows of arguments; None if their sizes differ."""
@@ -63,9 +63,10 @@ class Undivided:
 
 
 def signature_of(nested: Any) -> Any:
-    """Return a hashable description of arguments or a result: two of one model with the same are laid out alike.
+    """Return a hashable description of arguments or a result.
 
-    Sizes, whole numbers and floats are not part of it. None for values that may hold rows in an unknown way.
+    Calls of one model with equal descriptions have the same row layout. Sizes of tensors and the values of integers and
+    floats are not part of it.
     """
     if isinstance(nested, Tensor):
         return nested.dim(), nested.dtype, nested.layout
@@ -90,10 +91,10 @@ def find_layout(
     tolerance: float,
     is_compiled: bool = False,
 ) -> RowLayout | Undivided:
-    """Return the layout of a model's rows by a check on a few of them; all state is restored.
+    """Return the layout of a model's rows by a check on a few of them; the model and random states are restored.
 
-    Each guess at the rows' dims is tested: a few rows computed at once must equal the same rows computed in two parts.
-    ``batch_size`` is that of the loader's batch, ``tolerance`` the least relative difference that counts.
+    Each candidate for the rows' dims is tested: a few rows computed together must equal the same rows computed in two
+    parts. ``batch_size`` is that of the loader's batch, ``tolerance`` a lower bound of the relative tolerance.
     """
     for leaf in find_leaves([args, kwargs]):
         if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
@@ -102,15 +103,15 @@ def find_layout(
     if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
         return Undivided("it takes tensors of a special kind")
     found: RowLayout | Undivided | None = None
-    for dims, total in _guesses(tensors, batch_size):
+    for dims, total in _candidates(tensors, batch_size):
         found = _Check(model, forward, args, kwargs, tensors, dims, total, tolerance, is_compiled).run()
         if isinstance(found, RowLayout) or found.is_reduced:
             return found
     return found or Undivided("no dim of its inputs is that of the samples")
 
 
-def _guesses(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
-    """Yield guesses at the dims of the rows, the likeliest first, each with the number of rows."""
+def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
+    """Yield candidates for the dims of the rows, the likeliest first, each with the number of rows."""
     first = next((tensor for tensor in tensors if tensor.dim()), None)
     if first is None:
         return
@@ -118,23 +119,23 @@ def _guesses(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tupl
     sizes += [first.shape[0]] if first.shape[0] not in sizes else []
     seen: set[tuple[int | None, ...]] = set()
     for size in sizes:
-        for reverse in (False, True):
-            dims = tuple(_dim_of(tensor, size, reverse) for tensor in tensors)
+        for is_second in (False, True):
+            dims = tuple(_dim_of(tensor, size, is_second) for tensor in tensors)
             if size >= NUM_CHECKED - 1 and dims not in seen and any(dim is not None for dim in dims):
                 seen.add(dims)
                 yield dims, size
 
 
-def _dim_of(tensor: Tensor, size: int, reverse: bool) -> int | None:
-    """Return the first dim of a size, or with ``reverse`` the first one but dim 0, which comes last."""
+def _dim_of(tensor: Tensor, size: int, is_second: bool) -> int | None:
+    """Return the first dim of a size, or with ``is_second`` the second one if there is one; None if there is none."""
     found = [dim for dim, value in enumerate(tensor.shape) if value == size]
-    if reverse and len(found) > 1:
+    if is_second and len(found) > 1:
         return found[1]
     return found[0] if found else None
 
 
 class _Check:
-    """The check of one guess at the dims of the rows."""
+    """The check of one candidate for the dims of the rows."""
 
     def __init__(
         self,
@@ -209,14 +210,14 @@ class _Check:
         return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem, compared)
 
     def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
-        """Whether a value of the whole is the sum, or some weighted mean, of those of the parts."""
+        """Whether a value of all rows is the sum of the values of the two parts, or lies between these."""
         low, high = sorted((float(first), float(second)))
         margin = self._tolerance * max(abs(low), abs(high), 1e-12)
         is_sum = abs(float(whole) - low - high) <= margin
         return is_sum or low - margin <= float(whole) <= high + margin
 
     def _distinct_rows(self) -> list[int] | None:
-        """Return the numbers of the rows to check: the first ones, of which two differ; None if all are equal."""
+        """Return the indices of the rows to check, of which two differ; None if all rows of the batch are equal."""
         number = min(NUM_CHECKED, self._total)
         rows = list(range(number))
         inputs = [
@@ -232,7 +233,7 @@ class _Check:
     def _compute(
         self, rows: list[int], start: int, size: int, total: int
     ) -> tuple[Any, RowRandom | None, Any, list[Any]]:
-        """Return the model's output for some rows, the mode that drew for them, and what the model stored and read."""
+        """Return the output for some rows, the mode that drew random numbers, and the values stored and read."""
         reads: list[Any] = []
         dims = iter(self._dims)
 
@@ -281,7 +282,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
 
 
 def is_equal(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether two nested values are equal within the tolerance of their dtypes."""
+    """Whether two nested values are equal within ``tolerance`` or that of their dtypes, whichever is larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False

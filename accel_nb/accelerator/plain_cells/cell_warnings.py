@@ -70,14 +70,14 @@ def warn_if_unprepared(world: World) -> Iterator[None]:
 
 
 def library_step_check(accelerator: Accelerator) -> Callable[..., None]:
-    """Return a hook of optimizer steps that warns once if a library trains a model on each worker alone."""
-    is_settled = accelerator.num_processes == 1 or not accelerator.is_main_process
+    """Return an optimizer step pre-hook that warns once if a library trains the whole model on each worker."""
+    is_checked = accelerator.num_processes == 1 or not accelerator.is_main_process
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal is_settled
-        if is_settled or is_prepared(optimizer) or is_called_by_user():
+        nonlocal is_checked
+        if is_checked or is_prepared(optimizer) or is_called_by_user():
             return
-        is_settled = True
+        is_checked = True
         first = next((value for group in optimizer.param_groups for value in group["params"]), None)
         if first is None or not is_only_in_plain_modules(first):
             return
@@ -187,7 +187,7 @@ def warn_undivided_loader(accelerator: Accelerator) -> None:
 
 
 def _warn(accelerator: Accelerator, message: str) -> None:
-    """Warn on the main rank, if there are several, at the user's line; also where the notebook ignores warnings."""
+    """Warn on the main rank, if there are several, at the user's line, whatever the warning filters are."""
     if not (accelerator.is_main_process and accelerator.num_processes > 1):
         return
     frame = user_frame()

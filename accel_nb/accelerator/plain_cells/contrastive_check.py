@@ -11,28 +11,30 @@ from typing import Any
 from torch import Tensor
 
 _PRODUCTS = frozenset({"MmBackward0", "BmmBackward0", "CdistBackward0"})
-_SAME = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0"})
-_MAX_NODES = 300  # the product of all samples with all is near the loss, before a softmax or a margin
+_TRANSPOSES_AND_CASTS = frozenset(
+    {"TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0"}
+)
+_MAX_NODES = 300  # the matrix of pairwise products is near the loss, before a softmax or a margin
 
 
 def num_compared_rows(loss: Tensor, num_samples: int) -> int | None:
-    """Return the number of rows of a product of all samples with all in the graph of ``loss``; None if there is none.
+    """Return the number of rows of a matrix of pairwise products in the graph of ``loss``; None if there is none.
 
-    The product is square, has ``num_samples`` rows or a multiple (several views of each sample), and no factor of it
-    is a parameter.
+    The matrix is square, has ``num_samples`` rows or a multiple (several views of each sample), and no factor of it is
+    a parameter.
     """
     if num_samples < 2:
         return None
-    waiting: list[Any] = [loss.grad_fn]
+    queue: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()
-    for node in waiting:
+    for node in queue:
         if node is None or node in seen or len(seen) >= _MAX_NODES:
             continue
         seen.add(node)
         rows = _num_rows(node)
         if rows is not None and rows % num_samples == 0 and not any(map(_is_weight, node.next_functions)):
             return rows
-        waiting += [child for child, _ in node.next_functions]
+        queue += [child for child, _ in node.next_functions]
     return None
 
 
@@ -50,6 +52,6 @@ def _num_rows(node: Any) -> int | None:
 def _is_weight(edge: tuple[Any, int]) -> bool:
     """Whether an operand is a parameter, possibly transposed or cast, or has no gradient."""
     node = edge[0]
-    while node is not None and type(node).__name__ in _SAME:
+    while node is not None and type(node).__name__ in _TRANSPOSES_AND_CASTS:
         node = node.next_functions[0][0]
     return node is None or type(node).__name__ == "AccumulateGrad"

@@ -153,10 +153,10 @@ class PrivateFiles:
             if not self._redirects(file):
                 return plain(file, mode, *args, **kwargs)
             if "x" in mode and _abspath(file) in self._files:
-                _raise(errno.EEXIST, file)
+                _raise_os_error(errno.EEXIST, file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
-                _raise(errno.ENOENT, file)
+                _raise_os_error(errno.ENOENT, file)
             return plain(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
 
         return open
@@ -187,7 +187,7 @@ class PrivateFiles:
                 return
             full = _abspath(path)
             if full not in self._files and full not in self._folders and self._is_removed(full):
-                _raise(errno.ENOENT, path)
+                _raise_os_error(errno.ENOENT, path)
             self._hide(full)  # the first rank removes the path itself
 
         return remove
@@ -216,7 +216,7 @@ class PrivateFiles:
                 return
             old, new = _abspath(src), _abspath(dst)
             if old not in self._files and old not in self._folders and self._is_removed(old):
-                _raise(errno.ENOENT, src)
+                _raise_os_error(errno.ENOENT, src)
             if old not in self._files and old not in self._folders and os.path.isfile(old):
                 self._prepare(old, keeps_content=True)
             moved = {path: new + path[len(old) :] for path in (*self._files, *self._folders) if _is_in(path, old)}
@@ -242,7 +242,7 @@ class PrivateFiles:
                 return
             full = _abspath(path)
             if full in self._folders or full in self._files:
-                _raise(errno.EEXIST, path)
+                _raise_os_error(errno.EEXIST, path)
             self._require_folder(full, path)
             self._folders.add(full)
 
@@ -275,24 +275,27 @@ class PrivateFiles:
         return self._is_active and bool(self._files or self._folders or self._removed)
 
     def _entries(self, path: Any) -> list[Any]:
+        """Return the entries of a folder as this rank sees it."""
         folder, full = os.fspath(path), _abspath(path)
         own = [found for found in (*self._files, *self._folders) if os.path.dirname(found) == full]
         names = {os.path.basename(found) for found in own}
-        public: list[Any] = []
+        existing: list[Any] = []
         if full in self._folders and (self._is_removed(full) or not _exists(full)):
             pass
         elif self._is_removed(full):
-            _raise(errno.ENOENT, path)
+            _raise_os_error(errno.ENOENT, path)
         else:
             with _scandir(path) as scan:
-                public = [item for item in scan if item.name not in names and not self._is_removed(_abspath(item.path))]
+                existing = [
+                    item for item in scan if item.name not in names and not self._is_removed(_abspath(item.path))
+                ]
         return [
-            *public,
+            *existing,
             *(_Entry(os.path.join(folder, os.path.basename(found)), self._files.get(found)) for found in own),
         ]
 
     def _redirects(self, path: Any) -> bool:
-        """Whether writing to a path must be redirected: the cell does it, to a file or folder, on every rank."""
+        """Whether writes to a path are redirected: made by the cell's code, and to a regular file or a folder."""
         if not (self._is_active and _is_path(path) and _is_written_by_cell()):
             return False
         full = _abspath(path)
@@ -310,9 +313,9 @@ class PrivateFiles:
         self._require_folder(full, path)
         if full not in self._files:
             if full in self._folders or (os.path.isdir(full) and not self._is_removed(full)):
-                _raise(errno.EISDIR, path)
+                _raise_os_error(errno.EISDIR, path)
             folder = os.path.dirname(full)
-            # On the same file system, if the folder exists for others too.
+            # In the path's own folder, if that exists for all ranks.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
             if keeps_content and not self._is_removed(full) and _exists(full):
                 with io.FileIO(full) as source:
@@ -329,15 +332,16 @@ class PrivateFiles:
         if file is not None:
             return _descriptor_path(file)
         if full not in self._folders and self._is_removed(full):
-            _raise(errno.ENOENT, path)
+            _raise_os_error(errno.ENOENT, path)
         return path
 
     def _require_folder(self, full: str, path: Any) -> None:
         folder = os.path.dirname(full)
         if folder not in self._folders and (self._is_removed(folder) or not os.path.isdir(folder)):
-            _raise(errno.ENOENT, path)
+            _raise_os_error(errno.ENOENT, path)
 
     def _hide(self, full: str) -> None:
+        """Treat a path, and all in it, as removed on this rank."""
         for path in [path for path in self._files if _is_in(path, full)]:
             self._files.pop(path).close()
         self._folders -= {path for path in self._folders if _is_in(path, full)}
@@ -422,7 +426,7 @@ def _descriptor_path(file: io.FileIO) -> str:
     return f"/proc/self/fd/{file.fileno()}"
 
 
-def _raise(number: int, path: Any) -> NoReturn:
+def _raise_os_error(number: int, path: Any) -> NoReturn:
     raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
@@ -452,7 +456,7 @@ def _call_with(
 
 
 def _is_written_by_cell() -> bool:
-    """Whether the cell changes the file: user code is called nearer than a library that writes for other processes."""
+    """Whether the user's code is nearer on the stack than a library that writes files for other processes."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back

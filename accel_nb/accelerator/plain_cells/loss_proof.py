@@ -1,4 +1,4 @@
-"""Checks on a plain cell's first batches whether its losses can be computed from shares of a batch.
+"""Check of a plain cell's losses on its first batches: whether they can be computed from shares of a batch.
 
 For a loss that is not proven the cell gets one warning, where it calls backward. Only the main rank checks, without
 communication.
@@ -29,7 +29,7 @@ from accel_nb.data.loader import BatchShare, is_sharded, watch_batches
 from accel_nb.runtime import rng
 
 _MAX_BATCHES = 50
-_NOTHING: frozenset[type] = frozenset()
+_NO_KINDS: frozenset[type] = frozenset()
 
 
 class LossProof:
@@ -42,7 +42,7 @@ class LossProof:
         self._trace: LossTrace | None = None
         self._is_on = False
         # The kinds of losses, by their autograd nodes, that need no check; none while a batch is traced.
-        self.checked_kinds: Set[type] = _NOTHING
+        self.checked_kinds: Set[type] = _NO_KINDS
         self._kinds: set[type] = set()
         # Whether the next batch is the first one of a loop, to be traced.
         self._is_new_loop = False
@@ -54,7 +54,7 @@ class LossProof:
         self._watched: list[DataLoader[Any]] = []
         self._warned: set[str] = set()
         self._has_hooks = False
-        # In a loop that may go over to shares, problems are collected instead of warned of; None in other loops.
+        # In a loop whose later batches may be divided, problems are collected without a warning; None in other loops.
         self._problems: list[str] | None = None
         self._num_checked = 0
         # Digest of the random states when the traced batch was delivered.
@@ -92,7 +92,7 @@ class LossProof:
             self._watch([loader])
 
     def take_verdict(self) -> str | None:
-        """Stop tracing; return why the losses of the traced batch are not proven, None if all of them are."""
+        """Stop tracing; return the first reason why a loss is not proven, None if all traced losses are proven."""
         if self._trace is not None:
             self._warn_of_draws()
         self._stop()
@@ -149,7 +149,7 @@ class LossProof:
             warn(self._accelerator)
 
     def _on_batch(self, batch: Any, share: BatchShare) -> None:
-        """Stop tracing the batch before, and trace the batch that a loop is about to get, if it is needed."""
+        """Stop tracing the previous batch, and trace the batch that is about to be delivered, if needed."""
         if self._trace is not None:
             self._warn_of_draws()
         self._stop()
@@ -163,14 +163,16 @@ class LossProof:
         self._num_left = max(self._num_left - 1, 0)
         self._trace = LossTrace(batch, number)
         self._digest = self._random_states()
-        self.checked_kinds = _NOTHING
-        # Operations of modules without weights or buffers, such as most of torch's losses, are followed.
+        self.checked_kinds = _NO_KINDS
+        # Operations of modules without weights or buffers, such as most of torch's losses, are traced.
         roots = {id(model) for model in self._stepper.bundle.models if _has_tensors(model)}
         trace = self._trace
 
-        def around(plain: Forward, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def around(original: Forward, module: nn.Module, args: Any, kwargs: Any) -> Any:
             return (
-                trace.call_model(plain, module, args, kwargs) if id(module) in roots else plain(module, *args, **kwargs)
+                trace.call_model(original, module, args, kwargs)
+                if id(module) in roots
+                else original(module, *args, **kwargs)
             )
 
         self._calls.set_around(around)
@@ -195,7 +197,7 @@ class LossProof:
         self._is_new_loop = False
 
     def _warn_of_draws(self) -> None:
-        """Warn if random numbers were drawn since the batch was delivered, unless by dropout, which has its warning."""
+        """Warn if random numbers were drawn since the batch was delivered, unless the model has active dropout."""
         if self._digest is None or self._random_states() == self._digest:
             return
         self._digest = None

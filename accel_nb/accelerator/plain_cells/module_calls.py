@@ -15,14 +15,14 @@ Forward = Callable[..., Any]
 class ModuleCallHooks:
     """Replaces ``nn.Module.__call__`` while one of its two hooks is set.
 
-    ``before`` is called without arguments before each call. ``around`` is called with the plain call, the module, its
-    arguments and its keyword arguments, and returns the module's result.
+    ``before`` is called without arguments before each call. ``around`` is called with the original ``__call__``,
+    the module, its arguments and its keyword arguments, and returns the module's result.
     """
 
     def __init__(self) -> None:
         self._before: Callable[[], object] | None = None
         self._around: Callable[[Forward, nn.Module, Any, Any], Any] | None = None
-        self._plain: Forward | None = None
+        self._original: Forward | None = None
 
     def set_before(self, hook: Callable[[], object] | None) -> None:
         """Set or remove ``before``."""
@@ -41,19 +41,19 @@ class ModuleCallHooks:
 
     def _update(self) -> None:
         if self._before is None and self._around is None:
-            if self._plain is not None:
-                nn.Module.__call__, self._plain = self._plain, None
-        elif self._plain is None:
-            self._plain = nn.Module.__call__
-            nn.Module.__call__ = self._replacement(self._plain)
+            if self._original is not None:
+                nn.Module.__call__, self._original = self._original, None
+        elif self._original is None:
+            self._original = nn.Module.__call__
+            nn.Module.__call__ = self._with_hooks(self._original)
 
-    def _replacement(self, plain: Forward) -> Forward:
-        @functools.wraps(plain)
+    def _with_hooks(self, original: Forward) -> Forward:
+        @functools.wraps(original)
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._before is not None:
                 self._before()
             if self._around is not None:
-                return self._around(plain, module, args, kwargs)
-            return plain(module, *args, **kwargs)
+                return self._around(original, module, args, kwargs)
+            return original(module, *args, **kwargs)
 
         return __call__

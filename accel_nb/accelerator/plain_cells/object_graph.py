@@ -26,8 +26,8 @@ _OWN = "accel_nb"
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the models, optimizers, schedulers and loaders that ``values`` are or reference, each once."""
     seen: set[int] = set()
-    waiting = [(value, 0) for value in values]
-    for value, depth in waiting:
+    queue = [(value, 0) for value in values]
+    for value, depth in queue:
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -35,7 +35,7 @@ def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
         if is_found:
             yield value
         if (not is_found or isinstance(value, nn.Module)) and depth < _MAX_DEPTH:
-            waiting += [(part, depth + 1) for part in _parts(value)]
+            queue += [(part, depth + 1) for part in _parts(value)]
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -84,16 +84,16 @@ def is_user_module(module: str | None) -> bool:
 @functools.cache
 def _is_library(file: str) -> bool:
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    parts = os.path.realpath(file)
+    path = os.path.realpath(file)
     return (
-        "site-packages" in parts
-        or "dist-packages" in parts
-        or any(parts.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+        "site-packages" in path
+        or "dist-packages" in path
+        or any(path.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
     )
 
 
 def is_called_by_user() -> bool:
-    """Whether the nearest calling code that is neither torch's nor ours is the user's, and not a library's."""
+    """Whether the nearest calling code that is neither torch's nor accel_nb's is the user's, not a library's."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -123,7 +123,7 @@ def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
 
 
 def is_run_by_library(namespace: dict[str, Any]) -> bool:
-    """Return whether an installed package, other than torch, is among the callers up to the cell: a trainer, say."""
+    """Return whether an installed package, other than torch, is among the callers up to the cell."""
     modules = (frame.f_globals.get("__name__", "") for frame in cell_frames(namespace))
     return any(_is_installed(module) for module in modules if module.partition(".")[0] != "torch")
 

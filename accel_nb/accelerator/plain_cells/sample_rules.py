@@ -79,6 +79,7 @@ _POINTWISE = frozenset(
     }
 )  # fmt: skip
 _SAME_VALUE = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh", "neg", "positive"})
+"""Operations that return their argument, its copy or its negative."""
 _VIEWS = frozenset(
     {
         "_reshape_alias", "_unsafe_view", "chunk", "diagonal", "expand", "flip", "permute", "repeat", "reshape", "roll",
@@ -121,7 +122,9 @@ _ROW_LOSSES = frozenset(
     {"multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_forward", "nll_loss2d_forward"}
 )
 _CONSTANT = frozenset({"empty_like", "full_like", "ones_like", "zeros_like", "zero"})
+"""Operations whose result does not depend on the values of their argument."""
 _NONE, _MEAN, _SUM = 0, 1, 2
+"""The values of the argument ``reduction`` of torch's losses in C++."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,11 +495,11 @@ def _indexed(call: OperationCall, known: list[SampleDependence], output: Tensor)
         return own
     if not isinstance(own, SampleRows) or len(used) != len(indices) or chosen is not None:
         return None
-    takes_each = own.dim == at == 0 and _counts_up(first, source)
-    return own if takes_each and all(call.dependence_of(item) in (None, own) for _, item in used) else None
+    selects_all = own.dim == at == 0 and _selects_all_rows(first, source)
+    return own if selects_all and all(call.dependence_of(item) in (None, own) for _, item in used) else None
 
 
-def _counts_up(index: Tensor, source: Tensor) -> bool:
+def _selects_all_rows(index: Tensor, source: Tensor) -> bool:
     """Whether an index selects every row of a tensor, in order."""
     size = source.shape[0]
     return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
@@ -519,7 +522,7 @@ def _batch_normalized(call: OperationCall, known: list[SampleDependence], output
     return SampleRows(0) if is_plain else None
 
 
-def _put(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
+def _index_put(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
     """Return the dependence of ``values[mask] = constant``."""
     indices, own = call.arguments["indices"], call.dependence_of(call.arguments["self"])
     if len(indices) != 1 or call.dependence_of(call.arguments["values"]) is not None or not isinstance(own, SampleRows):
@@ -542,7 +545,7 @@ _RULES = {
     "embedding": _embedded,
     "gather": _gathered,
     "index": _indexed,
-    "index_put": _put,
+    "index_put": _index_put,
     "index_select": _selected,
     "masked_select": _masked,
     "mm": _product,

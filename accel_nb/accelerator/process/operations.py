@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def gather(tensor: T) -> T:
-    """Return every rank's tensors joined along the first dim, in rank order; first dims may differ."""
+    """Return every rank's tensors concatenated along the first dim, in rank order; first dims may differ."""
     return Collectives(current_comm()).gather(tensor)
 
 
@@ -55,7 +55,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 def reduce(tensor: T, reduction: Operation = "mean", scale: float = 1.0) -> T:
-    """Return the mean, sum, maximum or minimum over ranks, times ``scale``; the method's default is the sum."""
+    """Return the mean, sum, maximum or minimum over ranks, times ``scale``; `Accelerator.reduce` sums by default."""
     return Collectives(current_comm()).reduce(tensor, reduction, scale)
 
 
@@ -108,7 +108,7 @@ def recursively_apply(
 
 
 def concatenate(data: Sequence[T], dim: int = 0) -> T:
-    """Return batches of one structure joined along ``dim``, tensor by tensor."""
+    """Return batches of the same structure concatenated along ``dim``, tensor by tensor."""
     if dim == 0:
         return concat_batches(data)
     columns = [list(find_tensors(batch)) for batch in data]

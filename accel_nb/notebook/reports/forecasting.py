@@ -24,7 +24,7 @@ def forecast_notebook(
 ) -> Forecast | None:
     """Return the forecast for a model of the notebook; None if none is named and there is not exactly one.
 
-    One sample of a loader's dataset is read; the random number generators are restored. Raise `ConfigError` for names
+    One sample of a loader's dataset is read; the random number generators are restored. Raises `ConfigError` for names
     that the notebook lacks or that refer to objects of other types.
     """
     if request.target is None and "torch" not in sys.modules:
@@ -39,8 +39,8 @@ def forecast_notebook(
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
     optimizer = _optimizer(request, names, model)
     found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_loss(request, names))
-    known = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
-    return check_refusals(found, [model], known, config)
+    optimizers = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
+    return check_refusals(found, [model], optimizers, config)
 
 
 def _model(request: ForecastRequest, names: Mapping[str, Any]) -> nn.Module | None:
@@ -105,7 +105,8 @@ def _batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int
 
 
 def _named(names: Mapping[str, Any], name: str, what: str) -> Any:
+    """Return the object of a name; the error for an unknown name begins with ``what``."""
     if name not in names:
-        known = [known for known in names if not known.startswith("_")]
-        raise ConfigError(f"{what}: the notebook has no name {name[:80]!a}{did_you_mean(name, known)}")
+        public = [other for other in names if not other.startswith("_")]
+        raise ConfigError(f"{what}: the notebook has no name {name[:80]!a}{did_you_mean(name, public)}")
     return names[name]

@@ -1,6 +1,7 @@
 """Tensors with internal overlap: several elements at one address, such as those that `Tensor.expand` returns.
 
-torch refuses to write into these. Elements of a repeated dim are equal, so writing one of each is enough.
+In-place operations of torch raise an error for these. Elements along a dim of stride 0 are one element in memory, so
+writing it once is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def has_overlap(tensor: Tensor) -> bool:
 def without_repeats(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     """Return a view with one element of each dim of stride 0; the tensor itself if there is none.
 
-    ``like``, of the same shape, is the tensor whose strides count; by default the tensor itself.
+    The strides are those of ``like``, a tensor of the same shape, if it is given.
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if stride == 0 and size > 1:
@@ -28,7 +29,7 @@ def without_repeats(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def overwrite(target: Tensor, source: Tensor) -> Tensor:
-    """Copy a tensor of the same shape into ``target`` in place, and return that."""
+    """Copy a tensor of the same shape into ``target`` in place, and return ``target``."""
     if has_overlap(target):
         without_repeats(target).copy_(without_repeats(source, target))
         return target

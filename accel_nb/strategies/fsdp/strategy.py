@@ -62,7 +62,7 @@ class Fsdp(Stepping):
         self._mesh: Any = None
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world; its default process group must be open."""
+        """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
         self._device = torch.device(world.device)
@@ -79,7 +79,7 @@ class Fsdp(Stepping):
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why a model cannot be divided, or not with these options."""
+        """Return why a model cannot be sharded, with these options or at all; None if it can."""
         if self.options.float8_gather and self.options.cpu_offload:
             why = "what lies in host memory is gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
@@ -90,7 +90,7 @@ class Fsdp(Stepping):
         return next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Divide every model that has parameters, and make the optimizers step the parts."""
+        """Shard every model that has parameters, and replace the optimizers' parameters by the sharded ones."""
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
@@ -108,12 +108,12 @@ class Fsdp(Stepping):
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
             for optimizer, _ in stepped:
                 replace_parameters(optimizer, changed, _divided)
-            self._comm.barrier()  # after an error on any rank up to here, all ranks have whole models
+            self._comm.barrier()  # an error on any rank before this line leaves full models on all ranks
         except BaseException:
             for optimizer, before in stepped:
                 _restore_groups(optimizer, before)
             for part in reversed(made):
-                self._adapt_no_more(part)
+                self._undo_adapt(part)
                 part.abandon()
             raise
         for part in made:
@@ -147,26 +147,26 @@ class Fsdp(Stepping):
         if options.autocast and self.precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, self.precision))
 
-    def _adapt_no_more(self, part: ShardedModel) -> None:
+    def _undo_adapt(self, part: ShardedModel) -> None:
         for name in self.options.forward_methods:
             vars(part.model).pop(name, None)
         if self.options.autocast and self.precision.policy.compute is not None:
             restore_forward(part.model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Make a model whole on every rank, and its optimizers' state; every rank must call."""
+        """Restore a model's full parameters and its optimizers' full state on every rank; every rank must call."""
         part = self._models.pop(id(model), None)
         if part is None:
             return model
-        self._adapt_no_more(part)
+        self._undo_adapt(part)
         part.average_pending()
-        back = part.undo()
+        restored = part.undo()
         for optimizer in self._live_optimizers():
-            replace_parameters(optimizer, back, lambda new, value: self._whole(value))
+            replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
         return model
 
     def data_coords(self) -> tuple[int, int]:
-        """Return rank and size: each rank reads a share of its own."""
+        """Return this rank and the number of ranks: each rank reads a different share of the data."""
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
@@ -190,7 +190,7 @@ class Fsdp(Stepping):
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Average what was not averaged in a backward pass, and multiply all by ``factor``."""
+        """Average the gradients that no backward pass has averaged, and multiply all gradients by ``factor``."""
         owned = set(map(id, stepped_parameters(*bundle.optimizers)))
         for part in self._models.values():
             part.average_pending()
@@ -201,7 +201,7 @@ class Fsdp(Stepping):
         multiply_gradients(bundle, factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Drop gradients, including whole ones that wait on each rank to be averaged."""
+        """Drop gradients, including the unsharded ones that have not been averaged yet."""
         super().drop_gradients(bundle)
         for part in self._models.values():
             part.drop_pending()
@@ -210,20 +210,20 @@ class Fsdp(Stepping):
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one collective of one number."""
+        """Clip gradients to ``max_norm`` and return their total norm before clipping; all-reduces one number."""
         for optimizer in bundle.optimizers:
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
         gradients = [value.grad for value in clipped if value.grad is not None]
         parts = [sharded.local_part(gradient) for gradient in gradients if sharded.is_sharded(gradient)]
         whole = [gradient for gradient in gradients if not sharded.is_sharded(gradient)]
-        own = self._norm([part for part in parts if part.numel()], norm_type)
-        same = self._norm(whole, norm_type)
+        sharded_norm = self._norm([part for part in parts if part.numel()], norm_type)
+        replicated_norm = self._norm(whole, norm_type)
         if math.isinf(norm_type):
-            total = torch.maximum(self._comm.all_reduce(own, "max"), same)
+            total = torch.maximum(self._comm.all_reduce(sharded_norm, "max"), replicated_norm)
         else:
-            power = self._comm.all_reduce(own**norm_type) / self._num_replicas + same**norm_type
-            total = power ** (1.0 / norm_type)
+            sharded_sum = self._comm.all_reduce(sharded_norm**norm_type) / self._num_replicas
+            total = (sharded_sum + replicated_norm**norm_type) ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         multiply_tensors((*parts, *whole), scale)
         return total
@@ -244,12 +244,14 @@ class Fsdp(Stepping):
         }
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state; of tensors that are whole, or not read yet, this rank uses its part only."""
+        """Load state; of tensors that are full, or still in a file, this rank uses its shard only."""
         for model, values in zip(bundle.models, state["models"], strict=True):
-            model.load_state_dict(_placed(values, dict(model.named_parameters(remove_duplicate=False))))
+            model.load_state_dict(_shard_values(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
             parameters = stepped_parameters(optimizer)
-            own = {key: _placed(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()}
+            own = {
+                key: _shard_values(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()
+            }
             rest = materialize({key: value for key, value in values.items() if key != "state"})
             optimizer.load_state_dict(copy_state({**rest, "state": own}))
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
@@ -269,7 +271,7 @@ class Fsdp(Stepping):
         return facts
 
     def close(self) -> None:
-        """Make every model whole."""
+        """Restore the full parameters of every model."""
         for part in list(self._models.values()):
             self.unwrap(part.model)
 
@@ -343,15 +345,16 @@ def _restore_groups(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]]
     optimizer.state.update(state)
 
 
-def _placed(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
-    """Return a state whose tensors are, where their target is sharded, this rank's part of them."""
-    result = OrderedDict((name, _placed_one(value, targets.get(name))) for name, value in values.items())
+def _shard_values(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
+    """Return a state in which each tensor whose target is sharded is replaced by this rank's shard of it."""
+    result = OrderedDict((name, _shard_value(value, targets.get(name))) for name, value in values.items())
     if hasattr(values, "_metadata"):
         result._metadata = values._metadata  # type: ignore[attr-defined]
     return result
 
 
-def _placed_one(value: Any, target: Any) -> Any:
+def _shard_value(value: Any, target: Any) -> Any:
+    """Return this rank's shard of a value if its target is sharded and of the same shape, else the full value."""
     if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
         return materialize(value)
     held = sharded.local_part(target)

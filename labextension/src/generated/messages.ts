@@ -43,7 +43,7 @@ export interface IMetricFact {
   readonly value: JsonNumber;
 }
 
-/** How far a run is; 0 and null: not known. */
+/** Progress of a run; 0 and null stand for unknown values. */
 export interface IProgressFacts {
   readonly epoch: number;
   readonly num_epochs: number;
@@ -54,7 +54,7 @@ export interface IProgressFacts {
   readonly remaining_s: JsonNumber;
 }
 
-/** The place of one table's rows in the message's buffer: after those of the blocks before, column after column. */
+/** One table in the message's buffer: tables are stored in the order of their headers, each column by column. */
 export interface IBlockHeader {
   readonly table: 'step' | 'metric' | 'memory' | 'plan';
   readonly rank: number;

@@ -1,4 +1,4 @@
-/** Output of a rank: a list that draws only the lines in sight, and follows the end while it is scrolled there. */
+/** Output of a rank: a list that renders visible lines only, and scrolls to new lines while it is at its end. */
 
 import { useLayoutEffect, useRef, useState } from 'react';
 import { linesInSight, type LogLines } from '../model/logLines';
@@ -64,12 +64,12 @@ function Lines({
   readonly log: LogLines;
   readonly label: string;
 }): React.JSX.Element {
-  const box = useRef<HTMLDivElement>(null);
+  const container = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(240);
   useLayoutEffect(() => {
-    const element = box.current;
+    const element = container.current;
     if (element !== null) {
       setHeight(element.clientHeight);
       if (isAtEnd.current) {
@@ -88,7 +88,7 @@ function Lines({
   }
   return (
     <div
-      ref={box}
+      ref={container}
       className="accel-nb-log"
       role="log"
       aria-live="off"

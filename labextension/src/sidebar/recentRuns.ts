@@ -1,4 +1,4 @@
-/** Recorded runs of the kernel's machine, read again when one has begun or ended. */
+/** Runs recorded on the kernel's machine, read again after a run has begun or ended. */
 
 import type { SidebarChannel } from '../channel';
 import { parseRunDetails, parseRuns, type IRecentRun, type IRunDetails } from '../model/recentRuns';
@@ -30,7 +30,7 @@ export class RecentRuns {
     this.onChange();
   }
 
-  /** Read the runs again if the stamp has changed. */
+  /** Read the runs again if `stamp`, which identifies the state of the list, has changed. */
   async follow(stamp: string): Promise<void> {
     if (stamp === this.stamp) {
       return;

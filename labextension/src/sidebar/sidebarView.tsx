@@ -1,4 +1,4 @@
-/** The sidebar's content for the current notebook. React draws text of kernels and files as text only. */
+/** The sidebar's content for the current notebook. React escapes text from kernels and files. */
 
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import { ForecastView } from './forecastView';

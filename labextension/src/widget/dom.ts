@@ -1,14 +1,14 @@
-/** Elements made of fixed tags, classes and text; nothing here parses HTML. */
+/** Functions that create and update DOM elements; none parses HTML. */
 
 export function element<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   className: string,
   ...children: (Node | string)[]
 ): HTMLElementTagNameMap[K] {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children);
-  return made;
+  const created = document.createElement(tag);
+  created.className = className;
+  created.append(...children);
+  return created;
 }
 
 /** Set the text if it differs: an unchanged text keeps the selection and needs no layout. */
@@ -18,7 +18,7 @@ export function setText(target: HTMLElement, text: string): void {
   }
 }
 
-/** Draw a legend's swatch as its line. */
+/** Set a legend swatch to the color and the dashes of its curve. */
 export function paintSwatch(swatch: HTMLElement, color: string, isDashed: boolean): void {
   swatch.style.color = color;
   swatch.classList.toggle('accel-nb-is-dashed', isDashed);
@@ -61,7 +61,7 @@ export function actionButton(
   return button;
 }
 
-/** A choice of one; the first is chosen. `onChoose` receives the value. */
+/** A drop-down list whose first choice is selected; `onChoose` receives the selected value. */
 export function chooser(
   name: string,
   choices: readonly { readonly value: string; readonly label: string }[],

@@ -1,4 +1,4 @@
-/** The panel's first lines: what runs, its figures, and how each rank keeps up. */
+/** The panel's header: title and status, progress, metrics, and the step time of each rank. */
 
 import {
   capText,
@@ -27,7 +27,7 @@ export class Header {
 
   readonly node: HTMLElement;
 
-  /** `idleS` are the seconds in which no step has ended, of a run that goes on. */
+  /** `idleS` is the time in seconds since the last step of a running cell ended, else 0. */
   update(facts: IFacts, idleS: number = 0): void {
     setText(this.title, facts.title);
     setText(this.status, facts.status);
@@ -106,7 +106,7 @@ export class Header {
   private readonly ranks = element('div', 'accel-nb-ranks', this.chips, this.more);
 }
 
-/** The first ranks, and the slow one wherever it is. */
+/** The first ranks; a straggler among the others replaces the last of them. */
 function chosenRanks(ranks: readonly IRankFacts[]): readonly IRankFacts[] {
   const shown = ranks.slice(0, MAX_RANK_CHIPS);
   const slow = ranks.slice(MAX_RANK_CHIPS).find(rank => rank.isStraggler);

@@ -80,29 +80,29 @@ export class RunControls {
         value => send({ kind: 'interval', steps: Number(value) }),
         signal
       ),
-      this.said
+      this.outcome
     );
-    // Else JupyterLab's commands on Enter, space and letters would replace those of buttons and field.
+    // Otherwise JupyterLab's shortcuts on Enter, space and letters would take precedence over the controls.
     this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', 'Steer the run');
-    this.said.setAttribute('role', 'status');
+    this.outcome.setAttribute('role', 'status');
     this.node.hidden = true;
   }
 
   readonly node: HTMLElement;
 
   update(facts: IFacts): void {
-    const isOpen = facts.canBeSteered && facts.status === 'running';
+    const acceptsActions = facts.canBeSteered && facts.status === 'running';
     for (const control of this.node.children) {
-      if (control !== this.said) {
-        (control as HTMLElement).hidden = !isOpen;
+      if (control !== this.outcome) {
+        (control as HTMLElement).hidden = !acceptsActions;
       }
     }
-    this.node.hidden = !isOpen && facts.said === '';
+    this.node.hidden = !acceptsActions && facts.said === '';
     this.save.disabled = !facts.canSave;
     this.save.title = facts.canSave ? SAVE_HINT : 'The cell was started without --checkpoint DIR';
-    setText(this.said, facts.said);
+    setText(this.outcome, facts.said);
   }
 
   private setRate(send: (action: Action) => void): void {
@@ -117,7 +117,7 @@ export class RunControls {
 
   private readonly save: HTMLButtonElement;
   private readonly rate = element('input', 'accel-nb-input');
-  private readonly said = element('span', 'accel-nb-said');
+  private readonly outcome = element('span', 'accel-nb-said');
 }
 
 const SAVE_HINT = 'Save a checkpoint after this step';
