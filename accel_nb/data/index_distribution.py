@@ -383,11 +383,12 @@ def _broadcast_groups(
     comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
 ) -> Iterator[tuple[list[Any], bool]]:
     """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
-    own: list[Any] = []
+    drawn: tuple[list[Any], bool] | None = None
 
     def draw() -> dict[str, Any]:
-        own[:], is_last = next(groups, ([], None))
-        return {} if is_last is None else {"group": _as_json(own), "is_last": is_last}
+        nonlocal drawn
+        drawn = next(groups, None)
+        return {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
 
     is_last = False
     while not is_last:
@@ -395,7 +396,7 @@ def _broadcast_groups(
         if "group" not in message:
             return
         is_last = message["is_last"]
-        yield [*own] if comm.world.rank == 0 else _from_json(message["group"]), is_last
+        yield (_from_json(message["group"]) if drawn is None else drawn[0]), is_last
 
 
 def _call_on_rank_0(comm: Communicator, call: Callable[[], dict[str, Any] | None], mode: ReadMode) -> dict[str, Any]:
