@@ -1,9 +1,10 @@
-"""``accel-nb runs list|show|compare|open``: the runs that were recorded on this machine."""
+"""``accel-nb runs list|show|compare|label|open``: the runs that were recorded on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 from accel_nb.cli.parser import CommandParser
 from accel_nb.errors import ConfigError
 from accel_nb.runs import Run, RunRegistry
+from accel_nb.runs.comparison import comparable_facts, differing_facts, plain_text
 
 _MAX_SHOWN = 4
 
@@ -26,15 +28,30 @@ def run(words: Sequence[str]) -> str:
 def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
-    listing = _command(commands, _list, "all runs, newest first")
+    listing = _command(commands, _list, "the runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
+    listing.add_argument("--sort", metavar="COLUMN", default="started", help=_SORT)
+    listing.add_argument("--reverse", action="store_true", help="the largest first; of times, the earliest")
+    listing.add_argument("--tag", metavar="TAG", help="only runs with this tag")
+    listing.add_argument("--starred", action="store_true", help="only runs with a star")
+    listing.add_argument("--notebook", metavar="TEXT", help="only runs of notebooks whose path contains this")
     _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
     _command(commands, _compare, "where runs differ").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    label = _command(commands, _label, "change a run's name, notes, tags and star")
+    label.add_argument("run", metavar="RUN", help=_RUN)
+    label.add_argument("--name", metavar="NAME", help='another name; "" restores the recorded one')
+    label.add_argument("--notes", metavar="TEXT", help="notes, in place of the present ones")
+    label.add_argument("--tag", metavar="TAG", action="append", default=[], help="add a tag; may be repeated")
+    label.add_argument("--untag", metavar="TAG", action="append", default=[], help="remove a tag; may be repeated")
+    star = label.add_mutually_exclusive_group()
+    star.add_argument("--star", dest="star", action="store_true", default=None, help="add the star")
+    star.add_argument("--unstar", dest="star", action="store_false", help="remove the star")
     _command(commands, _open, "the folder of a run").add_argument("run", metavar="RUN", help=_RUN)
     return parser.parse_args(words)
 
 
 _RUN = "an id, a part of one that no other has, a name, or last"
+_SORT = "started, name, took, steps, or a metric, smallest first (default: started, newest first)"
 
 
 def _command(commands: Any, act: Any, text: str) -> CommandParser:
@@ -47,21 +64,66 @@ def _command(commands: Any, act: Any, text: str) -> CommandParser:
 def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     if options.limit < 1:
         raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
-    found = registry.runs(options.limit)
-    rows = [("run", "name", "outcome", "started", "took", "metrics")]
+    is_filtered = options.starred or options.tag is not None or options.notebook is not None
+    by_time = options.sort == "started" and not options.reverse
+    every = registry.runs(options.limit if by_time and not is_filtered else None)
+    wanted = [run for run in every if _is_wanted(run, options)]
+    if not by_time:
+        wanted = _sorted(wanted, options.sort, options.reverse)
+    found = wanted[: options.limit]
+    rows = [("run", "name", "outcome", "started", "took", "metrics", "tags")]
     rows += [
-        (run.id, run.name, run.outcome, _clock(run.started), _took(run), _metrics(run.metrics, _MAX_SHOWN))
+        (
+            run.id,
+            f"* {run.title}" if run.labels.is_starred else run.title,
+            run.outcome,
+            _clock(run.started),
+            _took(run),
+            _metrics(run.metrics, _MAX_SHOWN),
+            ", ".join(run.labels.tags),
+        )
         for run in found
     ]
-    lines = _table(rows) if found else [f"no run is recorded in {registry.folder}"]
-    return [asdict(run) for run in found], lines
+    nothing = f"no run is recorded in {registry.folder}" if not every else f"none of {len(every)} runs is as requested"
+    return [asdict(run) for run in found], _table(rows) if found else [nothing]
+
+
+def _is_wanted(run: Run, options: argparse.Namespace) -> bool:
+    return (
+        (run.labels.is_starred or not options.starred)
+        and (options.tag is None or options.tag in run.labels.tags)
+        and (options.notebook is None or options.notebook in (run.notebook or ""))
+    )
+
+
+def _sorted(runs: Sequence[Run], column: str, is_reversed: bool) -> list[Run]:
+    """Return runs by a column; those without a value are last. Raise ConfigError if no run has the column."""
+    if column == "name":
+        return sorted(runs, key=lambda run: run.title, reverse=is_reversed)
+    values: dict[str, float | None] = {}
+    for run in runs:
+        known = {"started": run.started, "took": run.duration_s, "steps": run.num_steps}
+        value = known[column] if column in known else run.metrics.get(column)
+        values[run.id] = None if value is None or math.isnan(value) else value
+    if runs and column not in ("started", "took", "steps") and all(value is None for value in values.values()):
+        names = sorted({name for run in runs for name in run.metrics})
+        raise ConfigError(
+            f"accel-nb runs list: no run has a metric {column!a}; --sort takes started, name, took, steps"
+            + "".join(f", {name}" for name in names[:20])
+        )
+    having = [run for run in runs if values[run.id] is not None]
+    having.sort(key=lambda run: values[run.id] or 0.0, reverse=is_reversed)
+    return having + [run for run in runs if values[run.id] is None]
 
 
 def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     run = registry.find(options.run)
     facts: list[tuple[str, object]] = [
         ("run", run.id),
-        ("name", run.name),
+        ("name", run.title),
+        ("star", "yes" if run.labels.is_starred else None),
+        ("tags", ", ".join(run.labels.tags)),
+        ("notebook", run.notebook),
         ("target", " ".join([run.target, *run.args])),
         ("outcome", run.outcome if run.exit_code is None else f"{run.outcome}, exit code {run.exit_code}"),
         ("started", _clock(run.started)),
@@ -70,11 +132,11 @@ def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
         ("metrics", _metrics(run.metrics, None)),
         ("checkpoints", ", ".join(run.checkpoints[-_MAX_SHOWN:])),
         ("code", run.code),
-        *((name, _plain(value)) for name, value in run.environment.items()),
+        *((name, plain_text(value)) for name, value in run.environment.items()),
     ]
     lines = _table([(name, str(value)) for name, value in facts if value not in (None, "")])
     lines += [f"{name} = {value} from {origin}" for name, (value, origin) in run.config.items()]
-    lines += [_printable(line) for line in (run.error or "").splitlines()]
+    lines += [_printable(line) for text in (run.labels.notes, run.error or "") for line in text.splitlines()]
     return asdict(run), lines
 
 
@@ -82,35 +144,31 @@ def _compare(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, l
     runs = [registry.find(wanted) for wanted in options.runs]
     if len({run.id for run in runs}) < 2:
         raise ConfigError("accel-nb runs compare takes two runs or more that are not the same")
-    columns = [_comparable(run) for run in runs]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    differing = [name for name in names if len({column.get(name, "-") for column in columns}) > 1]
+    differing = differing_facts([comparable_facts(run) for run in runs])
     rows = [("", *(run.id for run in runs))]
-    rows += [(name, *(column.get(name, "-") for column in columns)) for name in differing]
-    facts = {name: [column.get(name) for column in columns] for name in differing}
+    rows += [(name, *("-" if value is None else value for value in values)) for name, values in differing.items()]
     lines = _table(rows) if differing else [f"the {len(runs)} runs do not differ"]
-    return {"runs": [run.id for run in runs], "differ": facts}, lines
+    return {"runs": [run.id for run in runs], "differ": differing}, lines
+
+
+def _label(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+    run = registry.find(options.run)
+    values: dict[str, Any] = {name: getattr(options, name) for name in ("name", "notes")}
+    values["is_starred"] = options.star
+    if options.tag or options.untag:
+        values["tags"] = [tag for tag in (*run.labels.tags, *options.tag) if tag not in options.untag]
+    changes = {name: value for name, value in values.items() if value is not None}
+    if not changes:
+        raise ConfigError("accel-nb runs label: name what to change: --name, --notes, --tag, --untag, --star, --unstar")
+    run = registry.set_labels(run, changes)
+    star = "* " if run.labels.is_starred else ""
+    tags = "".join(f" [{tag}]" for tag in run.labels.tags)
+    return asdict(run.labels), [_printable(f"{run.id}  {star}{run.title}{tags}")]
 
 
 def _open(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     folder = registry.folder / registry.find(options.run).id
     return {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}, [str(folder)]
-
-
-def _comparable(run: Run) -> dict[str, str]:
-    """Return the facts to compare between runs, as text by name."""
-    facts = {"name": run.name, "target": " ".join([run.target, *run.args]), "outcome": run.outcome, "took": _took(run)}
-    facts |= {name: _number(value) for name, value in run.metrics.items()}
-    facts |= {name: str(value) for name, (value, _) in run.config.items()}
-    if run.git is not None:
-        facts["code"] = run.code or ""
-    return facts | {name: _plain(value) for name, value in run.environment.items()}
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {item}" for name, item in value.items())
-    return str(value)
 
 
 def _metrics(metrics: Any, limit: int | None) -> str:

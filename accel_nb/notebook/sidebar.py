@@ -12,7 +12,13 @@ import psutil
 from accel_nb.config import Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.flags import MAX_LINE, value_text
 from accel_nb.errors import AccelNbError, ConfigError
-from accel_nb.notebook.reports.recent_runs import describe_run, list_recent_runs, recent_runs_version
+from accel_nb.notebook.reports.recent_runs import (
+    compare_runs,
+    describe_run,
+    label_run,
+    list_recent_runs,
+    recent_runs_version,
+)
 from accel_nb.notebook.session.session import Session
 from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.runtime.process.environment import option_variables
@@ -101,6 +107,8 @@ def request_handlers(session: Session, settings: NotebookSettings) -> Mapping[st
         "log": lambda given: read_log(session, given),
         "runs": list_recent_runs,
         "run": describe_run,
+        "label run": label_run,
+        "compare runs": compare_runs,
     }
 
 

@@ -1,4 +1,4 @@
-"""One run, stored in its own folder as ``run.json`` and ``metrics.jsonl``."""
+"""One run, stored in its own folder as ``run.json`` and ``metrics.jsonl``, with the user's ``labels.json``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
+
+from accel_nb.runs.labels import LABELS, RunLabels
 
 VERSION = 1
 RUN = "run.json"
@@ -29,7 +31,8 @@ Outcome = Literal["running", "done", "failed", "interrupted"]
 class Run:
     """The record of a run; times are seconds since the epoch.
 
-    ``config`` maps each given option to its value and origin, ``metrics`` each name to the last value.
+    ``config`` maps each given option to its value and origin, ``metrics`` each name to the last value. ``notebook`` is
+    the path of the notebook where its front end reports it.
     """
 
     id: str
@@ -48,6 +51,13 @@ class Run:
     num_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoints: tuple[str, ...] = ()
+    notebook: str | None = None
+    labels: RunLabels = field(default_factory=RunLabels)
+
+    @property
+    def title(self) -> str:
+        """The name that the user gave the run, else the recorded one."""
+        return self.labels.name or self.name
 
     @property
     def duration_s(self) -> float | None:
@@ -64,8 +74,10 @@ class Run:
         return f"{words}, {changed} changed" if changed else words
 
     def to_json(self) -> str:
-        """Return the document that `from_json` reads."""
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1, default=str)
+        """Return the document that `from_json` reads, without the labels, which have their own file."""
+        document = {"version": VERSION, **asdict(self)}
+        del document["labels"]
+        return json.dumps(document, indent=1, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Run:
@@ -74,13 +86,16 @@ class Run:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
                 raise ValueError("another version")
+            if "labels" in fields:
+                raise ValueError("labels in the record")
             for name in ("args", "checkpoints"):
                 fields[name] = tuple(str(item) for item in fields[name])
             fields["config"] = {str(name): (value, str(origin)) for name, (value, origin) in fields["config"].items()}
             fields["metrics"] = {str(name): _number(value) for name, value in fields["metrics"].items()}
             run = cls(**fields)
             numbers = (run.started, run.ended or 0.0, run.exit_code or 0, run.num_steps or 0)
-            texts = (run.id, run.name, run.target, run.kind, "" if run.error is None else run.error)
+            optional = [text for text in (run.error, run.notebook) if text is not None]
+            texts = (run.id, run.name, run.target, run.kind, *optional)
             tables = (run.environment, {} if run.git is None else run.git)
             if not all(isinstance(item, str) for item in texts) or run.outcome not in get_args(Outcome):
                 raise ValueError("fields of wrong types")
@@ -101,6 +116,7 @@ def read_run(folder: Path, *, sampled: bool = False) -> Run:
     run = Run.from_json(_read_text(folder / RUN, MAX_BYTES))
     if run.id != folder.name:
         raise ValueError(f"{folder} holds the run {run.id!a}")
+    run = replace(run, labels=read_labels(folder))
     logged = read_metrics(folder, sampled=sampled)
     if not logged:
         return run
@@ -111,6 +127,14 @@ def read_run(folder: Path, *, sampled: bool = False) -> Run:
         last |= {name: value for name, value in values.items() if not isinstance(value, str)}
     steps = max((step for step, _ in logged if step is not None), default=None)
     return replace(run, metrics=last, checkpoints=tuple(dict.fromkeys(checkpoints)), num_steps=run.num_steps or steps)
+
+
+def read_labels(folder: Path) -> RunLabels:
+    """Return what the user wrote about the run in a folder; empty where that is missing or damaged."""
+    try:
+        return RunLabels.from_json(_read_text(folder / LABELS, MAX_BYTES))
+    except (OSError, ValueError):
+        return RunLabels()
 
 
 def read_metrics(folder: Path, *, sampled: bool = False) -> list[tuple[int | None, dict[str, float | str]]]:

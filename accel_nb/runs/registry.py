@@ -19,14 +19,15 @@ from typing import Any, Literal
 from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
 from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
-from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_run
+from accel_nb.runs.labels import LABELS
+from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_labels, read_run
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.secrets import redacted, redacted_words
 
 logger = logging.getLogger(__name__)
 
 MAX_RUNS = 500
-"""How many runs are kept; the oldest are deleted."""
+"""How many runs without a star are kept; older ones are deleted."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
@@ -78,6 +79,7 @@ class RunRegistry:
         *,
         name: str | None = None,
         args: Sequence[str] = (),
+        notebook: str | None = None,
         started: float | None = None,
         git_patience_s: float = GIT_PATIENCE_S,
     ) -> RunRecording:
@@ -90,6 +92,7 @@ class RunRegistry:
             target=target,
             started=now,
             args=tuple(args),
+            notebook=notebook,
             config=_given(resolved),
             environment=environment_facts(),
             git=git_facts(git_patience_s),
@@ -112,10 +115,18 @@ class RunRegistry:
             return []
         return sorted((name for name in names if _ID.fullmatch(name)), reverse=True)
 
-    def runs(self, limit: int | None = None, *, sampled: bool = False) -> list[Run]:
-        """Return the runs that can be read, newest first; ``sampled`` reads long metrics as `read_run` does."""
+    def recent_ids(self, limit: int) -> list[str]:
+        """Return the ids of the newest ``limit`` runs and of all earlier ones with a star, newest first."""
+        ids = self.ids()
+        return ids[:limit] + [name for name in ids[limit:] if read_labels(self.folder / name).is_starred]
+
+    def runs(self, limit: int | None = None, *, ids: Sequence[str] | None = None, sampled: bool = False) -> list[Run]:
+        """Return the runs that can be read, newest first, or those with the given ids.
+
+        ``sampled`` reads long metrics as `read_run` does.
+        """
         found: list[Run] = []
-        for name in self.ids():
+        for name in self.ids() if ids is None else ids:
             if len(found) == limit:
                 break
             with suppress(OSError, ValueError):
@@ -123,11 +134,12 @@ class RunRegistry:
         return found
 
     def fingerprint(self, limit: int) -> str:
-        """Return a fingerprint of the newest ``limit`` runs, which changes when one begins or ends."""
+        """Return a fingerprint of `recent_ids`, which changes when a run begins, ends or is labeled."""
         parts: list[str] = []
-        for name in self.ids()[:limit]:
-            with suppress(OSError):
-                parts.append(f"{name} {os.stat(self.folder / name / RUN).st_mtime_ns}")
+        for name in self.recent_ids(limit):
+            for file in (RUN, LABELS):
+                with suppress(OSError):
+                    parts.append(f"{name} {os.stat(self.folder / name / file).st_mtime_ns}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
 
     def find(self, wanted: str) -> Run:
@@ -147,13 +159,28 @@ class RunRegistry:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"run {matches[0]} cannot be read: {error}; remove its folder") from None
         for run in self.runs():
-            if run.name == wanted:
+            if wanted in (run.title, run.name):
                 return run
         raise ConfigError(f"there is no run {wanted!a} in {self.folder}; accel-nb runs list shows them")
 
+    def set_labels(self, run: Run, values: Mapping[str, Any]) -> Run:
+        """Replace the given fields of a run's labels, and return the run with them.
+
+        Raises ConfigError for wrong values and if they cannot be written; nothing is changed then.
+        """
+        folder = self.folder / run.id
+        labels = read_labels(folder).changed(values)
+        try:
+            _write(folder / LABELS, labels.to_json())
+        except OSError as error:
+            raise ConfigError(f"the labels of run {run.id} cannot be written: {error}") from None
+        return replace(run, labels=labels)
+
     def _prune(self) -> None:
+        """Delete the oldest runs over the limit, but those with a star."""
         for name in self.ids()[MAX_RUNS:]:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+            if not read_labels(self.folder / name).is_starred:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
@@ -163,7 +190,8 @@ def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
 
 def _stored(run: Run) -> str:
     """Return the document of a run, without secrets."""
-    kept = {name: redacted(getattr(run, name)) for name in ("name", "target", "error", "config", "git", "checkpoints")}
+    names = ("name", "target", "error", "config", "git", "checkpoints", "notebook")
+    kept = {name: redacted(getattr(run, name)) for name in names}
     return replace(run, args=redacted_words(run.args), **kept).to_json()
 
 

@@ -1,7 +1,13 @@
 import { describe, expect, it } from 'vitest';
 import type { SidebarChannel } from '../src/channel';
 import { sparkline } from '../src/chart/sparkline';
-import { parseRunDetails, parseRuns } from '../src/model/recentRuns';
+import {
+  parseComparison,
+  parseRunDetails,
+  parseRuns,
+  parseTags,
+  selectRuns
+} from '../src/model/recentRuns';
 import { RecentRuns } from '../src/sidebar/recentRuns';
 
 const RUN = {
@@ -35,8 +41,8 @@ describe('parseRuns', () => {
       steps: [1, 2, 3],
       values: [1, null, 'x']
     };
-    const runs = parseRuns({ runs: [null, 3, ...Array<unknown>(50).fill(forged)] });
-    expect(runs.length).toBeLessThanOrEqual(20);
+    const runs = parseRuns({ runs: [null, 3, ...Array<unknown>(150).fill(forged)] });
+    expect(runs.length).toBeLessThanOrEqual(100);
     expect(runs[0]?.name).toHaveLength(256);
     expect(runs[0]).toMatchObject({ outcome: 'failed', durationS: null, steps: [], values: [] });
     expect(new Date((runs[0]?.started ?? NaN) * 1000).getTime()).not.toBeNaN();
@@ -57,6 +63,47 @@ describe('parseRunDetails', () => {
     const details = parseRunDetails({ target: 'train()', code: '', options: [7, { option: 'seed' }] });
     expect(details.facts).toEqual([{ name: 'target', text: 'train()' }]);
     expect(details.options).toEqual([{ option: 'seed', value: '', source: '' }]);
+  });
+});
+
+describe('selectRuns', () => {
+  const runs = parseRuns({
+    runs: [
+      { ...RUN, id: 'a', name: 'wide', started: 3, value: null, tags: ['best'], notebook: '/x/digits.ipynb' },
+      { ...RUN, id: 'b', name: 'Deep', started: 2, value: 0.5, starred: true },
+      { ...RUN, id: 'c', name: 'small', started: 1, value: 0.1, duration_s: null }
+    ]
+  });
+  const ids = (...args: [string, boolean, Parameters<typeof selectRuns>[3]]): string =>
+    selectRuns(runs, ...args)
+      .map(run => run.id)
+      .join('');
+
+  it('sorts, with runs that have no value last', () => {
+    expect(ids('', false, 'newest')).toBe('abc');
+    expect(ids('', false, 'name')).toBe('bca');
+    expect(ids('', false, 'value')).toBe('cba');
+    expect(ids('', false, 'duration').at(-1)).toBe('c');
+  });
+
+  it('finds every word in names, tags and notebooks, and stars', () => {
+    expect(ids('BEST digits', false, 'newest')).toBe('a');
+    expect(ids('best deep', false, 'newest')).toBe('');
+    expect(ids('', true, 'newest')).toBe('b');
+  });
+});
+
+describe('labels and comparisons', () => {
+  it('reads tags between commas', () => {
+    expect(parseTags(' a,b c,, a ')).toEqual(['a', 'b c']);
+  });
+
+  it('has a value for each run, empty where there is none', () => {
+    const rows = [{ name: 'clip', values: ['0.5', null] }, 7, { name: 'seed', values: 'x' }];
+    expect(parseComparison({ ids: ['a', 'b'], rows }).rows).toEqual([
+      { name: 'clip', values: ['0.5', ''] },
+      { name: 'seed', values: ['', ''] }
+    ]);
   });
 });
 
@@ -102,6 +149,21 @@ describe('RecentRuns', () => {
     isGone = true;
     await recent.follow('two');
     expect(recent.shown).toBeNull();
+    expect(recent.runs).toHaveLength(1);
+  });
+
+  it('shows a refusal of the kernel until the next change succeeds', async () => {
+    let isRefused = true;
+    const channel = {
+      request: (about: string) =>
+        isRefused ? Promise.reject(new Error('too long')) : Promise.resolve({ runs: [RUN], about })
+    } as unknown as SidebarChannel;
+    const recent = new RecentRuns(channel, () => undefined);
+    await recent.label(RUN.id, { name: 'x' });
+    expect(recent.problem).toBe('too long');
+    isRefused = false;
+    await recent.label(RUN.id, { name: 'y' });
+    expect(recent.problem).toBe('');
     expect(recent.runs).toHaveLength(1);
   });
 });

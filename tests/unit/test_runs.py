@@ -19,6 +19,7 @@ from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.session.recording import record_run
 from accel_nb.runs import Run, RunRegistry, default_folder
+from accel_nb.runs.labels import RunLabels
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
@@ -146,6 +147,54 @@ def test_the_command_lists_shows_compares_and_opens(registry: RunRegistry, capsy
     assert reported("open", "a").strip() == str(runs[0].folder)
 
 
+def test_labels_are_kept_beside_the_record(registry: RunRegistry, monkeypatch: pytest.MonkeyPatch):
+    recording = registry.begin("cell", "train()", options(), name="digits", notebook="/home/ada/digits.ipynb")
+    before = registry.fingerprint(5)
+    run = registry.set_labels(recording.run, {"name": " wide ", "tags": ["a", " a", "b c"], "is_starred": True})
+    assert registry.fingerprint(5) != before, "the sidebar reads the list again"
+    recording.finish("done", metrics={"loss": 0.5})
+    assert registry.find("wide").labels == run.labels == RunLabels("wide", "", ("a", "b c"), is_starred=True)
+    assert (registry.find("digits").outcome, registry.find("last").notebook) == ("done", "/home/ada/digits.ipynb")
+    for wrong in ({"name": "a\nb"}, {"name": 3}, {"tags": ["x,y"]}, {"tags": "x"}, {"is_starred": 1}, {"color": "red"}):
+        with pytest.raises(ConfigError):
+            registry.set_labels(run, {"notes": "changed", **wrong})
+    assert registry.find("wide").labels.notes == "", "a refusal changes nothing"
+    monkeypatch.setattr("accel_nb.runs.registry.MAX_RUNS", 2)
+    later = [registry.begin("cell", "train()", options(), started=4e9 + number).run.id for number in range(4)]
+    assert registry.ids() == [*reversed(later[2:]), run.id], "a star keeps a run"
+    assert registry.recent_ids(1) == [later[3], run.id]
+    (registry.folder / run.id / "labels.json").write_text("[")
+    assert registry.runs()[-1].title == "digits"
+
+
+def test_the_table_is_sorted_and_filtered_and_runs_are_labeled(
+    registry: RunRegistry, capsys: pytest.CaptureFixture[str]
+):
+    for name, loss in (("a", 0.5), ("b", 0.25), ("c", math.nan)):
+        recording = registry.begin("cell", "train()", options(), name=name, notebook=f"/home/{name}.ipynb")
+        recording.finish("done", metrics={"loss": loss})
+    registry.begin("launch", "d.py", options(), name="d")
+
+    def listed(*words: str) -> list[str]:
+        assert main(["runs", "list", "--json", *words]) == 0
+        return [run["name"] for run in json.loads(capsys.readouterr().out)]
+
+    assert sorted(listed()) == ["a", "b", "c", "d"]
+    assert listed("--sort", "loss")[:2] == ["b", "a"]
+    assert listed("--sort", "loss", "--reverse")[:2] == ["a", "b"]
+    assert listed("--sort", "name", "--limit", "2") == ["a", "b"]
+    assert listed("--notebook", "b.ipynb") == ["b"]
+    assert main(["runs", "label", "b", "--name", "best", "--tag", "x", "--tag", "y", "--star", "--notes", "wide"]) == 0
+    assert "* best [x] [y]" in capsys.readouterr().out
+    assert listed("--starred") == listed("--tag", "y") == ["b"]
+    assert main(["runs", "label", "best", "--untag", "y", "--unstar"]) == 0
+    assert main(["runs", "show", "best"]) == 0
+    shown = capsys.readouterr().out
+    assert "wide" in shown
+    assert "y" not in shown.split("tags")[1].splitlines()[0]
+    assert listed("--starred") == []
+
+
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
     state = PanelState("long", 2)
     for step in range(1, 5001):
@@ -196,12 +245,14 @@ def test_long_metrics_are_looked_at_in_places_with_their_last_line(registry: Run
         {"error": {}},
         {"git": "main"},
         {"environment": []},
+        {"notebook": {}},
+        {"labels": {}},
         {"config": {"seed": 1}},
     ],
 )
 def test_a_forged_run_is_none(change: dict[str, Any]):
     run = json.loads(Run("20200101-000000-abcdef", "x", "cell", "y", 0.0).to_json())
-    with pytest.raises(ValueError, match=r"not a run|of wrong types|a text for a number"):
+    with pytest.raises(ValueError, match=r"not a run|of wrong types|a text for a number|labels in the record"):
         Run.from_json(json.dumps(run | change))
 
 
@@ -224,6 +275,8 @@ def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: RunRegist
         ("show nothing", "there is no run 'nothing'"),
         ("compare last last", "there is no run 'last'"),
         ("list --limit 0", "--limit 0 is not at least 1"),
+        ("label", "required: RUN"),
+        ("label last --tag a,b", "there is no run 'last'"),
     ],
 )
 def test_wrong_use_is_one_line(registry: RunRegistry, line: str, message: str, capsys: pytest.CaptureFixture[str]):

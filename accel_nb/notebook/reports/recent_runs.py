@@ -10,12 +10,14 @@ from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.flags import flags_to_line, value_text
 from accel_nb.errors import ConfigError
 from accel_nb.runs import Run, RunRegistry
+from accel_nb.runs.comparison import comparable_facts, differing_facts
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.runtime.process.secrets import HIDDEN
 from accel_nb.ui.series_table import Table
 
-MAX_RUNS = 20
-MAX_POINTS = 120
+MAX_RUNS = 50
+MAX_COMPARED = 8
+MAX_POINTS = 60
 MAX_LISTED = 64
 """How many options and metrics of one run are sent."""
 MAX_CHECKPOINTS = 4
@@ -29,20 +31,15 @@ def recent_runs_version() -> str:
 
 
 def list_recent_runs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the newest runs, newest first, each with its last loss and the points of a small chart."""
+    """Return the newest runs and those with a star, each with its last loss and the points of a small chart."""
     registry = RunRegistry()
-    return {"runs": [_summary(registry, run) for run in registry.runs(MAX_RUNS, sampled=True)]}
+    ids = registry.recent_ids(MAX_RUNS)[: 2 * MAX_RUNS]
+    return {"runs": [_summary(registry, run) for run in registry.runs(ids=ids, sampled=True)]}
 
 
 def describe_run(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the details of the run with the given ``id``. Raise ValueError if there is none."""
-    registry, wanted = RunRegistry(), given.get("id")
-    if wanted not in registry.ids():
-        raise ValueError("this run is not recorded any more")
-    try:
-        run = read_run(registry.folder / str(wanted), sampled=True)
-    except (OSError, ValueError):
-        raise ValueError("this run cannot be read any more") from None
+    run = _read(given.get("id"))
     packages = run.environment.get("packages")
     return {
         "id": run.id,
@@ -60,7 +57,31 @@ def describe_run(given: Mapping[str, Any]) -> dict[str, Any]:
             for name, (value, origin) in _items(run.config)
         ],
         "line": flags_of_run(run),
+        "notebook": _text(run.notebook or ""),
+        "recorded_name": _text(run.name),
+        "notes": run.labels.notes,
     }
+
+
+def label_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the given ``labels`` of the run ``id``: name, notes, tags, star. Raise ValueError if they are not allowed."""
+    labels = given.get("labels")
+    if not isinstance(labels, dict):
+        raise ValueError("labels are an object")
+    return {"id": RunRegistry().set_labels(_read(given.get("id")), labels).id}
+
+
+def compare_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the runs with the given ``ids`` differ: each name with the runs' values, null where one has none."""
+    ids = given.get("ids")
+    if not isinstance(ids, list) or not 2 <= len(ids) <= MAX_COMPARED:
+        raise ValueError(f"2 to {MAX_COMPARED} runs can be compared")
+    differing = differing_facts([comparable_facts(_read(wanted)) for wanted in ids])
+    rows = [
+        {"name": _text(name), "values": [None if value is None else _text(value) for value in values]}
+        for name, values in list(differing.items())[:MAX_LISTED]
+    ]
+    return {"ids": ids, "rows": rows}
 
 
 def flags_of_run(run: Run) -> str | None:
@@ -81,12 +102,25 @@ def flags_of_run(run: Run) -> str | None:
     return line
 
 
+def _read(wanted: object) -> Run:
+    registry = RunRegistry()
+    if wanted not in registry.ids():
+        raise ValueError("this run is not recorded any more")
+    try:
+        return read_run(registry.folder / str(wanted), sampled=True)
+    except (OSError, ValueError):
+        raise ValueError("this run cannot be read any more") from None
+
+
 def _summary(registry: RunRegistry, run: Run) -> dict[str, Any]:
     name, table = _curve(registry, run)
     points = table.picked(MAX_POINTS)
     return {
         "id": run.id,
-        "name": _text(run.name),
+        "name": _text(run.title),
+        "tags": [_text(tag) for tag in run.labels.tags],
+        "starred": run.labels.is_starred,
+        "notebook": _text(run.notebook or ""),
         "kind": _text(run.kind),
         "outcome": run.outcome,
         "started": run.started,

@@ -11,6 +11,7 @@ from accel_nb.config import Resolved, flags_to_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRegistry
 from accel_nb.runs.facts import environment_facts
+from accel_nb.runtime.process.platforms import find_notebook
 from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import PanelState
 
@@ -32,6 +33,7 @@ def record_run(
             _first_line(source),
             resolved,
             name=state.title,
+            notebook=find_notebook(),
             started=time.time() - duration_s,
             git_patience_s=GIT_TIMEOUT_S,
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from accel_nb.runtime.process.environment import get_variables, notebook_variables
+from accel_nb.runtime.process.environment import get_variable, get_variables, notebook_variables
 from accel_nb.runtime.process.hardware import count_tpu_chips
 
 DisplayMode = Literal["widget", "core widget", "picture", "text"]
@@ -167,6 +167,12 @@ def detect_platform(signals: PlatformSignals | None = None) -> Platform:
     """Return the first platform that is detected, or ``script``."""
     here = signals or collect_signals()
     return next(platform for platform in PLATFORMS if platform.is_detected(here))
+
+
+def find_notebook() -> str | None:
+    """Return the path of the notebook of this kernel, as Jupyter's server or VS Code reports it; None elsewhere."""
+    in_code = getattr(sys.modules.get("__main__"), "__vsc_ipynb_file__", None)
+    return in_code if isinstance(in_code, str) else get_variable("JPY_SESSION_NAME", None)
 
 
 def find_tpu(signals: PlatformSignals | None = None) -> str | None:

@@ -2,9 +2,12 @@
 
 import { asList, asNumber, asText, isRecord } from './reading';
 
-const MAX_RUNS = 20;
+const MAX_RUNS = 100;
 const MAX_POINTS = 256;
 const MAX_LISTED = 64;
+const MAX_TAGS = 20;
+const MAX_COMPARED = 8;
+const MAX_NOTES = 10_000;
 const MAX_ERROR = 2048;
 const MAX_LINE = 16_384;
 /** The latest time that a `Date` can hold, in seconds. */
@@ -17,6 +20,10 @@ export type Outcome = (typeof OUTCOMES)[number];
 export interface IRecentRun {
   readonly id: string;
   readonly name: string;
+  readonly tags: readonly string[];
+  readonly isStarred: boolean;
+  /** The path of the notebook; empty for launches, and where the front end does not report it. */
+  readonly notebook: string;
   readonly kind: string;
   readonly outcome: Outcome;
   /** Seconds since the epoch. */
@@ -33,6 +40,9 @@ export interface IRecentRun {
 export interface IRunDetails {
   readonly id: string;
   readonly facts: readonly { readonly name: RunFact; readonly text: string }[];
+  /** The name with which the run was recorded, before the user changed it. */
+  readonly recordedName: string;
+  readonly notes: string;
   readonly error: string;
   readonly checkpoints: readonly string[];
   readonly numCheckpoints: number;
@@ -46,9 +56,72 @@ export interface IRunDetails {
   readonly line: string | null;
 }
 
-const FACTS = ['target', 'code', 'folder', 'machine', 'packages'] as const;
+const FACTS = ['target', 'notebook', 'code', 'folder', 'machine', 'packages'] as const;
 
 export type RunFact = (typeof FACTS)[number];
+
+/** What a user writes about a run; fields that are left out stay as they are. */
+export interface IRunLabels {
+  readonly name?: string;
+  readonly notes?: string;
+  readonly tags?: readonly string[];
+  readonly is_starred?: boolean;
+}
+
+/** Where runs differ: one row for each fact, with one value for each run. */
+export interface IRunComparison {
+  readonly ids: readonly string[];
+  readonly rows: readonly { readonly name: string; readonly values: readonly string[] }[];
+}
+
+export const SORT_ORDERS = ['newest', 'name', 'value', 'duration'] as const;
+
+export type SortOrder = (typeof SORT_ORDERS)[number];
+
+/** Return the runs that contain every word of `filter`, in the given order; runs without a value are last. */
+export function selectRuns(
+  runs: readonly IRecentRun[],
+  filter: string,
+  isStarredOnly: boolean,
+  order: SortOrder
+): IRecentRun[] {
+  const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = runs.filter(run => {
+    const text = [run.name, run.notebook, run.outcome, run.kind, ...run.tags].join('\n').toLowerCase();
+    return (run.isStarred || !isStarredOnly) && words.every(word => text.includes(word));
+  });
+  const byNumber = (of: (run: IRecentRun) => number | null): IRecentRun[] =>
+    found.sort((a, b) => (of(a) ?? Infinity) - (of(b) ?? Infinity) || 0);
+  switch (order) {
+    case 'newest':
+      return found.sort((a, b) => b.started - a.started);
+    case 'name':
+      return found.sort((a, b) => a.name.localeCompare(b.name));
+    case 'value':
+      return byNumber(run => run.value);
+    case 'duration':
+      return byNumber(run => run.durationS);
+  }
+}
+
+/** Return the tags in a text with commas between them. */
+export function parseTags(text: string): string[] {
+  const tags = text.split(',').map(tag => tag.trim());
+  return [...new Set(tags)].filter(Boolean);
+}
+
+export function parseComparison(body: Readonly<Record<string, unknown>>): IRunComparison {
+  const ids = asList(body.ids, MAX_COMPARED).map(id => asText(id));
+  return {
+    ids,
+    rows: asList(body.rows, MAX_LISTED)
+      .filter(isRecord)
+      .map(row => {
+        const values = asList(row.values, MAX_COMPARED);
+        return { name: asText(row.name), values: ids.map((_, index) => asText(values[index])) };
+      })
+  };
+}
 
 export function parseRuns(body: Readonly<Record<string, unknown>>): IRecentRun[] {
   return asList(body.runs, MAX_RUNS)
@@ -60,6 +133,9 @@ export function parseRuns(body: Readonly<Record<string, unknown>>): IRecentRun[]
       return {
         id: asText(run.id),
         name: asText(run.name),
+        tags: asList(run.tags, MAX_TAGS).map(tag => asText(tag)),
+        isStarred: run.starred === true,
+        notebook: asText(run.notebook),
         kind: asText(run.kind),
         outcome: OUTCOMES.find(outcome => outcome === run.outcome) ?? 'failed',
         started: Math.min(MAX_TIME, Math.max(0, asNumber(run.started))),
@@ -77,6 +153,8 @@ export function parseRunDetails(body: Readonly<Record<string, unknown>>): IRunDe
   return {
     id: asText(body.id),
     facts: FACTS.map(name => ({ name, text: asText(body[name]) })).filter(fact => fact.text !== ''),
+    recordedName: asText(body.recorded_name),
+    notes: asText(body.notes, MAX_NOTES),
     error: asText(body.error, MAX_ERROR),
     checkpoints: asList(body.checkpoints, MAX_LISTED).map(url => asText(url)),
     numCheckpoints: asNumber(body.num_checkpoints),

@@ -5,7 +5,18 @@ import { useState } from 'react';
 import { agoText, formatCount, formatNumber, formatSeconds } from '../chart/format';
 import { sparkline } from '../chart/sparkline';
 import { magicLine } from '../model/cellLine';
-import type { IRecentRun, IRunDetails, Outcome, RunFact } from '../model/recentRuns';
+import {
+  parseTags,
+  selectRuns,
+  SORT_ORDERS,
+  type IRecentRun,
+  type IRunComparison,
+  type IRunDetails,
+  type IRunLabels,
+  type Outcome,
+  type RunFact,
+  type SortOrder
+} from '../model/recentRuns';
 import { Action, Hints, Section, Words } from './parts';
 import type { IViewProps } from './viewProps';
 
@@ -16,43 +27,214 @@ const MARGIN = 3;
 
 export function RunsView({ session, trans }: IViewProps): React.JSX.Element {
   const [showsAll, setShowsAll] = useState(false);
-  const { runs, shown } = session.recent;
-  const listed = showsAll ? runs : runs.slice(0, NUM_SHOWN);
+  const [filter, setFilter] = useState('');
+  const [isStarredOnly, setIsStarredOnly] = useState(false);
+  const [order, setOrder] = useState<SortOrder>('newest');
+  const { recent } = session;
+  const found = selectRuns(recent.runs, filter, isStarredOnly, order);
+  const listed = showsAll ? found : found.slice(0, NUM_SHOWN);
+  const orders = orderTexts(trans);
   return (
     <Section title={trans.__('Recent runs')}>
-      {runs.length === 0 && (
+      {recent.runs.length === 0 && (
         <p className="accel-nb-hint">
           {trans.__('No run yet: cells and launches that train are listed here when they end.')}
         </p>
       )}
+      {recent.runs.length > 1 && (
+        <div className="accel-nb-run-controls">
+          <input
+            type="search"
+            className="jp-mod-styled"
+            placeholder={trans.__('Name, tag, notebook')}
+            aria-label={trans.__('Filter the runs')}
+            value={filter}
+            onChange={event => setFilter(event.target.value)}
+          />
+          <select
+            className="jp-mod-styled"
+            aria-label={trans.__('Order of the runs')}
+            value={order}
+            onChange={event =>
+              setOrder(SORT_ORDERS.find(name => name === event.target.value) ?? 'newest')
+            }
+          >
+            {SORT_ORDERS.map(name => (
+              <option key={name} value={name}>
+                {orders[name]}
+              </option>
+            ))}
+          </select>
+          <Star
+            isOn={isStarredOnly}
+            label={trans.__('Only runs with a star')}
+            onClick={() => setIsStarredOnly(!isStarredOnly)}
+          />
+        </div>
+      )}
+      <Hints isProblem texts={recent.problem === '' ? [] : [recent.problem]} />
+      {recent.runs.length > 0 && found.length === 0 && (
+        <p className="accel-nb-hint">{trans.__('No run matches.')}</p>
+      )}
       <ul className="accel-nb-runs">
         {listed.map(run => (
           <li key={run.id} data-run={run.id} data-outcome={run.outcome}>
-            <button
-              type="button"
-              aria-expanded={run.id === shown}
-              onClick={() => session.recent.show(run.id === shown ? null : run.id)}
-            >
-              <Run run={run} trans={trans} />
-            </button>
-            {run.id === shown && session.recent.details !== null && (
-              <Details details={session.recent.details} session={session} trans={trans} />
+            <div className="accel-nb-run-row">
+              <button
+                type="button"
+                className="accel-nb-run"
+                aria-expanded={run.id === recent.shown}
+                onClick={() => recent.show(run.id === recent.shown ? null : run.id)}
+              >
+                <Run run={run} trans={trans} />
+              </button>
+              <Star
+                isOn={run.isStarred}
+                label={trans.__('Star: keep this run')}
+                onClick={() => void recent.label(run.id, { is_starred: !run.isStarred })}
+              />
+            </div>
+            {run.id === recent.shown && recent.details !== null && (
+              <Details key={run.id} run={run} details={recent.details} session={session} trans={trans} />
             )}
           </li>
         ))}
       </ul>
-      {runs.length > NUM_SHOWN && (
+      {found.length > NUM_SHOWN && (
         <div className="accel-nb-actions">
           <Action
-            label={
-              showsAll ? trans.__('Show fewer') : trans.__('Show %1 more', runs.length - NUM_SHOWN)
-            }
+            label={showsAll ? trans.__('Show fewer') : trans.__('Show %1 more', found.length - NUM_SHOWN)}
             onClick={() => setShowsAll(!showsAll)}
           />
         </div>
       )}
+      {recent.comparison !== null && (
+        <Comparison comparison={recent.comparison} session={session} trans={trans} />
+      )}
     </Section>
   );
+}
+
+function Star({
+  isOn,
+  label,
+  onClick
+}: {
+  readonly isOn: boolean;
+  readonly label: string;
+  readonly onClick: () => void;
+}): React.JSX.Element {
+  return (
+    <button
+      type="button"
+      className="accel-nb-star"
+      aria-pressed={isOn}
+      aria-label={label}
+      title={label}
+      onClick={onClick}
+    >
+      {isOn ? '\u2605' : '\u2606'}
+    </button>
+  );
+}
+
+/** Where the selected runs differ: a column for each. */
+function Comparison({
+  comparison,
+  session,
+  trans
+}: IViewProps & { readonly comparison: IRunComparison }): React.JSX.Element {
+  const names = new Map(session.recent.runs.map(run => [run.id, run.name]));
+  return (
+    <div className="accel-nb-table accel-nb-comparison" tabIndex={0}>
+      <table>
+        <caption>{trans.__('Where the selected runs differ')}</caption>
+        <thead>
+          <tr>
+            <th scope="col" />
+            {comparison.ids.map(id => (
+              <th key={id} scope="col" title={id}>
+                {names.get(id) ?? id}{' '}
+                <button
+                  type="button"
+                  aria-label={trans.__('Remove %1 from the comparison', names.get(id) ?? id)}
+                  onClick={() => void session.recent.select(id, false)}
+                >
+                  {'\u00d7'}
+                </button>
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {comparison.rows.map(({ name, values }) => (
+            <tr key={name}>
+              <th scope="row">{name}</th>
+              {values.map((value, index) => (
+                <td key={index}>{value}</td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** The user's name, tags and notes of a run; each is saved when its field is left. */
+function Labels({
+  run,
+  details,
+  session,
+  trans
+}: IViewProps & { readonly run: IRecentRun; readonly details: IRunDetails }): React.JSX.Element {
+  const [name, setName] = useState(run.name);
+  const [tags, setTags] = useState(run.tags.join(', '));
+  const [notes, setNotes] = useState(details.notes);
+  const save = (labels: IRunLabels): void => void session.recent.label(run.id, labels);
+  return (
+    <div className="accel-nb-run-labels">
+      <label>
+        {trans.__('name')}
+        <input
+          className="jp-mod-styled"
+          value={name}
+          placeholder={details.recordedName}
+          onChange={event => setName(event.target.value)}
+          onBlur={() => name !== run.name && save({ name })}
+        />
+      </label>
+      <label>
+        {trans.__('tags')}
+        <input
+          className="jp-mod-styled"
+          value={tags}
+          placeholder={trans.__('separated by commas')}
+          onChange={event => setTags(event.target.value)}
+          onBlur={() => tags !== run.tags.join(', ') && save({ tags: parseTags(tags) })}
+        />
+      </label>
+      <label>
+        {trans.__('notes')}
+        <textarea
+          className="jp-mod-styled"
+          rows={Math.min(8, Math.max(2, notes.split('\n').length))}
+          value={notes}
+          onChange={event => setNotes(event.target.value)}
+          onBlur={() => notes !== details.notes && save({ notes })}
+        />
+      </label>
+    </div>
+  );
+}
+
+function orderTexts(trans: TranslationBundle): Readonly<Record<SortOrder, string>> {
+  return {
+    newest: trans.__('newest first'),
+    name: trans.__('by name'),
+    value: trans.__('by last value'),
+    duration: trans.__('by duration')
+  };
 }
 
 function Run({
@@ -68,7 +250,14 @@ function Run({
   }
   return (
     <>
-      <span className="accel-nb-run-name">{run.name}</span>
+      <span className="accel-nb-run-name">
+        {run.name}
+        {run.tags.map(tag => (
+          <span key={tag} className="accel-nb-tag">
+            {tag}
+          </span>
+        ))}
+      </span>
       <span className="accel-nb-run-value">
         {run.metric !== '' && (
           <>
@@ -114,16 +303,18 @@ function Chart({
 }
 
 function Details({
+  run,
   details,
   session,
   trans
-}: IViewProps & { readonly details: IRunDetails }): React.JSX.Element {
+}: IViewProps & { readonly run: IRecentRun; readonly details: IRunDetails }): React.JSX.Element {
   const { line } = details;
   const numMore = details.numCheckpoints - details.checkpoints.length;
   const labels = factTexts(trans);
   return (
     <div className="accel-nb-run-details">
       <Hints isProblem texts={details.error === '' ? [] : [details.error]} />
+      <Labels run={run} details={details} session={session} trans={trans} />
       <dl>
         {details.facts.map(({ name, text }) => (
           <Fact key={name} name={labels[name]}>
@@ -157,15 +348,23 @@ function Details({
         </ul>
       )}
       {line !== null && (
-        <>
-          <code className="accel-nb-run-line">
-            <Words text={magicLine(line)} />
-          </code>
-          <div className="accel-nb-actions">
-            <Action label={trans.__('Put into the cell')} onClick={() => session.useFlags(line)} />
-          </div>
-        </>
+        <code className="accel-nb-run-line">
+          <Words text={magicLine(line)} />
+        </code>
       )}
+      <div className="accel-nb-actions">
+        {line !== null && (
+          <Action label={trans.__('Put into the cell')} onClick={() => session.useFlags(line)} />
+        )}
+        <Action
+          label={
+            session.recent.isSelected(run.id)
+              ? trans.__('Do not compare')
+              : trans.__('Select to compare')
+          }
+          onClick={() => void session.recent.select(run.id, !session.recent.isSelected(run.id))}
+        />
+      </div>
     </div>
   );
 }
@@ -198,6 +397,7 @@ function outcomeText(outcome: Outcome, trans: TranslationBundle): string {
 function factTexts(trans: TranslationBundle): Readonly<Record<RunFact, string>> {
   return {
     target: trans.__('what'),
+    notebook: trans.__('notebook'),
     code: trans.__('code'),
     folder: trans.__('folder'),
     machine: trans.__('machine'),
