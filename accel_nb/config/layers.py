@@ -307,6 +307,11 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
             problems.append(unknown_option_message(name, layer))
         elif isinstance(value, str) and value in PLANNED_VALUES.get(name, ()):
             problems.append(f"{name}: {quoted(value)} from {layer.origin(name)} is not served by this version")
+        elif layer.name in option.extra.get("refused_layers", ()):
+            problems.append(
+                f"{name}: {layer.origin(name)} cannot set it, since a notebook may come from someone else; give it as "
+                "a flag, in a variable or in a file of options"
+            )
         elif name == "config" and layer.name == "file":
             problems.append(f"config: {layer.origin(name)} names a further file; one file only, remove the line")
         else:

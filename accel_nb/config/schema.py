@@ -24,6 +24,7 @@ from accel_nb.config.sections import (
     Fp8Options,
     GroupOptions,
     MetricsOptions,
+    NotifyOptions,
     ScalerOptions,
     Section,
     StrategySections,
@@ -234,6 +235,7 @@ class _Options(Section):
     metrics: MetricsOptions = Field(
         default_factory=MetricsOptions, description="Numbers of a run for monitoring systems."
     )
+    notify: NotifyOptions = Field(default_factory=NotifyOptions, description="Notifications of the end of long runs.")
 
 
 if TYPE_CHECKING:

@@ -425,3 +425,37 @@ class MetricsOptions(Section):
         allowed="a URL such as http://127.0.0.1:4318/v1/metrics, or none",
         scope="cell",
     )
+
+
+class NotifyOptions(Section):
+    """How a user is notified of the end of a long run."""
+
+    url: Annotated[
+        Annotated[str, Field(strict=True, max_length=2048)] | None, BeforeValidator(read_text), AfterValidator(as_url)
+    ] = declare(
+        None,
+        "Post a JSON object to this URL when a run has ended; its text and content are what Slack, Mattermost and "
+        "Discord show.",
+        metavar="URL",
+        allowed="a URL such as https://hooks.slack.com/services/..., or none",
+        scope="cell",
+    )
+    command: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None, BeforeValidator(read_text)
+    ] = declare(
+        None,
+        "Start this program when a run has ended: the message is its last argument, a JSON object its input. Not "
+        "allowed in the metadata of a notebook.",
+        metavar="COMMAND",
+        allowed="a command line, or none",
+        scope="cell",
+        refused_layers=["notebook"],
+    )
+    after: Annotated[Annotated[Real, Field(ge=0, le=MONTH_S)], BeforeValidator(read_seconds)] = declare(
+        60.0,
+        "Notify of runs that took at least so long.",
+        unit="seconds",
+        metavar="SECONDS|10min",
+        allowed="a number of seconds, or a duration such as 30s, 10min, 1.5h or 1d (up to 30d)",
+        scope="cell",
+    )

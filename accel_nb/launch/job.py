@@ -22,6 +22,8 @@ from accel_nb.notebook.reports.plan import describe_plan
 from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRecording, RunRegistry
+from accel_nb.runs.notification import RunEnd, notify
+from accel_nb.runs.record import Outcome, read_run
 from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
 from accel_nb.runtime.world import World
 
@@ -130,14 +132,24 @@ class LaunchJob:
         try:
             ending = self._run(self.task(None if recording is None else recording.folder))
         except BaseException as error:
-            if recording is not None:
-                recording.finish("failed", error=str(error))
+            self._report_end(recording, "failed", str(error))
             raise
-        if recording is not None:
-            outcome = {None: "done", "interrupted": "interrupted"}.get(ending.reason, "failed")
-            error = None if not ending.lines else ending.lines[0][-2000:]
-            recording.finish(outcome, exit_code=ending.code, error=error)  # pyright: ignore[reportArgumentType]
+        outcome = "done" if ending.reason is None else "interrupted" if ending.reason == "interrupted" else "failed"
+        self._report_end(recording, outcome, ending.lines[0][-2000:] if ending.lines else None, ending.code)
         return ending
+
+    def _report_end(
+        self, recording: RunRecording | None, outcome: Outcome, error: str | None, code: int | None = None
+    ) -> None:
+        """Complete the record of the run, and send the notifications that the options name."""
+        if recording is None:
+            return
+        recording.finish(outcome, exit_code=code, error=error)
+        run = recording.run if recording.folder is None else read_run(recording.folder)
+        end = RunEnd(run.name, outcome, run.duration_s or 0.0, run.num_steps, run.metrics, error)
+        sender = notify(end, self.resolved.config.notify)
+        if sender is not None:
+            sender.join()  # the process ends after this
 
     def batch(self) -> BatchFile:
         """Return the batch file for Slurm."""

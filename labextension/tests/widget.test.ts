@@ -199,3 +199,65 @@ describe('the widget', () => {
     expect(el.querySelector('.accel-nb-panel')).toBeNull();
   });
 });
+
+describe('the notification of the end', () => {
+  class FakeNotification {
+    static permission = 'granted';
+    static shown: { title: string; body: string }[] = [];
+    static requestPermission = () => Promise.resolve(FakeNotification.permission);
+    constructor(title: string, { body }: { body: string }) {
+      FakeNotification.shown.push({ title, body });
+    }
+  }
+
+  beforeEach(() => {
+    FakeNotification.shown = [];
+    vi.stubGlobal('Notification', FakeNotification);
+    localStorage.clear();
+  });
+  afterEach(() => {
+    vi.unstubAllGlobals();
+    vi.restoreAllMocks();
+  });
+
+  const button = (el: HTMLElement) =>
+    [...el.querySelectorAll('button')].find(found => found.textContent === 'notify')!;
+  const settle = () => new Promise(resolve => setTimeout(resolve));
+  const done = { facts: { ...FACTS, status: 'done' } };
+
+  it('is shown once for a hidden page, if it was switched on', async () => {
+    const { receive, el, stopped } = start();
+    receive(0);
+    button(el).click();
+    await settle();
+    vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
+    receive(1);
+    expect(FakeNotification.shown).toEqual([]);
+    receive(2, done);
+    receive(3, done);
+    expect(FakeNotification.shown).toHaveLength(1);
+    expect(FakeNotification.shown[0]?.title).toBe('run: done');
+    stopped.abort();
+    const later = start();
+    expect(button(later.el).getAttribute('aria-pressed')).toBe('true');
+    later.stopped.abort();
+  });
+
+  it('is not shown on a visible page, without permission, or for a run that had ended', async () => {
+    const { receive, el, stopped } = start();
+    button(el).click();
+    await settle();
+    receive(0);
+    receive(1, done);
+    vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
+    receive(2, done);
+    FakeNotification.permission = 'denied';
+    button(el).click();
+    button(el).click();
+    await settle();
+    expect(button(el).getAttribute('aria-pressed')).toBe('false');
+    FakeNotification.permission = 'granted';
+    expect(FakeNotification.shown).toEqual([]);
+    stopped.abort();
+  });
+});

@@ -17,7 +17,7 @@ import pytest
 from accel_nb.cli.main import main
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.session.recording import record_run
+from accel_nb.notebook.session.recording import end_of_run, record_run
 from accel_nb.runs import Run, RunRegistry, default_folder
 from accel_nb.runs.labels import RunLabels
 from accel_nb.runs.record import read_metrics, read_run
@@ -109,11 +109,12 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
 
 def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: RunRegistry):
     state = PanelState("digits", 1)
-    record_run("print(1)", options(), state, 1.0, None)
+    record_run("print(1)", options(), state, end_of_run(state, 1.0, None))
     assert registry.runs() == []
     state.fold([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
     state.fold([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
-    record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, 1.0, KeyboardInterrupt())
+    end = end_of_run(state, 1.0, KeyboardInterrupt())
+    record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, end)
     (run,) = registry.runs()
     assert (run.kind, run.name, run.target, run.outcome) == ("cell", "digits", "train()", "interrupted")
     assert (run.num_steps, run.metrics, run.checkpoints) == (2, {"loss": 0.5, "accuracy": 0.75}, ("runs/step_2",))
@@ -202,7 +203,7 @@ def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistr
         state.fold([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
     state.fold([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
     state.finish("done")
-    record_run("train()", options(), state, 1.0, None)
+    record_run("train()", options(), state, end_of_run(state, 1.0, None))
     (run,) = registry.runs()
     rows = read_metrics(registry.folder / run.id)
     losses = [values["loss"] for _, values in rows if "loss" in values]

@@ -11,6 +11,7 @@ from accel_nb.config import Resolved, flags_to_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRegistry
 from accel_nb.runs.facts import environment_facts
+from accel_nb.runs.notification import RunEnd
 from accel_nb.runtime.process.platforms import find_notebook
 from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import PanelState
@@ -21,9 +22,21 @@ GIT_TIMEOUT_S = 0.2
 MAX_POINTS = 200
 
 
-def record_run(
-    source: str, resolved: Resolved, state: PanelState, duration_s: float, error: BaseException | None
-) -> None:
+def end_of_run(state: PanelState, duration_s: float, error: BaseException | None) -> RunEnd:
+    """Return how a cell ended, from the state of its panel."""
+    metrics = {fact["name"]: fact["value"] for fact in state.facts()["losses"] if fact["value"] is not None}
+    metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
+    return RunEnd(
+        state.title,
+        "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
+        duration_s,
+        state.num_steps,
+        metrics,
+        None if error is None else f"{type(error).__name__}: {error}"[:2000],
+    )
+
+
+def record_run(source: str, resolved: Resolved, state: PanelState, end: RunEnd) -> None:
     """Record a cell that has ended. Skip one without steps and metrics, or without a panel. Never raises."""
     if not state.has_data:
         return
@@ -32,19 +45,17 @@ def record_run(
             "cell",
             _first_line(source),
             resolved,
-            name=state.title,
+            name=end.name,
             notebook=find_notebook(),
-            started=time.time() - duration_s,
+            started=time.time() - end.duration_s,
             git_patience_s=GIT_TIMEOUT_S,
         )
         recording.log(_curves(state))
-        metrics = {fact["name"]: fact["value"] for fact in state.facts()["losses"] if fact["value"] is not None}
-        metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
         recording.finish(
-            "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
-            error=None if error is None else f"{type(error).__name__}: {error}"[:2000],
-            num_steps=state.num_steps,
-            metrics=metrics,
+            end.outcome,
+            error=end.error,
+            num_steps=end.num_steps,
+            metrics=end.metrics,
             checkpoints=tuple(mark.text.removeprefix("saved to ") for mark in state.marks if mark.kind == "checkpoint"),
         )
     except Exception:

@@ -24,7 +24,7 @@ from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
 from accel_nb.notebook.session.post_mortem import describe_out_of_memory
-from accel_nb.notebook.session.recording import describe_run, record_run
+from accel_nb.notebook.session.recording import describe_run, end_of_run, record_run
 from accel_nb.notebook.session.replica_check import describe_divergence
 from accel_nb.notebook.session.run_controls import RunControls
 from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, status_of
@@ -35,6 +35,7 @@ from accel_nb.pool.engine import Engine, WorkerSpec
 from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
 from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.runs.notification import notify
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
@@ -178,7 +179,7 @@ class Session:
         return self.background
 
     def _on_background_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
-        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
+        self._report_end(running, cell, resolved, error)
         self.exporters.flush()
         self.on_change()
         if self._termination is not None:
@@ -319,10 +320,17 @@ class Session:
             self.on_change()
             if self._has_pending_sigterm:
                 signal.raise_signal(signal.SIGTERM)
-        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
+        self._report_end(running, cell, resolved, error)
         if error is not None:
             raise error
         return returned
+
+    def _report_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+        """Record a run that has ended, and send the notifications that its options name."""
+        state = running.output.panel_state
+        end = end_of_run(state, running.elapsed_s, error)
+        record_run(cell.source, resolved, state, end)
+        notify(end, resolved.config.notify)
 
     def _determine_error(
         self, running: CellRun, answers: list[RankAnswer], reason: Reason | None

@@ -170,6 +170,16 @@ export interface IMetricsOptions {
   otlp?: string | null;
 }
 
+/** How a user is notified of the end of a long run. */
+export interface INotifyOptions {
+  /** Post a JSON object to this URL when a run has ended; its text and content are what Slack, Mattermost and Discord show. */
+  url?: string | null;
+  /** Start this program when a run has ended: the message is its last argument, a JSON object its input. Not allowed in the metadata of a notebook. */
+  command?: string | null;
+  /** Notify of runs that took at least so long. [seconds] */
+  after?: number;
+}
+
 /** Options of the loss scaling of fp16, with PyTorch's own names and defaults. */
 export interface IScalerOptions {
   /** What losses are multiplied by at first. */
@@ -279,6 +289,8 @@ export interface IOptions {
   data?: IDataOptions;
   /** Numbers of a run for monitoring systems. */
   metrics?: IMetricsOptions;
+  /** Notifications of the end of long runs. */
+  notify?: INotifyOptions;
 }
 
 export type OptionName =
@@ -378,7 +390,10 @@ export type OptionName =
   | 'metrics.textfile'
   | 'metrics.statsd'
   | 'metrics.statsd_tags'
-  | 'metrics.otlp';
+  | 'metrics.otlp'
+  | 'notify.url'
+  | 'notify.command'
+  | 'notify.after';
 
 export type LayerName =
   | 'default'

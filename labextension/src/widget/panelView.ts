@@ -9,6 +9,7 @@ import { BlockSection } from './blockSection';
 import { CurveSection } from './curveSection';
 import { actionButton, chooser, element, setText, toggleButton } from './dom';
 import { EarlierList } from './earlierList';
+import { EndNotification } from './endNotification';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 import { RunControls, type Action } from './runControls';
@@ -81,6 +82,7 @@ class PanelView {
       },
       signal
     );
+    this.notification = new EndNotification(signal);
     const controls = element(
       'div',
       'accel-nb-controls',
@@ -96,6 +98,8 @@ class PanelView {
       ),
       this.compare,
       toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
+      this.notification.node,
+      ...this.copyButtons(signal),
       actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
       actionButton(
         'HTML',
@@ -205,20 +209,40 @@ class PanelView {
   }
 
   private async savePicture(): Promise<void> {
-    const { chart } = this.curve;
-    if (chart.canvas !== null) {
-      const background = getComputedStyle(this.root).backgroundColor;
-      const picture = await toPng(
-        chart.canvas,
-        this.nameOfChart(),
-        chart.legend(),
-        readTheme(this.root),
-        background
-      );
-      if (picture !== null) {
-        download(picture, fileName(this.nameOfChart(), 'png'));
-      }
+    const picture = await this.drawPicture();
+    if (picture !== null) {
+      download(picture, fileName(this.nameOfChart(), 'png'));
     }
+  }
+
+  /** The button that copies the chart; none where the page may not write pictures into the clipboard. */
+  private copyButtons(signal: AbortSignal): HTMLElement[] {
+    if (typeof ClipboardItem === 'undefined' || navigator.clipboard === undefined) {
+      return [];
+    }
+    const copy = async (): Promise<void> => {
+      const picture = await this.drawPicture();
+      if (picture !== null) {
+        try {
+          await navigator.clipboard.write([new ClipboardItem({ [picture.type]: picture })]);
+          this.fileNote = 'the chart is in the clipboard';
+        } catch {
+          this.fileNote = 'not copied: the browser does not allow this page to write to the clipboard';
+        }
+        this.schedule();
+      }
+    };
+    return [actionButton('copy', 'Copy the chart as a picture', () => void copy(), signal)];
+  }
+
+  private async drawPicture(): Promise<Blob | null> {
+    const { chart } = this.curve;
+    if (chart.canvas === null) {
+      return null;
+    }
+    const background = getComputedStyle(this.root).backgroundColor;
+    const theme = readTheme(this.root);
+    return toPng(chart.canvas, this.nameOfChart(), chart.legend(), theme, background);
   }
 
   private nameOfChart(): string {
@@ -231,6 +255,9 @@ class PanelView {
     this.root.dataset.points = String(this.model.numPoints);
     this.root.dataset.seq = String(this.model.seq);
     this.root.dataset.status = this.model.facts?.status ?? 'waiting';
+    if (this.model.facts !== null) {
+      this.notification.update(this.model.facts);
+    }
     const step = this.model.facts?.step ?? 0;
     if (step !== this.step) {
       this.step = step;
@@ -335,6 +362,7 @@ class PanelView {
   private readonly printed = element('pre', 'accel-nb-printed');
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
+  private readonly notification: EndNotification;
   private readonly steering: RunControls;
   private readonly compare: HTMLButtonElement;
   private readonly earlier: EarlierList;

@@ -1,0 +1,63 @@
+/** A notification of the browser when a run ends while its page is hidden, if the user has switched it on. */
+
+import { formatNumber, formatSeconds } from '../chart/format';
+import type { IFacts } from '../model/protocol';
+import { toggleButton } from './dom';
+
+const STORED = 'accel-nb-notify';
+
+export class EndNotification {
+  constructor(signal: AbortSignal) {
+    this.node = toggleButton(
+      'notify',
+      'Show a notification of the browser if a run ends while this page is hidden',
+      isOn => void this.set(isOn),
+      signal
+    );
+    // Browsers refuse notifications to pages without encryption and to frames of other sites.
+    this.node.hidden = typeof Notification === 'undefined' || Notification.permission === 'denied';
+    if (!this.node.hidden && Notification.permission === 'granted' && isStored()) {
+      this.node.setAttribute('aria-pressed', 'true');
+    }
+  }
+
+  readonly node: HTMLButtonElement;
+
+  /** Notify if the run has ended since the last call. */
+  update(facts: IFacts): void {
+    const hasEnded = this.wasRunning && facts.status !== 'running';
+    this.wasRunning = facts.status === 'running';
+    if (hasEnded && document.hidden && this.node.getAttribute('aria-pressed') === 'true') {
+      // Views of one run have one tag: the browser shows one notification.
+      new Notification(`${facts.title}: ${facts.status}`, { body: bodyOf(facts), tag: facts.title });
+    }
+  }
+
+  private async set(isOn: boolean): Promise<void> {
+    const isAllowed = isOn && (await Notification.requestPermission()) === 'granted';
+    this.node.setAttribute('aria-pressed', String(isAllowed));
+    try {
+      localStorage.setItem(STORED, isAllowed ? 'on' : 'off');
+    } catch {
+      // A browser that stores nothing: the choice is this panel's.
+    }
+  }
+
+  private wasRunning = false;
+}
+
+function isStored(): boolean {
+  try {
+    return localStorage.getItem(STORED) === 'on';
+  } catch {
+    return false;
+  }
+}
+
+function bodyOf(facts: IFacts): string {
+  const parts = facts.losses.slice(0, 2).map(({ name, value }) => `${name} ${formatNumber(value)}`);
+  if (facts.elapsedS !== null) {
+    parts.push(`after ${formatSeconds(Math.round(facts.elapsedS))}`);
+  }
+  return parts.join(', ');
+}
