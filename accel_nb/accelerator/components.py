@@ -33,6 +33,7 @@ from accel_nb.strategies.choice import AUTO
 from accel_nb.telemetry.events import EventSink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
+from accel_nb.telemetry.time_use import TimeMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ def _build_stepper(
         clip=options.clip,
         meter=StepMeter(rank, device, sink, refuses_nan=options.sentinels and not precision.policy.loss_scaling),
         memory=MemoryMeter(rank, device, sink),
+        time_use=TimeMeter(rank, device, sink),
         window=options.accumulation,
         has_sentinels=options.sentinels,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -47,12 +48,14 @@ class LoaderIterator(Iterator[Any]):
         mode = sharding.shard.mode
         if mode.before_next is not None and sharding.latest is not None:
             mode.before_next()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             batch, share = next(self._pairs)
         except StopIteration:
             sharding.end_epoch(self._epoch)
             observer.on_share(None)
             raise
+        observer.on_read(started, cpu_started)
         sharding.latest = share
         self._epoch.record_batch(share)
         observer.on_share(share)

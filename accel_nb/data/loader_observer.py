@@ -11,7 +11,7 @@ from accel_nb.data.order import BatchShare
 
 
 class LoaderObserver(Protocol):
-    """Decides how loops read a sharded loader, and receives their events. Each batch makes two calls."""
+    """Decides how loops read a sharded loader, and receives their events. Each batch makes three calls."""
 
     def is_training(self) -> bool:
         """Return whether a loop that started now would train; the loader's length depends on it."""
@@ -30,6 +30,10 @@ class LoaderObserver(Protocol):
 
     def on_batch_end(self) -> None:
         """React to a loop that has finished a batch, before the next one is read."""
+        ...
+
+    def on_read(self, started: float, cpu_started: float) -> None:
+        """Count a batch that was read since ``started`` (`perf_counter`) and ``cpu_started`` (`thread_time`)."""
         ...
 
     def on_share(self, share: BatchShare | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,10 +21,12 @@ class WholeIterator(Iterator[Any]):
         self._move = move
 
     def __next__(self) -> Any:
+        started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             batch = next(self._source)
         except StopIteration:
             self._observer.on_whole_batch(None, None)
             raise
+        self._observer.on_read(started, cpu_started)
         self._observer.on_whole_batch(self, first_batch_size(batch))
         return batch if self._move is None else self._move(batch)

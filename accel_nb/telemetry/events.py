@@ -52,6 +52,23 @@ class MemorySample:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeUsed:
+    """How one rank's training thread spent the time since its last such record, in seconds.
+
+    ``blocked_s``: it waited, mostly for other ranks; ``queued_s``: it was ready, and no processor was free.
+    """
+
+    kind: ClassVar[str] = "time use"
+    rank: int
+    step: int
+    time: float
+    reading_s: float
+    computing_s: float
+    blocked_s: float
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MetricLogged:
     """A value that the cell logged by name."""
 
@@ -171,6 +188,7 @@ class MemoryMapped:
 Event = (
     StepDone
     | MemorySample
+    | TimeUsed
     | MetricLogged
     | WorkerPrepared
     | RankFailed
@@ -187,6 +205,7 @@ _KINDS: dict[str, type[Event]] = {
     for event in (
         StepDone,
         MemorySample,
+        TimeUsed,
         MetricLogged,
         WorkerPrepared,
         RankFailed,

@@ -15,7 +15,7 @@ import os
 import struct
 
 from accel_nb.runtime.process.memfd import seal_size
-from accel_nb.telemetry.events import EpochBegan, Event, MemorySample, MetricLogged, StepDone
+from accel_nb.telemetry.events import EpochBegan, Event, MemorySample, MetricLogged, StepDone, TimeUsed
 
 _HEADER = struct.Struct("<Q")
 _HEADER_BYTES = 64
@@ -24,7 +24,7 @@ _NAME_BYTES = 56
 _NAMED_SLOT = struct.Struct(f"<QII3d{_NAME_BYTES}s")
 _CURVE_BYTES = 24
 _STEP_SLOT = struct.Struct(f"<QII7d{_CURVE_BYTES}s")
-_STEP, _MEMORY, _METRIC, _EPOCH = 1, 2, 3, 4
+_STEP, _MEMORY, _METRIC, _EPOCH, _TIME = 1, 2, 3, 4, 5
 DEFAULT_CAPACITY = 4096
 
 
@@ -54,7 +54,7 @@ class RingWriter:
         """Whether the ring can hold the event: it is numeric, or a logged value with a name that fits."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())
-        return isinstance(event, StepDone | MemorySample | EpochBegan)
+        return isinstance(event, StepDone | MemorySample | EpochBegan | TimeUsed)
 
     def write_step(
         self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
@@ -80,7 +80,7 @@ class RingWriter:
         _HEADER.pack_into(self._memory, 0, self._count)
         return True
 
-    def write(self, event: StepDone | MemorySample | MetricLogged | EpochBegan) -> None:
+    def write(self, event: StepDone | MemorySample | MetricLogged | EpochBegan | TimeUsed) -> None:
         """Add one record of an event that the ring takes, overwriting the oldest when full."""
         if isinstance(event, MetricLogged):
             self.write_metric(event.rank, event.step, event.time, event.name, event.value)
@@ -95,6 +95,9 @@ class RingWriter:
         self._count += 1
         if isinstance(event, EpochBegan):
             kind, values = _EPOCH, (event.step, event.time, event.num_batches, *[0.0] * 7)
+        elif isinstance(event, TimeUsed):
+            durations = event.reading_s, event.computing_s, event.blocked_s, event.queued_s
+            kind, values = _TIME, (event.step, event.time, *durations, *[0.0] * 4)
         else:
             kind, values = _MEMORY, _memory_values(event)
         _SLOT.pack_into(self._memory, offset, self._count, kind, event.rank, *values)
@@ -177,6 +180,8 @@ def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
     try:
         if kind == _EPOCH:
             return EpochBegan(rank, int(step), time, int(amounts[0]))
+        if kind == _TIME:
+            return TimeUsed(rank, int(step), time, *amounts[:4])
         if kind != _MEMORY:
             return None
         return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))

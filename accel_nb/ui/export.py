@@ -25,6 +25,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
     "Kernel to panel.": (
         messages.PanelFacts,
         messages.RankFacts,
+        messages.TimeShares,
         messages.MetricFact,
         messages.ProgressFacts,
         messages.BlockHeader,

@@ -17,6 +17,17 @@ TableKind = Literal["step", "metric", "memory", "plan"]
 CurveKind = Literal["step", "metric"]
 
 
+class TimeShares(TypedDict):
+    """The parts of a rank's time, from 0 to 1."""
+
+    reading: float
+    computing: float
+    blocked: float
+    """Waiting, mostly for other ranks."""
+    queued: float
+    """Waiting for a free processor."""
+
+
 class RankFacts(TypedDict):
     """Figures of one rank."""
 
@@ -24,6 +35,7 @@ class RankFacts(TypedDict):
     device: str
     step_ms: JsonNumber
     is_straggler: bool
+    time_use: TimeShares | None
 
 
 class MetricFact(TypedDict):

@@ -22,11 +22,13 @@ from accel_nb.telemetry.events import (
     RankFailed,
     RatePlanned,
     StepDone,
+    TimeUsed,
     WorkerPrepared,
 )
 from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, ProgressFacts, Status, TableKind
 from accel_nb.ui.progress import LoopPlan, Progress
 from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
+from accel_nb.ui.time_use import TimeUse
 
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
@@ -232,6 +234,7 @@ class PanelState:
         self._nan_at: deque[float] = deque(maxlen=NAN_STEPS)
         self._start = math.nan
         self._progress = Progress(plan)
+        self._time_use = TimeUse()
 
     @property
     def progress(self) -> ProgressFacts:
@@ -290,6 +293,7 @@ class PanelState:
     def finish(self, status: Status) -> None:
         """Set the final status; no more events follow."""
         self.status = status
+        self._time_use.is_over = True
         self.can_be_steered = False
         if not self._is_outcome_final:
             self.set_outcome("interrupted" if status == "interrupted" else f"not completed: {self.said.rstrip('. ')}")
@@ -355,7 +359,9 @@ class PanelState:
         return self._tracks[rank].device if rank in self._tracks else ""
 
     def straggler(self) -> int | None:
-        """Return the rank whose step takes clearly longer than the others'; None if there is none."""
+        """Return the rank that others wait for, or whose step takes clearly longer; None if there is none."""
+        if (waited_for := self._time_use.straggler()) is not None:
+            return waited_for
         medians = {rank: track.pace.step_ms for rank, track in self._tracks.items() if len(track.recent) >= 8}
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:
@@ -423,6 +429,7 @@ class PanelState:
                     "device": track.device,
                     "step_ms": jsonable(track.pace.step_ms),
                     "is_straggler": rank == slow,
+                    "time_use": self._time_use.shares(rank),
                 }
                 for rank, track in sorted(self._tracks.items())
             ],
@@ -463,7 +470,7 @@ class PanelState:
             lines.append(f"{self.num_skipped:,} skipped {_plural(self.num_skipped, 'step')}")
         if self.num_dropped:
             lines.append(f"{self.num_dropped:,} malformed {_plural(self.num_dropped, 'record')} dropped")
-        return [cap_text(line) for line in lines]
+        return [cap_text(line) for line in [*lines, *self._time_use.advice()]]
 
     def summary(self) -> str:
         """Return one line: ``120 steps, loss 2.31 -> 0.04, 5.1 ms/step, 2 workers``."""
@@ -490,6 +497,8 @@ class PanelState:
             self._fold_step(event, track)
         elif isinstance(event, MemorySample):
             self._fold_memory(event)
+        elif isinstance(event, TimeUsed):
+            self._time_use.add(event)
         elif isinstance(event, MetricLogged):
             self._fold_metric(event, track)
         elif isinstance(event, WorkerPrepared):

@@ -30,6 +30,18 @@ describe('Header', () => {
     expect(single.querySelector<HTMLElement>('.accel-nb-ranks')?.hidden).toBe(true);
   });
 
+  it('shows where the time of each rank goes, also of a single one', () => {
+    const time_use = { reading: 0.25, computing: 0.5, blocked: 0.25, queued: 0 };
+    const rank = { rank: 0, device: 'cpu', step_ms: 5, is_straggler: false };
+    const node = headerOf({ num_workers: 1, ranks: [{ ...rank, time_use }] });
+    expect(node.querySelector<HTMLElement>('.accel-nb-rank')?.title).toBe(
+      'rank 0 on cpu: computing 50 %, reading data 25 %, waiting for ranks 25 %, no free processor 0 %'
+    );
+    expect(node.querySelector<HTMLElement>('.accel-nb-time-key')?.hidden).toBe(false);
+    const without = headerOf({ num_workers: 2, ranks: [rank] });
+    expect(without.querySelector<HTMLElement>('.accel-nb-time-key')?.hidden).toBe(true);
+  });
+
   it('names how many ranks there are where not all have room, and shows the slow one', () => {
     const ranks = Array.from({ length: 20 }, (_, rank) => ({
       rank,

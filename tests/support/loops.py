@@ -25,6 +25,9 @@ class Loops:
     def on_batch_end(self) -> None:
         pass
 
+    def on_read(self, started: float, cpu_started: float) -> None:
+        pass
+
     def on_share(self, share: BatchShare | None) -> None:
         self.shares.append(share)
 

@@ -25,6 +25,7 @@ from accel_nb.telemetry.events import (
     MetricLogged,
     RankFailed,
     StepDone,
+    TimeUsed,
     WorkerPrepared,
 )
 from accel_nb.telemetry.metrics import METRICS, Exporters, samples_of
@@ -38,6 +39,7 @@ EVENTS: list[Event] = [
     StepDone(1, 2, 2.0, 0.6, 0.01, 0.03, 31, skipped=True),
     StepDone(1, 3, 3.0, float("nan"), 0.01, 0.03, 32),
     MemorySample(0, 1, 1.0, 10, 20, 30, 40, 50, 60),
+    TimeUsed(0, 1, 1.0, 0.5, 1.5, 0.25, 0.125),
     MetricLogged(0, 1, 1.0, "top-1, %", 0.25),
     RankFailed(1, 2.0, "died"),
     Interrupted(0, 3.0),
@@ -81,6 +83,7 @@ def test_prometheus_reads_every_event_from_loopback_alone(exporters: Exporters) 
     assert found["accel_nb_step_time_seconds_bucket", (("le", "0.25"), *rank0)] == 1
     assert found["accel_nb_loss", rank0] == 0.5
     assert found["accel_nb_memory_bytes", (("kind", "optimizer"), *rank0)] == 30
+    assert found["accel_nb_time_seconds_total", (("kind", "reading"), *rank0)] == 0.5
     assert found["accel_nb_logged", (("name", "top-1, %"), *rank0)] == 0.25
     assert found["accel_nb_checkpoint_bytes", ()] == 2048
     worker = (("device", "cpu"), ("precision", "bf16"), *rank1, ("strategy", "ddp"))

@@ -22,7 +22,6 @@ from accel_nb.accelerator.prepare.compiling import Compiler, current_forward
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.tracking.metrics import UndividedBatch
-from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.optimizer_proxy import (
     OptimizerProxy,
     average_metric,
@@ -150,12 +149,13 @@ class _LoopEvents:
     """Forwards events of loops over one loader. Runs for each batch, so callbacks are bound directly for speed."""
 
     def __init__(
-        self, loops: LoopPolicy, window: AccumulationWindow, undivided_batch: UndividedBatch, observer: RunObserver
+        self, loops: LoopPolicy, stepper: Stepper, undivided_batch: UndividedBatch, observer: RunObserver
     ) -> None:
-        self._window = window
+        self._window = window = stepper.window
         self._undivided_batch = undivided_batch
         self.is_training = loops.is_training
         self.on_epoch_start = loops.begin_loop
+        self.on_read = stepper.time_use.add_read
         self.on_share = window.set_share
         self.on_batch_end = observer.on_batch_end
         self.on_loop_start = observer.on_loop_start
@@ -496,7 +496,7 @@ class Preparer:
             comm=self._comm,
             batch=batch,
             device=self._device if is_placed else "cpu",
-            observer=_LoopEvents(loops, self._stepper.window, self.undivided_batch, self._observer),
+            observer=_LoopEvents(loops, self._stepper, self.undivided_batch, self._observer),
             coords=strategy.data_coords(),
             options=self.data,
             seed=self._seed,

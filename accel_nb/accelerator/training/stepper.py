@@ -28,6 +28,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
+from accel_nb.telemetry.time_use import TimeMeter
 
 
 class Stepper:
@@ -43,6 +44,7 @@ class Stepper:
         clip: float | None,
         meter: StepMeter,
         memory: MemoryMeter,
+        time_use: TimeMeter,
         window: AccumulationOptions | None = None,
         has_sentinels: bool = False,
     ) -> None:
@@ -79,6 +81,7 @@ class Stepper:
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
         self.meter = meter
         self._memory = memory
+        self.time_use = time_use
         self._averaged_ids: set[int] = set()
         # By model id: the ids of the parameters that were trainable when the model was prepared. Only their gradients
         # are averaged.
@@ -417,6 +420,7 @@ class Stepper:
         if now >= self._memory.due:
             hidden = self.strategy.hidden_bytes()
             self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
+            self.time_use.sample(now, self.meter.run_step)
 
     def _bundle_of(self, gates: list[OptimizerProxy]) -> Bundle:
         return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in gates]))

@@ -15,6 +15,7 @@ from accel_nb.telemetry.events import (
     MetricLogged,
     RankFailed,
     StepDone,
+    TimeUsed,
     WorkerPrepared,
 )
 
@@ -38,6 +39,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "accel_nb_step": Metric("gauge", "Number of the newest optimizer step."),
         "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
         "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
+        "accel_nb_time_seconds": Metric("counter", "What a rank's time was used for.", ("rank", "kind"), "s"),
         "accel_nb_memory_bytes": Metric("gauge", "What fills the rank's device.", ("rank", "kind"), "By"),
         "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
         "accel_nb_worker": Metric("gauge", "1 for what a rank runs with.", ("rank", "device", "strategy", "precision")),
@@ -64,6 +66,7 @@ class Sample:
     value: float
 
 
+_TIME = ("reading", "computing", "blocked", "queued")
 _MEMORY = ("parameters", "gradients", "optimizer", "other", "cached", "free")
 
 
@@ -81,6 +84,9 @@ def samples_of(event: Event) -> Iterator[Sample]:
         case MemorySample():
             for kind in _MEMORY:
                 yield Sample("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
+        case TimeUsed():
+            for kind in _TIME:
+                yield Sample("accel_nb_time_seconds", (*rank, kind), getattr(event, f"{kind}_s"))
         case MetricLogged():
             yield Sample("accel_nb_logged", (*rank, event.name), event.value)
         case WorkerPrepared():

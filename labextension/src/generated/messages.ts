@@ -35,6 +35,17 @@ export interface IRankFacts {
   readonly device: string;
   readonly step_ms: JsonNumber;
   readonly is_straggler: boolean;
+  readonly time_use: ITimeShares | null;
+}
+
+/** The parts of a rank's time, from 0 to 1. */
+export interface ITimeShares {
+  readonly reading: number;
+  readonly computing: number;
+  /** Waiting, mostly for other ranks. */
+  readonly blocked: number;
+  /** Waiting for a free processor. */
+  readonly queued: number;
 }
 
 /** The latest value of a metric. */

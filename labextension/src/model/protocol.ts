@@ -13,7 +13,8 @@ import {
   type IMetricFact,
   type IPanelFacts,
   type IProgressFacts,
-  type IRankFacts as IWireRankFacts
+  type IRankFacts as IWireRankFacts,
+  type ITimeShares
 } from '../generated/messages';
 import {
   asCount,
@@ -180,7 +181,22 @@ function parseRank(value: unknown): IRankFacts {
     rank: asRank(rank.rank),
     device: asText(rank.device),
     stepMs: asNumber(rank.step_ms),
-    isStraggler: rank.is_straggler === true
+    isStraggler: rank.is_straggler === true,
+    timeUse: parseTimeUse(rank.time_use ?? null)
+  };
+}
+
+function parseTimeUse(value: unknown): IRankFacts['timeUse'] {
+  if (value === null) {
+    return null;
+  }
+  const shares = asRecord<ITimeShares>(value, 'time_use');
+  const share = (part: unknown): number => Math.min(1, Math.max(0, asNumber(part) ?? 0));
+  return {
+    reading: share(shares.reading),
+    computing: share(shares.computing),
+    blocked: share(shares.blocked),
+    queued: share(shares.queued)
   };
 }
 

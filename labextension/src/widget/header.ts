@@ -76,11 +76,13 @@ export class Header {
 
   private updateRanks(facts: IFacts): void {
     const hasTimes = facts.ranks.some(rank => rank.stepMs !== null);
-    const shown = facts.numWorkers > 1 && hasTimes ? chosenRanks(facts.ranks) : [];
+    const isUseful = facts.numWorkers > 1 || facts.ranks.some(rank => rank.timeUse !== null);
+    const shown = isUseful && hasTimes ? chosenRanks(facts.ranks) : [];
     while (this.chips.children.length > shown.length) {
       this.chips.lastElementChild?.remove();
     }
     this.ranks.hidden = shown.length === 0;
+    this.timeKey.hidden = shown.every(rank => rank.timeUse === null);
     const isAll = shown.length === facts.ranks.length;
     setText(this.more, isAll ? '' : `${shown.length} of ${facts.ranks.length} ranks`);
     const slowest = Math.max(...shown.map(rank => rank.stepMs ?? 0), 1e-9);
@@ -103,7 +105,41 @@ export class Header {
   private readonly tiles = element('div', 'accel-nb-tiles');
   private readonly chips = element('div', 'accel-nb-rank-list');
   private readonly more = element('div', 'accel-nb-rank');
-  private readonly ranks = element('div', 'accel-nb-ranks', this.chips, this.more);
+  private readonly timeKey = makeTimeKey();
+  private readonly ranks = element('div', 'accel-nb-ranks', this.chips, this.more, this.timeKey);
+}
+
+type TimeUse = NonNullable<IRankFacts['timeUse']>;
+
+/** What a rank's time is used for: the name and the color of each part, in the order of drawing. */
+const TIME_PARTS: readonly { part: keyof TimeUse; name: string; color: string }[] = [
+  { part: 'computing', name: 'computing', color: '#0072b2' },
+  { part: 'reading', name: 'reading data', color: '#e69f00' },
+  { part: 'blocked', name: 'waiting for ranks', color: '#9aa5ad' },
+  { part: 'queued', name: 'no free processor', color: '#cc3311' }
+];
+
+function gradientOf(timeUse: TimeUse): string {
+  let end = 0;
+  const stops = TIME_PARTS.map(({ part, color }) => {
+    const start = end;
+    end += 100 * timeUse[part];
+    return `${color} ${start.toFixed(1)}% ${end.toFixed(1)}%`;
+  });
+  return `linear-gradient(to right, ${stops.join(', ')})`;
+}
+
+function timeText(timeUse: TimeUse): string {
+  return TIME_PARTS.map(({ part, name }) => `${name} ${Math.round(100 * timeUse[part])} %`).join(', ');
+}
+
+function makeTimeKey(): HTMLElement {
+  const entries = TIME_PARTS.map(({ name, color }) => {
+    const swatch = element('span', 'accel-nb-time-swatch');
+    swatch.style.background = color;
+    return element('span', 'accel-nb-time-part', swatch, name);
+  });
+  return element('div', 'accel-nb-time-key', ...entries);
 }
 
 /** The first ranks; a straggler among the others replaces the last of them. */
@@ -181,8 +217,10 @@ function updateChip(chip: HTMLElement, rank: IRankFacts, slowest: number): void 
   setText(name as HTMLElement, `rank ${rank.rank}`);
   setText(time as HTMLElement, formatMilliseconds(rank.stepMs));
   setText(flag as HTMLElement, rank.isStraggler ? 'slow' : '');
-  fill.style.width = `${Math.round((100 * (rank.stepMs ?? 0)) / slowest)}%`;
-  fill.style.background = rankColor(rank.rank);
-  chip.title = rank.device ? `rank ${rank.rank} on ${rank.device}: time of a step` : '';
+  const share = (rank.stepMs ?? 0) / slowest;
+  fill.style.width = rank.timeUse === null ? `${Math.round(100 * share)}%` : '100%';
+  fill.style.background = rank.timeUse === null ? rankColor(rank.rank) : gradientOf(rank.timeUse);
+  const where = rank.device ? `rank ${rank.rank} on ${rank.device}: ` : '';
+  chip.title = where + (rank.timeUse === null ? 'time of a step' : timeText(rank.timeUse));
   chip.classList.toggle('accel-nb-is-slow', rank.isStraggler);
 }
