@@ -19,11 +19,12 @@ from accel_nb.notebook.reports.recent_runs import (
     list_recent_runs,
     recent_runs_version,
 )
+from accel_nb.notebook.session.run_state import CellRun
 from accel_nb.notebook.session.session import Session
 from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import inspect_machine
-from accel_nb.ui.comm import Answer, DeviceLine, LogLine, SidebarState, WorkerLine
+from accel_nb.ui.comm import Answer, DeviceLine, LogLine, RunLine, SidebarState, WorkerLine
 
 NOTEBOOK_SOURCE = "this notebook's settings"
 MAX_SETTINGS = 256
@@ -45,7 +46,17 @@ def describe_state(session: Session) -> SidebarState:
         state = "ready"  # replaced after an interrupt; the pool updates its state with the next cell
     notes = [f"{name} is only on the workers: {reason}" for name, reason in status.only_on_workers.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
-    return SidebarState([*gpus, cpu], state, workers, notes, logs, recent_runs_version())
+    return SidebarState([*gpus, cpu], state, workers, notes, logs, recent_runs_version(), _running(session.last_run))
+
+
+def _running(run: CellRun | None) -> RunLine | None:
+    """Return the figures of a run that has not ended."""
+    if run is None or run.status != "running":
+        return None
+    facts = run.output.panel_facts()
+    progress = facts["progress"]
+    fraction = progress["batch_fraction"] if progress["fraction"] is None else progress["fraction"]
+    return RunLine(facts["title"], facts["step"], fraction, progress["remaining_s"], facts["losses"][:4])
 
 
 def poll_until_warm(session: Session) -> None:

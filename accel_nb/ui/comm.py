@@ -17,6 +17,7 @@ from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.ui.comm_routing import handle_on_addressed_subshell
+from accel_nb.ui.messages import JsonNumber, MetricFact
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,18 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
+class RunLine:
+    """The run of the kernel's workers; null stands for unknown values."""
+
+    title: str
+    step: int
+    fraction: JsonNumber
+    """The part of the run, or else of the epoch, that is done, from 0 to 1."""
+    remaining_s: JsonNumber
+    losses: Sequence[MetricFact]
+
+
+@dataclass(frozen=True, slots=True)
 class SidebarState:
     """State that the sidebar shows."""
 
@@ -70,6 +83,8 @@ class SidebarState:
     logs: Sequence[LogLine] = ()
     runs: str = ""
     """A stamp that changes when a run begins or ends; empty if no run is recorded."""
+    run: RunLine | None = None
+    """The cell that is running; None if none is."""
 
     def message(self) -> dict[str, Any]:
         """Return the state as a message."""
@@ -81,6 +96,7 @@ class SidebarState:
             "notes": list(map(redact, self.notes)),
             "logs": [asdict(log) for log in self.logs],
             "runs": self.runs,
+            "run": None if self.run is None else asdict(self.run),
         }
 
 

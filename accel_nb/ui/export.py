@@ -34,7 +34,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
         MemoryMapped,
     ),
     "Panel to kernel.": (*get_args(actions.Action), *get_args(queries.Query)),
-    "Kernel to sidebar.": (comm.DeviceLine, comm.WorkerLine, comm.LogLine),
+    "Kernel to sidebar.": (comm.DeviceLine, comm.WorkerLine, comm.LogLine, comm.RunLine),
 }
 UNIONS: Mapping[str, Any] = {
     "JsonNumber": messages.JsonNumber,

@@ -21,6 +21,7 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
+from accel_nb.ui.messages import PanelFacts
 from accel_nb.ui.progress import LoopPlan
 from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
@@ -138,6 +139,11 @@ class Panel:
     def show_outcome(self, text: str, is_final: bool = True) -> None:
         """Show the outcome of the user's last action; one that is not final is replaced when it is complete."""
         self.state.set_outcome(text, is_final=is_final)
+
+    def facts(self) -> PanelFacts:
+        """Return the run's figures, in any thread."""
+        with self._lock:
+            return self.state.facts()
 
     def show(self) -> None:
         """Put the panel into the output, also without data."""

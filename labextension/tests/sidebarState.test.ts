@@ -24,7 +24,23 @@ describe('parseSidebarState', () => {
       workers: [{ rank: 0, device: 'cpu', pid: 7, memoryBytes: 64 }],
       notes: [],
       logs: [{ rank: 0, log: 'a', numBytes: 12 }],
-      runs: 'a1'
+      runs: 'a1',
+      run: null
+    });
+  });
+
+  it('reads the running cell, with what is not known as null', () => {
+    const losses = [{ name: 'loss', value: 0.5 }, 7, { name: 'd_loss', value: 'nan' }];
+    const run = { title: 'digits', step: 3, fraction: 7, remaining_s: 'x', losses };
+    expect(parseSidebarState({ ...STATE, run })?.run).toEqual({
+      title: 'digits',
+      step: 3,
+      fraction: 1,
+      remainingS: null,
+      losses: [
+        { name: 'loss', value: 0.5 },
+        { name: 'd_loss', value: null }
+      ]
     });
   });
 

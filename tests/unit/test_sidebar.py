@@ -19,7 +19,10 @@ from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.session import Session
 from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, describe_state, request_handlers
 from accel_nb.runs import Run, RunRegistry
+from accel_nb.telemetry.events import EpochBegan, StepDone
 from accel_nb.ui.comm import TARGET, SidebarComm
+from accel_nb.ui.panel import Panel
+from accel_nb.ui.progress import LoopPlan
 
 
 class Line(comm.base_comm.BaseComm):
@@ -271,3 +274,19 @@ def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line
     line.handle_msg({"content": {"data": {"kind": "watch", "on": False}}})
     teller.join(5)
     assert not teller.is_alive()
+
+
+def test_the_running_cell_is_described_with_its_progress(session: Session):
+    assert describe_state(session).run is None
+    panel = Panel("digits", 2, mode="off", plan=LoopPlan("epochs", 4))
+    panel.state.fold(
+        [EpochBegan(0, 0, 1.0, 10), *(StepDone(0, step, float(step), 0.5, 0.1, 1.0, 4) for step in (1, 2))]
+    )
+    run = SimpleNamespace(status="running", output=SimpleNamespace(panel_facts=panel.facts))
+    session.last_run = run  # type: ignore[assignment]
+    line = describe_state(session).run
+    assert line is not None
+    assert (line.title, line.step, list(line.losses)) == ("digits", 2, [{"name": "loss", "value": 0.5}])
+    assert line.fraction == pytest.approx(2 / 40)
+    run.status = "done"
+    assert describe_state(session).run is None

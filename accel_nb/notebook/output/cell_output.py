@@ -20,6 +20,7 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import HANG
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.events import Event, Interrupted, MemorySample, RankFailed, WorkerPrepared, from_message
+from accel_nb.ui.messages import PanelFacts
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
@@ -81,6 +82,10 @@ class CellOutput:
     def panel_state(self) -> PanelState:
         """The panel's state."""
         return self._panel.state
+
+    def panel_facts(self) -> PanelFacts:
+        """Return the run's figures, in any thread."""
+        return self._panel.facts()
 
     def set_phase(self, phase: str) -> None:
         """Show what the cell waits for, with its duration so far. A cell that begins quickly shows none."""

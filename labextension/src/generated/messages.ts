@@ -202,6 +202,16 @@ export interface ILogLine {
   readonly num_bytes: number;
 }
 
+/** The run of the kernel's workers; null stands for unknown values. */
+export interface IRunLine {
+  readonly title: string;
+  readonly step: number;
+  /** The part of the run, or else of the epoch, that is done, from 0 to 1. */
+  readonly fraction: JsonNumber;
+  readonly remaining_s: JsonNumber;
+  readonly losses: readonly IMetricFact[];
+}
+
 export type JsonNumber =
   | number
   | 'nan' | 'inf' | '-inf'

@@ -4,6 +4,8 @@ import {
   SIDEBAR_VERSION,
   type IDeviceLine as IWireDeviceLine,
   type ILogLine as IWireLogLine,
+  type IMetricFact as IWireMetricFact,
+  type IRunLine as IWireRunLine,
   type IWorkerLine as IWireWorkerLine
 } from '../generated/messages';
 import type { Checked, Unchecked } from './checks';
@@ -16,6 +18,16 @@ export type IDeviceLine = Checked<IWireDeviceLine>;
 export type IWorkerLine = Checked<IWireWorkerLine>;
 export type ILogLine = Checked<IWireLogLine>;
 
+/** The cell that is running. */
+export interface IRunLine {
+  readonly title: string;
+  readonly step: number;
+  /** From 0 to 1; null where the length of the run is not known. */
+  readonly fraction: number | null;
+  readonly remainingS: number | null;
+  readonly losses: readonly { readonly name: string; readonly value: number | null }[];
+}
+
 export interface ISidebarState {
   readonly devices: readonly IDeviceLine[];
   readonly pool: string;
@@ -24,6 +36,7 @@ export interface ISidebarState {
   readonly logs: readonly ILogLine[];
   /** A stamp that changes when a run begins or ends; empty if no run is recorded. */
   readonly runs: string;
+  readonly run: IRunLine | null;
 }
 
 /** The state in a comm message, or null when the message is something else. */
@@ -56,8 +69,33 @@ export function parseSidebarState(data: unknown): ISidebarState | null {
       log: asText(log.log),
       numBytes: asNumber(log.num_bytes)
     })),
-    runs: asText(data.runs)
+    runs: asText(data.runs),
+    run: parseRun(data.run)
   };
+}
+
+function parseRun(value: unknown): IRunLine | null {
+  if (!isRecord(value)) {
+    return null;
+  }
+  const run = value as Unchecked<IWireRunLine>;
+  const fraction = numberOrNull(run.fraction);
+  return {
+    title: asText(run.title),
+    step: asNumber(run.step),
+    fraction: fraction === null ? null : Math.min(1, Math.max(0, fraction)),
+    remainingS: numberOrNull(run.remaining_s),
+    losses: asList(run.losses, 4)
+      .filter(isRecord)
+      .map(item => {
+        const { name, value } = item as Unchecked<IWireMetricFact>;
+        return { name: asText(name), value: numberOrNull(value) };
+      })
+  };
+}
+
+function numberOrNull(value: unknown): number | null {
+  return typeof value === 'number' && Number.isFinite(value) ? value : null;
 }
 
 /** The kernel's reply to the request `id`: the body of an answer, or the text of a refusal. */

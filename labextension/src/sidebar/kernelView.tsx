@@ -1,9 +1,9 @@
 /** The state of the notebook's kernel: its devices and workers, or why there are none. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { formatBytes } from '../chart/format';
+import { capText, formatBytes, formatCount, formatNumber, formatSeconds } from '../chart/format';
 import { rankColor } from '../chart/palette';
-import type { IDeviceLine, ISidebarState } from '../model/sidebarState';
+import type { IDeviceLine, IRunLine, ISidebarState } from '../model/sidebarState';
 import { Action, Bar, Hints, Section } from './parts';
 import { poolText } from './poolText';
 import type { IViewProps } from './viewProps';
@@ -69,6 +69,7 @@ function Ready({
           </span>
         }
       >
+        {info.run !== null && <Running run={info.run} trans={trans} />}
         <ul className="accel-nb-lines">
           {info.workers.map(worker => (
             <li key={worker.rank}>
@@ -105,6 +106,40 @@ function Ready({
         <Hints isProblem texts={session.error === '' ? [] : [session.error]} />
       </Section>
     </>
+  );
+}
+
+/** The cell that is running: how far it is, and its losses. */
+function Running({
+  run,
+  trans
+}: {
+  readonly run: IRunLine;
+  readonly trans: TranslationBundle;
+}): React.JSX.Element {
+  const parts = [trans.__('step %1', formatCount(run.step))];
+  parts.push(...run.losses.map(({ name, value }) => `${capText(name, 24)} ${formatNumber(value)}`));
+  if (run.remainingS !== null) {
+    parts.push(trans.__('%1 left', formatSeconds(Math.round(run.remainingS))));
+  }
+  return (
+    <div className="accel-nb-running" data-step={run.step}>
+      <div className="accel-nb-line">
+        <span className="accel-nb-line-main" title={run.title}>
+          {run.title}
+        </span>
+        <span className="accel-nb-line-side">
+          {run.fraction === null ? '' : `${Math.round(100 * run.fraction)} %`}
+        </span>
+      </div>
+      {run.fraction !== null && (
+        <Bar
+          label={trans.__('Progress of the run')}
+          parts={[{ label: '', share: run.fraction, color: 'var(--jp-brand-color1)' }]}
+        />
+      )}
+      <div className="accel-nb-run-facts">{run.step > 0 ? parts.join(' · ') : trans.__('no step yet')}</div>
+    </div>
   );
 }
 

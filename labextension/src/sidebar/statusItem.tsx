@@ -52,8 +52,10 @@ export function statusTexts(info: ISidebarState, trans: TranslationBundle): [str
       ? trans._n('%1 worker', '%1 workers', info.workers.length)
       : trans.__('no workers');
   const memory = total > 0 ? ` · ${formatBytes(total - free)} / ${formatBytes(total)}` : '';
+  const done = info.run?.fraction ?? null;
+  const progress = done === null ? '' : ` · ${Math.round(100 * done)} %`;
   return [
-    `${workers}${memory}`,
+    `${workers}${memory}${progress}`,
     trans.__('accel_nb: %1. Open the sidebar.', poolText(info.pool, trans))
   ];
 }
