@@ -87,7 +87,9 @@ export function selectRuns(
 ): IRecentRun[] {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const found = runs.filter(run => {
-    const text = [run.name, run.notebook, run.outcome, run.kind, ...run.tags].join('\n').toLowerCase();
+    const text = [run.name, run.notebook, run.outcome, run.kind, ...run.tags]
+      .join('\n')
+      .toLowerCase();
     return (run.isStarred || !isStarredOnly) && words.every(word => text.includes(word));
   });
   const byNumber = (of: (run: IRecentRun) => number | null): IRecentRun[] =>

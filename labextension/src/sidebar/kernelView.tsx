@@ -138,7 +138,9 @@ function Running({
           parts={[{ label: '', share: run.fraction, color: 'var(--jp-brand-color1)' }]}
         />
       )}
-      <div className="accel-nb-run-facts">{run.step > 0 ? parts.join(' · ') : trans.__('no step yet')}</div>
+      <div className="accel-nb-run-facts">
+        {run.step > 0 ? parts.join(' · ') : trans.__('no step yet')}
+      </div>
     </div>
   );
 }

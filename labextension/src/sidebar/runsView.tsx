@@ -95,7 +95,13 @@ export function RunsView({ session, trans }: IViewProps): React.JSX.Element {
               />
             </div>
             {run.id === recent.shown && recent.details !== null && (
-              <Details key={run.id} run={run} details={recent.details} session={session} trans={trans} />
+              <Details
+                key={run.id}
+                run={run}
+                details={recent.details}
+                session={session}
+                trans={trans}
+              />
             )}
           </li>
         ))}
@@ -103,7 +109,9 @@ export function RunsView({ session, trans }: IViewProps): React.JSX.Element {
       {found.length > NUM_SHOWN && (
         <div className="accel-nb-actions">
           <Action
-            label={showsAll ? trans.__('Show fewer') : trans.__('Show %1 more', found.length - NUM_SHOWN)}
+            label={
+              showsAll ? trans.__('Show fewer') : trans.__('Show %1 more', found.length - NUM_SHOWN)
+            }
             onClick={() => setShowsAll(!showsAll)}
           />
         </div>

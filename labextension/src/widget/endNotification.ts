@@ -29,7 +29,10 @@ export class EndNotification {
     this.wasRunning = facts.status === 'running';
     if (hasEnded && document.hidden && this.node.getAttribute('aria-pressed') === 'true') {
       // Views of one run have one tag: the browser shows one notification.
-      new Notification(`${facts.title}: ${facts.status}`, { body: bodyOf(facts), tag: facts.title });
+      new Notification(`${facts.title}: ${facts.status}`, {
+        body: bodyOf(facts),
+        tag: facts.title
+      });
     }
   }
 

@@ -130,7 +130,9 @@ function gradientOf(timeUse: TimeUse): string {
 }
 
 function timeText(timeUse: TimeUse): string {
-  return TIME_PARTS.map(({ part, name }) => `${name} ${Math.round(100 * timeUse[part])} %`).join(', ');
+  return TIME_PARTS.map(({ part, name }) => `${name} ${Math.round(100 * timeUse[part])} %`).join(
+    ', '
+  );
 }
 
 function makeTimeKey(): HTMLElement {

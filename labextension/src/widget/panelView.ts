@@ -227,7 +227,8 @@ class PanelView {
           await navigator.clipboard.write([new ClipboardItem({ [picture.type]: picture })]);
           this.fileNote = 'the chart is in the clipboard';
         } catch {
-          this.fileNote = 'not copied: the browser does not allow this page to write to the clipboard';
+          this.fileNote =
+            'not copied: the browser does not allow this page to write to the clipboard';
         }
         this.schedule();
       }
