@@ -1,6 +1,6 @@
 """`Accelerator` as accelerate has it: the order of its arguments, its shared states, its inner names.
 
-What trains is `accel_nb.Accelerator`; this class only answers in the other's ways.
+What trains is `accel_nb.Accelerator`. This class has the other's interface, and its meaning of schedules.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
 from accel_nb.compat.states import AcceleratorState, GradientState
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, filter_trackers, registered_names
+from accel_nb.config import ambient_layers, environment_layer
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.process.environment import get_variable
-from accel_nb.runtime.tensors.instance_patching import plain_class
+from accel_nb.runtime.process.environment import get_variable, option_variables
+from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class
 
 _NOT_GIVEN: Any = object()
 
@@ -72,6 +73,8 @@ class Accelerator(OwnAccelerator):
             filter_trackers(self._registered, self.project_configuration.logging_dir)
             given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
             log_with = [item for item in given if item not in self._registered] or None
+        if step_scheduler_with_optimizer:
+            options["config"] = _with_schedule(options.get("config"))
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
         super().__init__(
@@ -386,9 +389,17 @@ def mark_prepared(item: Any) -> None:
     if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
         return
-    kind: Any = type(item)  # the state of a scheduler is its attributes, so these belong to its class
-    if kind is not plain_class(item):
-        kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
+    # The state of a scheduler is its attributes, so these belong to its class, one for each prepared scheduler.
+    own_step, methods = type(item).step, {}
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_held = getattr(self.optimizer, "_is_overflow", False)  # accelerate's name for a step that was skipped
+        return None if is_held else own_step(self, *args, **kwargs)
+
+    if type(item) is not plain_class(item):  # it follows the steps of its optimizer
+        methods["step"] = step
+    kind: Any = type(patch_instance(item, methods, plain_class(item)))
+    kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
 
 
 def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:
@@ -399,6 +410,19 @@ def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[
     if not isinstance(given, ProjectConfiguration):
         return ProjectConfiguration(**vars(given))
     return given
+
+
+def _with_schedule(config: Any) -> Any:
+    """Return the options with accelerate's meaning of schedules, unless they or the cell name another.
+
+    A schedule advances by the number of processes, since scripts compute it from the length of a loader before it is
+    divided.
+    """
+    if isinstance(config, str | os.PathLike):
+        return config
+    layers = ambient_layers() or (environment_layer(option_variables()),)
+    is_given = "schedule" in (config or {}) or any("schedule" in layer.values for layer in layers)
+    return config if is_given else {**(config or {}), "schedule": "samples"}
 
 
 def _refused_mesh(given: Any) -> Any:

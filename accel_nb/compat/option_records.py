@@ -40,6 +40,10 @@ class GradientAccumulationPlugin(plugins.GradientAccumulationPlugin):
     sync_with_dataloader: bool | None = True
     sync_each_batch: bool | None = False
 
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given; ``adjust_scheduler`` only changes a counter of accelerate's schedulers."""
+        return plugins.GradientAccumulationPlugin(**(self.to_kwargs() | {"adjust_scheduler": True})).as_options()
+
 
 @dataclass
 class ProjectConfiguration(plugins.ProjectConfiguration):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from accel_nb.accelerator.training.accumulation import AccumulationWindow
 
 
+_RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
+"""Fields of the shared record, which objects lack after a reset."""
+
+
 class PartialState(process_state.PartialState):
     """This process's rank and device; built once, and shared by all objects of the class."""
 
@@ -39,6 +43,16 @@ class PartialState(process_state.PartialState):
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the shared record; the next object is built anew."""
         PartialState._shared_state.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with the reason if the shared record was forgotten."""
+        kind = type(self)
+        if kind._shared_state or (not hasattr(kind, name) and name not in _RECORD_FIELDS):
+            raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
+        raise AttributeError(
+            f"`{kind.__name__}` object has no attribute `{name}`. This happens if `{kind.__name__}._reset_state()` was "
+            "called: build an Accelerator or a state again"
+        )
 
 
 class AcceleratorState(PartialState):

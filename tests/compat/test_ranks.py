@@ -56,3 +56,39 @@ def test_the_main_process_saves_a_state_without_the_others(does_each_save: bool,
         assert any(saved)
         assert loaded == saved
         assert files == ["config.txt"]
+
+
+def advance(world: World, options: dict[str, Any], is_overflow: bool) -> tuple[int, bool]:
+    """Step an optimizer and its schedule twice; return the schedule's position, and whether it is its own wrapper."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+
+    accelerator: Any = Accelerator(**options)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        optimizer._is_overflow = is_overflow
+        schedule.step()
+        optimizer.zero_grad()
+    return schedule.last_epoch, schedule.scheduler is schedule
+
+
+@pytest.mark.parametrize(
+    ("options", "is_overflow", "position"),
+    [
+        ({}, False, 4),
+        ({}, True, 0),
+        ({"split_batches": True}, False, 2),
+        ({"config": {"schedule": "steps"}}, False, 2),
+        ({"step_scheduler_with_optimizer": False}, True, 2),
+    ],
+)
+def test_a_schedule_advances_by_the_number_of_processes(
+    options: dict[str, Any], is_overflow: bool, position: int
+) -> None:
+    assert run_ranks(advance, 2, options, is_overflow, timeout_s=30) == [(position, True)] * 2

@@ -121,8 +121,11 @@ class TrackingMixin(ProcessView):
                 if isinstance(value, (str, dict)) and self._accepts_texts:
                     plain[name] = value
                     continue
-                value = _number(name, value)
-            plain[name] = value
+                number = _number(name, value)
+                plain[name] = value if type(value) is int else number
+                value = number
+            else:
+                plain[name] = value
             emit(rank, shown, now, str(name), value)
         if feed is not None:
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)

@@ -20,7 +20,8 @@ def main() -> None:
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True) * 20), batch_size=args.batch_size)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 6))
+    num_processes = accelerator.num_processes  # a prepared schedule advances by so many at each step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step // num_processes + 1) / 6))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
     largest = 0.0
