@@ -179,7 +179,7 @@ def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabSer
         use_theme(page, f"JupyterLab {theme}")
         output.screenshot(path=pictures / f"panel-core-{theme.lower()}.png")
     output.get_by_role("button", name="pause").click()
-    output.get_by_role("button", name="go on drawing").click()
+    output.get_by_role("button", name="resume drawing").click()
     output.get_by_role("button", name="stop after step").click()
     wait_until_ran(page, 1)
     expect(output.get_by_role("button")).to_have_count(0)

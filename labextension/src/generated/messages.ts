@@ -23,9 +23,9 @@ export interface IPanelFacts {
   readonly can_be_steered: boolean;
   /** Whether there is a folder for checkpoints. */
   readonly can_save: boolean;
-  /** The outcome of the last action that the user requested. */
+  /** The result of the last action that the user requested. */
   readonly said: string;
-  /** How many runs there are to compare with. */
+  /** The number of runs to compare with. */
   readonly num_earlier: number;
 }
 
@@ -47,9 +47,9 @@ export interface IMetricFact {
 export interface IProgressFacts {
   readonly epoch: number;
   readonly num_epochs: number;
-  /** The part of the epoch that is done, from 0 to 1. */
+  /** The completed fraction of the epoch, from 0 to 1. */
   readonly batch_fraction: JsonNumber;
-  /** The part of the run that is done, from 0 to 1. */
+  /** The completed fraction of the run, from 0 to 1. */
   readonly fraction: JsonNumber;
   readonly remaining_s: JsonNumber;
 }
@@ -134,7 +134,7 @@ export interface IInspect {
   readonly names: readonly string[];
 }
 
-/** Request every row of the run as CSV: as text, or as a file in the notebook's folder where it is large. */
+/** Request every row of the run as CSV: as text, or as a file in the notebook's folder if it is large. */
 export interface ICsvQuery {
   readonly kind: 'csv';
 }
@@ -168,7 +168,7 @@ export interface IEarlierCurveQuery {
 
 // Kernel to sidebar.
 
-/** One device of this machine; memory in bytes. */
+/** One device of this machine; sizes of memory in bytes. */
 export interface IDeviceLine {
   readonly name: string;
   readonly kind: string;
@@ -184,7 +184,7 @@ export interface IWorkerLine {
   readonly memory_bytes: number;
 }
 
-/** The log of one rank in the last cell; ``log`` is its name, which differs from cell to cell. */
+/** The log of one rank in the last cell; ``log`` is its name, different for each cell. */
 export interface ILogLine {
   readonly rank: number;
   readonly log: string;
