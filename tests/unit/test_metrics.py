@@ -161,7 +161,7 @@ def test_an_exporter_that_fails_is_reported_once_and_the_others_go_on(
             exporters.export([event])
     exporters.flush()
     assert [record.message for record in caplog.records] == [
-        f"metrics in {folder / 'a.prom'}: failed and is left out; the run goes on"
+        f"metrics in {folder / 'a.prom'}: export failed and is switched off; the run continues"
     ]
     assert _families(_get(lines[0]))["accel_nb_checkpoint_step", ()] == 3
 

@@ -77,7 +77,7 @@ export interface IMark {
   readonly text: string;
 }
 
-/** Segments and blocks of the allocator of one rank's device, and the largest holders of memory, at one moment. Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`). */
+/** Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment. Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state (`telemetry.allocator_blocks`). ``held`` are the sizes of the objects that ``holders`` describes. */
 export interface IMemoryMapped {
   readonly kind: 'memory map';
   readonly rank: number;
@@ -95,7 +95,7 @@ export interface IMemoryMapped {
 
 // Panel to kernel.
 
-/** End the cell after the step as if it had finished; save, if the run has checkpoints. */
+/** End the cell after the step as if it had finished; save a checkpoint first if the run has a folder for them. */
 export interface IStopAfterStep {
   readonly kind: 'stop';
 }
@@ -105,25 +105,25 @@ export interface ISaveNow {
   readonly kind: 'checkpoint';
 }
 
-/** Multiply learning rates, present and scheduled, by ``factor``. */
+/** Multiply the current and the scheduled learning rates by ``factor``. */
 export interface IScaleRate {
   readonly kind: 'scale_rate';
   readonly factor: number;
 }
 
-/** Make the learning rate ``value``; see `ScaleRate` for groups and schedules, which keep their proportions. */
+/** Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleRate`. */
 export interface ISetRate {
   readonly kind: 'set_rate';
   readonly value: number;
 }
 
-/** Report every ``steps`` steps until the cell ends: their mean to the panel, and values logged in that step. */
+/** Report every ``steps`` steps until the cell ends: the mean over them, and the values logged in the last one. */
 export interface ISetInterval {
   readonly kind: 'interval';
   readonly steps: number;
 }
 
-/** Report after the step the allocator's blocks on every rank's device, and which variables hold them. */
+/** Report after the step the allocator's blocks on every rank's device, and the variables that use them. */
 export interface IMapMemory {
   readonly kind: 'map_memory';
 }
