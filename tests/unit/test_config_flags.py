@@ -49,9 +49,12 @@ def test_flags_may_come_as_words():
         ("-gpus 2", "-gpus is no flag; did you mean --gpus?; flags start with two dashes"),
         ("-g 2", "-g is no flag; flags start with two dashes"),
         ("--", "-- is no flag; the option reference lists all flags"),
-        ("train.py", "train.py stands before any flag; only flags can be given here"),
-        ("gpus 2", "gpus 2 stands before any flag; did you mean --gpus?; only flags can be given here"),
-        ("\u2014gpus 2", "\u2014gpus 2 stands before any flag; did you mean --gpus?; only flags can be given here"),
+        ("train.py", "train.py comes before the first flag; only flags can be given here"),
+        ("gpus 2", "gpus 2 comes before the first flag; did you mean --gpus?; only flags can be given here"),
+        (
+            "\u2014gpus 2",
+            "\u2014gpus 2 comes before the first flag; did you mean --gpus?; only flags can be given here",
+        ),
         ("--gpus", "--gpus needs a value; give a whole number from 1 to 1024, all or none"),
         ("--gpus --static", "--gpus needs a value; give a whole number from 1 to 1024, all or none"),
         ("--gpus 2 3", "3 after --gpus 2 belongs to no flag; remove it, or quote a value with spaces"),
@@ -64,7 +67,7 @@ def test_flags_may_come_as_words():
         ("--gpus 2\0", "the flags hold the character '\\x00'; remove it"),
         ("--gpus 2\n--static", "the flags hold the character '\\n'; remove it"),
         ("--name \x1b[2J", "the flags hold the character '\\x1b'; remove it"),
-        ("--single", "--single is a group of flags that holds none yet; name one of its flags"),
+        ("--single", "--single is a group of flags that has none yet; name one of its flags"),
     ],
 )
 def test_bad_line(line: str, problem: str):
