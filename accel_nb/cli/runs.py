@@ -17,24 +17,24 @@ _MAX_SHOWN = 4
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return its output. Raise ConfigError for wrong use and runs that do not exist."""
-    options = _read(words)
+    """Run one of the commands and return its output. Raise ConfigError for wrong arguments and unknown runs."""
+    options = _parse_arguments(words)
     facts, lines = options.act(RunRegistry(), options)
     return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
 
 
-def _read(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     listing = _command(commands, _list, "all runs, newest first")
-    listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
-    _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
-    _command(commands, _compare, "where runs differ").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    listing.add_argument("--limit", metavar="N", type=int, default=20, help="maximum number of runs (default: 20)")
+    _command(commands, _show, "details of one run").add_argument("run", metavar="RUN", help=_RUN)
+    _command(commands, _compare, "differences between runs").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
     _command(commands, _open, "the folder of a run").add_argument("run", metavar="RUN", help=_RUN)
     return parser.parse_args(words)
 
 
-_RUN = "an id, a part of one that no other has, a name, or last"
+_RUN = "an id, a unique part of an id, a name, or last"
 
 
 def _command(commands: Any, act: Any, text: str) -> CommandParser:
@@ -46,15 +46,15 @@ def _command(commands: Any, act: Any, text: str) -> CommandParser:
 
 def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     if options.limit < 1:
-        raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
-    found = registry.runs(options.limit)
+        raise ConfigError(f"accel-nb runs list: --limit {options.limit} must be at least 1")
+    runs = registry.runs(options.limit)
     rows = [("run", "name", "outcome", "started", "took", "metrics")]
     rows += [
         (run.id, run.name, run.outcome, _clock(run.started), _took(run), _metrics(run.metrics, _MAX_SHOWN))
-        for run in found
+        for run in runs
     ]
-    lines = _table(rows) if found else [f"no run is recorded in {registry.folder}"]
-    return [asdict(run) for run in found], lines
+    lines = _table(rows) if runs else [f"no run is recorded in {registry.folder}"]
+    return [asdict(run) for run in runs], lines
 
 
 def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
@@ -81,7 +81,7 @@ def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
 def _compare(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     runs = [registry.find(wanted) for wanted in options.runs]
     if len({run.id for run in runs}) < 2:
-        raise ConfigError("accel-nb runs compare takes two runs or more that are not the same")
+        raise ConfigError("accel-nb runs compare takes two or more different runs")
     columns = [_comparable(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     differing = [name for name in names if len({column.get(name, "-") for column in columns}) > 1]

@@ -223,7 +223,7 @@ def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: RunRegist
         ("show", "required: RUN"),
         ("show nothing", "there is no run 'nothing'"),
         ("compare last last", "there is no run 'last'"),
-        ("list --limit 0", "--limit 0 is not at least 1"),
+        ("list --limit 0", "--limit 0 must be at least 1"),
     ],
 )
 def test_wrong_use_is_one_line(registry: RunRegistry, line: str, message: str, capsys: pytest.CaptureFixture[str]):
