@@ -11,10 +11,10 @@ export class RecentRuns {
 
   /** Newest first. */
   get runs(): readonly IRecentRun[] {
-    return this.known;
+    return this.currentRuns;
   }
 
-  /** The id of the run whose details are shown; null while none is. */
+  /** The id of the run whose details are shown; null if none is. */
   get shown(): string | null {
     return this.shownId;
   }
@@ -37,7 +37,7 @@ export class RecentRuns {
     }
     this.stamp = stamp;
     try {
-      this.known = stamp === '' ? [] : parseRuns(await this.channel.request('runs', {}));
+      this.currentRuns = stamp === '' ? [] : parseRuns(await this.channel.request('runs', {}));
       await this.readDetails();
       this.onChange();
     } catch {
@@ -58,7 +58,7 @@ export class RecentRuns {
     }
   }
 
-  private known: readonly IRecentRun[] = [];
+  private currentRuns: readonly IRecentRun[] = [];
   private latestDetails: IRunDetails | null = null;
   private shownId: string | null = null;
   private stamp = '';
