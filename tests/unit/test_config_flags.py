@@ -64,9 +64,9 @@ def test_flags_may_come_as_words():
         ("--gpus 2 --gpus 4", "--gpus 2 and --gpus 4 disagree; remove one of the two"),
         ("--panel --no-panel", "--panel and --no-panel disagree; remove one of the two"),
         ("--name 'x", 'a quotation mark in "--name \'x" is never closed; close it'),
-        ("--gpus 2\0", "the flags hold the character '\\x00'; remove it"),
-        ("--gpus 2\n--static", "the flags hold the character '\\n'; remove it"),
-        ("--name \x1b[2J", "the flags hold the character '\\x1b'; remove it"),
+        ("--gpus 2\0", "the flags contain the character '\\x00'; remove it"),
+        ("--gpus 2\n--static", "the flags contain the character '\\n'; remove it"),
+        ("--name \x1b[2J", "the flags contain the character '\\x1b'; remove it"),
         ("--single", "--single is a group of flags that has none yet; name one of its flags"),
     ],
 )

@@ -171,7 +171,7 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(exporters: Export
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metrics.port: {port} cannot be used .*choose another"):
+        with pytest.raises(ConfigError, match=rf"metrics.port: {port} cannot be used .*use another value"):
             exporters.use(MetricsOptions(port=port))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"metrics\.textfile: .* cannot be used"):

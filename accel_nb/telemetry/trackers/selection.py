@@ -100,7 +100,7 @@ def chosen_trackers(
         arguments: dict[str, Any] = {"run_name": _file_name(run)}
         if kind.requires_logging_directory:
             if folder is None:
-                raise MisuseError(f"{item} writes files and has no folder; set Accelerator(project_dir=...)")
+                raise MisuseError(f"{item} writes files and has no folder; give Accelerator(project_dir=...)")
             arguments["logging_dir"] = folder
         trackers.append(kind(**{**arguments, **options.get(item, {})}))
     return trackers
