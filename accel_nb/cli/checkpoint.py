@@ -26,9 +26,9 @@ _NUM_SHOWN = 10
 def run(words: Sequence[str]) -> str:
     """Run one of the commands and return its output.
 
-    Raise `ConfigError` for wrong use and `CheckpointError` for checkpoints that are damaged or do not exist.
+    Raise `ConfigError` for wrong arguments and `CheckpointError` for checkpoints that are damaged or do not exist.
     """
-    options = _read(words)
+    options = _parse_arguments(words)
     try:
         facts = options.act(options)
     except OSError as error:
@@ -38,24 +38,26 @@ def run(words: Sequence[str]) -> str:
     return "\n".join(_lines(facts)) + "\n"
 
 
-def _read(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb checkpoint", description="Inspect, verify and convert checkpoints.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
-    for act, text in ((_inspect, "show what it holds"), (_verify, "compare every size and checksum")):
+    for act, text in ((_inspect, "show the contents"), (_verify, "check every size and checksum")):
         _command(commands, act, text)
     merge = _command(commands, _merge, "write a model's weights as safetensors for other libraries")
     merge.add_argument("--out", metavar="DIR", required=True, help="the folder to write to")
-    merge.add_argument("--model", metavar="N", type=int, default=0, help="which model, counted from 0 (default: 0)")
-    merge.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="largest file (default: 5GB)")
-    cut = _command(commands, _reshard, "write it again, cut as if that many ranks had saved it")
-    cut.add_argument("--out", metavar="PATH", required=True, help="the new checkpoint's own folder or URL")
-    cut.add_argument("--ranks", metavar="N", type=int, required=True, help="how many shares, from 1 to 1024")
+    merge.add_argument("--model", metavar="N", type=int, default=0, help="the model's index, from 0 (default: 0)")
+    merge.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="maximum file size (default: 5GB)")
+    reshard = _command(commands, _reshard, "write a copy, sharded as if N ranks had saved it")
+    reshard.add_argument("--out", metavar="PATH", required=True, help="the folder or URL of the new checkpoint")
+    reshard.add_argument("--ranks", metavar="N", type=int, required=True, help="the number of shards, from 1 to 1024")
     return parser.parse_args(words)
 
 
 def _command(commands: Any, act: Any, text: str) -> CommandParser:
     parser: CommandParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
-    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a folder of them: then its newest")
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, or a folder of checkpoints, of which the newest is used"
+    )
     parser.add_json_flag()
     parser.set_defaults(act=act)
     return parser

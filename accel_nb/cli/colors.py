@@ -25,7 +25,7 @@ STATUS_COLORS: Mapping[str, int] = MappingProxyType(
         "failed": _RED,
     }
 )
-"""The status words of commands, each with its SGR color."""
+"""The color of each status word, as an SGR parameter."""
 _MARK = re.compile(rf"(?m)(^\[ *|  )({'|'.join(STATUS_COLORS)})(?=\]|  |$)")
 
 
@@ -36,4 +36,4 @@ def colorize(text: str, stream: TextIO) -> str:
     """
     if not stream.isatty() or get_variable("NO_COLOR", "") or get_variable("TERM", "") == "dumb":
         return text
-    return _MARK.sub(lambda found: f"{found[1]}\x1b[{STATUS_COLORS[found[2]]}m{found[2]}\x1b[0m", text)
+    return _MARK.sub(lambda match: f"{match[1]}\x1b[{STATUS_COLORS[match[2]]}m{match[2]}\x1b[0m", text)

@@ -6,4 +6,4 @@ class CommandFailed(Exception):
 
     code = 1
     is_error_output = False
-    """Whether the message is printed to standard error; else it is a result, such as a report."""
+    """Whether the message is printed to standard error; else it is a result, such as a report, for standard output."""

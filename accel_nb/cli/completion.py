@@ -1,4 +1,7 @@
-"""``accel-nb completion bash|zsh|fish``: a shell script that completes commands, flags and values without Python."""
+"""``accel-nb completion bash|zsh|fish``: a shell script that completes commands, flags and values.
+
+The script contains all words, so completing starts no Python.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,16 @@ def run(words: Sequence[str]) -> str:
     shell = parser.parse_args(words).shell
     if shell not in SCRIPT_WRITERS:
         near = did_you_mean(shell, list(SCRIPT_WRITERS))
-        raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(SCRIPT_WRITERS)}")
+        raise ConfigError(
+            f"accel-nb completion: {shell!a} is not a shell{near}; give one of {', '.join(SCRIPT_WRITERS)}"
+        )
     actions, flags = read_commands(HELP)
     for key in flags:
-        flags[key] = sorted({*flags[key], *_FLAG.findall(_help_of(key.split()))})
+        flags[key] = sorted({*flags[key], *_FLAG.findall(_help_text(key.split()))})
     return SCRIPT_WRITERS[shell](actions, flags, _values())
 
 
-def _help_of(command: Sequence[str]) -> str:
+def _help_text(command: Sequence[str]) -> str:
     """Return the help text of a command; empty if it has none."""
     from accel_nb.cli.main import main
 
@@ -48,21 +53,21 @@ def _help_of(command: Sequence[str]) -> str:
 
 
 def read_commands(text: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Parse the help text into the actions of each command, and the flags of each command or command and action."""
+    """Parse the help text; return the actions of each command, and the flags of each command and action."""
     actions: dict[str, list[str]] = {}
     flags: dict[str, list[str]] = {}
     for line in text.splitlines():
-        found = _COMMAND.match(line)
-        if found is None:
+        match = _COMMAND.match(line)
+        if match is None:
             continue
-        name, own = found["name"], found["actions"].split("|") if found["actions"] else []
-        known = actions.setdefault(name, [])
-        known += [action for action in own if action not in known]
-        offered = {"--help", *_FLAG.findall(line)}
+        name, line_actions = match["name"], match["actions"].split("|") if match["actions"] else []
+        known_actions = actions.setdefault(name, [])
+        known_actions += [action for action in line_actions if action not in known_actions]
+        line_flags = {"--help", *_FLAG.findall(line)}
         if "[flags]" in line:
-            offered.update(_all_flags())
-        for key in [f"{name} {action}" for action in own] or [name]:
-            flags[key] = sorted({*flags.get(key, []), *offered})
+            line_flags.update(_all_flags())
+        for key in [f"{name} {action}" for action in line_actions] or [name]:
+            flags[key] = sorted({*flags.get(key, []), *line_flags})
     return actions, flags
 
 
@@ -76,7 +81,7 @@ def _all_flags() -> list[str]:
 
 
 def _values() -> dict[str, list[str]]:
-    """Return the values of each flag that takes one of several words."""
+    """Return the values of each flag that accepts one of several words."""
     values: dict[str, list[str]] = {}
     for option in OPTIONS.values():
         words = [word for word in option.metavar.split("|") if word and word.islower()]
@@ -98,6 +103,7 @@ class _ShellSyntax:
     words: Sequence[str]
     """Expressions for the first two words after the program's name."""
     offer: str
+    """The statement that completes to one of the words ``%s`` and returns."""
     tail: Sequence[str]
 
 
@@ -127,7 +133,7 @@ _ZSH = _ShellSyntax(
 )
 
 
-def _posix(syntax: _ShellSyntax, actions: Table, flags: Table, values: Table) -> str:
+def _posix_script(syntax: _ShellSyntax, actions: Table, flags: Table, values: Table) -> str:
     def cases(subject: str, table: Table, indent: str) -> list[str]:
         rows = [f"{indent}    {shlex.quote(key)}) {syntax.offer % ' '.join(words)} ;;" for key, words in table.items()]
         return [f'{indent}case "{subject}" in', *rows, f"{indent}esac"]
@@ -138,8 +144,8 @@ def _posix(syntax: _ShellSyntax, actions: Table, flags: Table, values: Table) ->
         f"    if (({syntax.position} == 1)); then {syntax.offer % ' '.join([*actions, '--help'])}; fi",
         *cases("$before", values, "    "),
         '    if [[ "$word" == -* ]]; then',
-        *cases(f"{first} {second}", _of_actions(flags), "        "),
-        *cases(first, _of_commands(flags), "        "),
+        *cases(f"{first} {second}", _flags_of_actions(flags), "        "),
+        *cases(first, _flags_of_commands(flags), "        "),
         f"    elif (({syntax.position} == 2)); then",
         *cases(first, {name: own for name, own in actions.items() if own}, "        "),
         "    fi",
@@ -148,7 +154,7 @@ def _posix(syntax: _ShellSyntax, actions: Table, flags: Table, values: Table) ->
     return "\n".join(lines) + "\n"
 
 
-def _fish(actions: Table, flags: Table, values: Table) -> str:
+def _fish_script(actions: Table, flags: Table, values: Table) -> str:
     def offer(words: Sequence[str]) -> str:
         return f"printf '%s\\n' {' '.join(words)}; return"
 
@@ -164,8 +170,8 @@ def _fish(actions: Table, flags: Table, values: Table) -> str:
         f"    if test (count $words) -eq 1; {offer([*actions, '--help'])}; end",
         *cases("$words[-1]", values, "    "),
         "    if string match -q -- '-*' $word",
-        *cases("$words[2] $words[3]", _of_actions(flags), "        "),
-        *cases("$words[2]", _of_commands(flags), "        "),
+        *cases("$words[2] $words[3]", _flags_of_actions(flags), "        "),
+        *cases("$words[2]", _flags_of_commands(flags), "        "),
         "    else if test (count $words) -eq 2",
         *cases("$words[2]", {name: own for name, own in actions.items() if own}, "        "),
         "    end",
@@ -176,15 +182,15 @@ def _fish(actions: Table, flags: Table, values: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_actions(flags: Table) -> Table:
+def _flags_of_actions(flags: Table) -> Table:
     return {key: words for key, words in flags.items() if " " in key}
 
 
-def _of_commands(flags: Table) -> Table:
+def _flags_of_commands(flags: Table) -> Table:
     return {key: words for key, words in flags.items() if " " not in key}
 
 
 SCRIPT_WRITERS: Mapping[str, Callable[[Table, Table, Table], str]] = MappingProxyType(
-    {"bash": partial(_posix, _BASH), "zsh": partial(_posix, _ZSH), "fish": _fish}
+    {"bash": partial(_posix_script, _BASH), "zsh": partial(_posix_script, _ZSH), "fish": _fish_script}
 )
-"""For each shell, the function that writes its script from actions of commands, their flags and values of flags."""
+"""The function that returns a shell's script, by shell; arguments are actions, flags, and values of flags."""

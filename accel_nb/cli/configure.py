@@ -16,19 +16,19 @@ from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return its output. Raise `ConfigError` for wrong use and invalid files."""
+    """Run one of the commands and return its output. Raise `ConfigError` for wrong arguments and invalid files."""
     action = " ".join(words[:1])
     if action in ("-h", "--help"):
         return f"usage: accel-nb config {'|'.join(_COMMANDS)} ...\n"
     if action not in _COMMANDS:
         choices = ", ".join(_COMMANDS)
-        given = f"{action!a} is no command of config" if action else "config needs a command"
-        raise ConfigError(f"{given}{did_you_mean(action, list(_COMMANDS))}; give one of {choices}")
+        problem = f"{action!a} is not a command of config" if action else "config needs a command"
+        raise ConfigError(f"{problem}{did_you_mean(action, list(_COMMANDS))}; give one of {choices}")
     return _COMMANDS[action](words[1:])
 
 
 def _show(words: Sequence[str]) -> str:
-    as_json, flags = parse_with_options("accel-nb config show", "Show every option and where it is from.", words)
+    as_json, flags = parse_with_options("accel-nb config show", "Show every option, its value and its origin.", words)
     resolved = resolve([environment_layer(option_variables()), parse_flags(flags, source="command line")])
     if not as_json:
         return resolved.table() + "\n"
@@ -40,7 +40,7 @@ def _init(words: Sequence[str]) -> str:
     from accel_nb.config.starter_file import starter_file
     from accel_nb.runtime.process.hardware import inspect_machine
 
-    parser = CommandParser(prog="accel-nb config init", description="Begin a file of options for this machine.")
+    parser = CommandParser(prog="accel-nb config init", description="Create a file of options for this machine.")
     parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
     options = parser.parse_args(words)
     machine = inspect_machine()
@@ -56,7 +56,7 @@ def _import(words: Sequence[str]) -> str:
 
     parser = CommandParser(
         prog="accel-nb config import",
-        description="Read the file that `accelerate config` wrote, or a configuration of DeepSpeed.",
+        description="Convert a file that `accelerate config` wrote, or a DeepSpeed configuration, to options.",
     )
     parser.add_argument(
         "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
@@ -65,10 +65,10 @@ def _import(words: Sequence[str]) -> str:
     parser.add_json_flag()
     options = parser.parse_args(words)
     document = read_document(options.file)
-    found = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
-    text = to_yaml(found.options)
+    report = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
+    text = to_yaml(report.options)
     end = f"\n{text}" if options.out is None else _write_options(options.out, text)
-    return json.dumps(asdict(found), indent=2, default=str) + "\n" if options.json else f"{found.table()}\n{end}"
+    return json.dumps(asdict(report), indent=2, default=str) + "\n" if options.json else f"{report.table()}\n{end}"
 
 
 def _deepspeed(words: Sequence[str]) -> str:
@@ -77,23 +77,23 @@ def _deepspeed(words: Sequence[str]) -> str:
 
     parser = CommandParser(
         prog="accel-nb config deepspeed",
-        description="Print the dictionary that DeepSpeed would be given, and where each of its values comes from. "
-        "Takes the flags of a run as well; nothing is started.",
+        description="Print the configuration that accel_nb passes to DeepSpeed, and the origin of each value. "
+        "The flags of a run are accepted too; nothing is started.",
         allow_abbrev=False,
     )
-    parser.add_argument("--out", metavar="FILE", help="the new JSON file; without it the dictionary is printed")
+    parser.add_argument("--out", metavar="FILE", help="the new JSON file; without it the configuration is printed")
     options, flags = parser.parse_known_args(words)
     resolved = resolve([environment_layer(option_variables()), parse_flags(flags, source="command line")])
-    shown = show_deepspeed(resolved, on_gpus=uses_gpus(resolved.config.gpus, resolved.config.cpus))
-    end = f"\n{shown.json}" if options.out is None else _new_file(options.out, shown.json)
-    return f"{shown.table}{end}"
+    report = show_deepspeed(resolved, on_gpus=uses_gpus(resolved.config.gpus, resolved.config.cpus))
+    end = f"\n{report.json}" if options.out is None else _write_new_file(options.out, report.json)
+    return f"{report.table}{end}"
 
 
 def _write_options(path: str, text: str) -> str:
-    return f"{_new_file(path, text).rstrip()}; use it with --config {path}\n"
+    return f"{_write_new_file(path, text).rstrip()}; use it with --config {path}\n"
 
 
-def _new_file(path: str, text: str) -> str:
+def _write_new_file(path: str, text: str) -> str:
     try:
         with open(Path(path).expanduser(), "x", encoding="utf-8") as file:
             file.write(text)

@@ -17,13 +17,13 @@ from accel_nb.errors import ConfigError
 QUICKSTART = Path("notebooks/01_quickstart.ipynb")
 CELL_TIMEOUT_S = 300
 RESULT_WORDS = ("accuracy", "loss on")
-"""A printed line that begins with one of these is repeated on the terminal."""
+"""Printed lines that begin with one of these are results, which the summary contains."""
 
 
 def run(words: Sequence[str]) -> str:
     """Execute the notebook and return a summary. Raise DemoFailed if it does not exist or a cell raises."""
-    options = _read(words)
-    source = _find(options.notebook)
+    options = _parse_arguments(words)
+    source = _find_notebook(options.notebook)
     out = Path(options.out)
     target = out / source.name
     if target.resolve() == source.resolve():
@@ -48,14 +48,16 @@ class DemoFailed(CommandFailed):
     is_error_output = True
 
 
-def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = CommandParser(
+        prog="accel-nb demo", description="Run the quickstart notebook and save it with its pictures."
+    )
     parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
     parser.add_argument("--out", metavar="DIR", default="out/demo", help="the folder of the result (default: out/demo)")
     return parser.parse_args(words)
 
 
-def _find(given: str | None) -> Path:
+def _find_notebook(given: str | None) -> Path:
     if given is not None:
         path = Path(given)
         if not path.is_file():
@@ -71,7 +73,7 @@ def _find(given: str | None) -> Path:
 
 
 def _execute(path: Path) -> tuple[Any, str | None]:
-    """Run a notebook with this interpreter as its kernel; return it, and the error if there was one."""
+    """Run a notebook with this interpreter as its kernel; return it with outputs, and the error if a cell raised."""
     import nbformat
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
@@ -79,7 +81,7 @@ def _execute(path: Path) -> tuple[Any, str | None]:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     class OwnKernelManager(AsyncKernelManager):
-        """Starts this interpreter instead of the installed kernel that the notebook names."""
+        """Starts this interpreter instead of the installed kernel whose name is in the notebook."""
 
         @property
         def kernel_spec(self) -> KernelSpec:

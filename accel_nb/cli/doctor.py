@@ -9,7 +9,7 @@ from accel_nb.notebook.reports.doctor import diagnose
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the report. Raise `ConfigError` for wrong use."""
+    """Return the report. Raise `ConfigError` for wrong arguments."""
     parser = CommandParser(
         prog="accel-nb doctor", description="Report this machine's devices, and problems with remedies."
     )

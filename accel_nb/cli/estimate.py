@@ -1,4 +1,4 @@
-"""``accel-nb estimate``: the memory that training takes on each device; starts and downloads nothing."""
+"""``accel-nb estimate``: the memory that training needs on each device; starts and downloads nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NothingFits(CommandFailed):
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the table. Raise `NothingFits` with it if no plan fits, `ConfigError` for wrong input."""
+    """Return the table. Raise `NothingFits` with the table if no plan fits, and `ConfigError` for wrong input."""
     request = read_request(words, "accel-nb estimate", in_notebook=False)
     config = request.config(option_variables())
     setting = find_setting(
@@ -34,9 +34,9 @@ def run(words: Sequence[str]) -> str:
         batch_size=request.batch_size or (1 if request.inputs else 0),
         memory=request.memory,
     )
-    found = _forecast(request, setting)
-    text = render(found, request.form)
-    if found.best is None:
+    result = _forecast(request, setting)
+    text = render(result, request.form)
+    if result.best is None:
         raise NothingFits(text.rstrip("\n"))
     return text
 
@@ -54,7 +54,7 @@ def _forecast(request: ForecastRequest, setting: RunSetting) -> Forecast:
         model = model_from_path(target, Path.cwd())
     else:
         raise ConfigError(
-            f"accel-nb estimate: {target[:200]!a} names no model; give package.module:name, a *{SUFFIX} file or a "
+            f"accel-nb estimate: {target[:200]!a} is not a model; give package.module:name, a *{SUFFIX} file or a "
             "folder of them, or the config.json of a transformers model"
         )
     return forecast_model(
@@ -68,9 +68,9 @@ def _forecast(request: ForecastRequest, setting: RunSetting) -> Forecast:
 
 def _from_header(request: ForecastRequest, path: Path, setting: RunSetting) -> Forecast:
     if request.inputs:
-        raise ConfigError(f"accel-nb estimate: {path} holds weights and no code, so inputs have no use; remove them")
+        raise ConfigError(f"accel-nb estimate: {path} has weights and no code, so inputs have no effect; remove them")
     model = read_safetensors(path)
     if request.itemsize is not None:
         model = replace(model, weights=tuple(replace(weight, itemsize=request.itemsize) for weight in model.weights))
-    note = "activations are not counted: the file holds weights and no code"
+    note = "activations are not counted: the file has weights and no code"
     return forecast(with_optimizer(model, request.optimizer or "adamw"), setting, notes=[note])

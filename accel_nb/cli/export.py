@@ -1,4 +1,4 @@
-"""``accel-nb export NOTEBOOK.ipynb SCRIPT.py``: a script that trains as the notebook does."""
+"""``accel-nb export NOTEBOOK.ipynb SCRIPT.py``: converts a notebook to a script that trains in the same way."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:
-    """Write the script and its options, and return what was written and left out. Raise ConfigError on problems."""
+    """Write the script and its options, and report what was written and left out. Raise ConfigError on errors."""
     parser = CommandParser(
-        prog="accel-nb export", description="Make a script of a notebook, with its options beside it."
+        prog="accel-nb export", description="Convert a notebook to a script and a file of its options."
     )
     parser.add_argument("notebook", metavar="NOTEBOOK.ipynb")
     parser.add_argument("script", metavar="SCRIPT.py")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--force", action="store_true", help="replace existing files")
     options = parser.parse_args(words)
     notebook = read_notebook(read_bytes(options.notebook), options.notebook)
     sources = [

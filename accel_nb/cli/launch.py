@@ -31,7 +31,7 @@ Under mpirun and srun, the ranks that these start are the ranks of the job."""
 
 
 class JobFailed(CommandFailed):
-    """The job ended with exit code ``code`` and has printed the reason."""
+    """The job ended with exit code ``code``, and has printed the reason."""
 
     def __init__(self, code: int) -> None:
         self.code = code

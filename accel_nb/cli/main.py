@@ -16,20 +16,20 @@ from accel_nb.runtime.process.secrets import redact
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   inspect, verify and convert checkpoints
 accel-nb completion bash|zsh|fish   a script that completes commands in the shell
-accel-nb config show [flags]   every option, its value and where it came from (--json)
+accel-nb config show [flags]   every option, its value and its origin (--json)
 accel-nb config init           create a file of options for this machine (--out FILE)
-accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE, --json)
+accel-nb config import FILE    convert a file of `accelerate config` or DeepSpeed to options (--out FILE, --json)
 accel-nb config deepspeed [flags]   DeepSpeed's configuration, and which option sets each value (--out FILE)
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
 accel-nb doctor                this machine's devices, and problems with their remedies (--json)
-accel-nb estimate MODEL        the memory that training takes, and which strategy fits (--help lists its flags)
-accel-nb export NB.ipynb FILE.py   make a script of a notebook, with its options beside it
+accel-nb estimate MODEL        the memory that training needs, and which strategy fits (--help lists its flags)
+accel-nb export NB.ipynb FILE.py   convert a notebook to a script and a file of its options
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
 accel-nb runs list|show|compare|open   the runs recorded on this machine, and how they ended
-accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
+accel-nb test                  check training on this machine's devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +58,9 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     if name not in COMMANDS:
         from accel_nb.config.message_text import did_you_mean
 
-        other = _KNOWN_ELSEWHERE.get(name)
+        other = _ACCELERATE_COMMANDS.get(name)
         near = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
-        raise ConfigError(f"{name!a} is no command{near}; accel-nb --help lists them")
+        raise ConfigError(f"{name!a} is not a command{near}; accel-nb --help lists all commands")
     return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
 
@@ -78,9 +78,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "test": "selftest",
     }
 )
-"""The module of each command in this package, imported when the command is run, so that ``--help`` is fast."""
+"""The module of each command, imported only when the command is run, so that ``--help`` is fast."""
 
-_KNOWN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+_ACCELERATE_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "env": "doctor",
         "estimate-memory": "estimate MODEL",
@@ -89,4 +89,4 @@ _KNOWN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "tpu-config": "launch --tpus all on the TPU's machine",
     }
 )
-"""Commands of `accelerate`, and their replacements."""
+"""Commands of `accelerate` that have a different name here, and their replacements."""

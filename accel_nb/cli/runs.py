@@ -19,24 +19,24 @@ _MAX_SHOWN = 4
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return its output. Raise ConfigError for wrong use and runs that do not exist."""
-    options = _read(words)
+    """Run one of the commands and return its output. Raise ConfigError for wrong arguments and unknown runs."""
+    options = _parse_arguments(words)
     facts, lines = options.act(RunRegistry(), options)
     return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
 
 
-def _read(words: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     listing = _command(commands, _list, "the runs, newest first")
-    listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
+    listing.add_argument("--limit", metavar="N", type=int, default=20, help="maximum number of runs (default: 20)")
     listing.add_argument("--sort", metavar="COLUMN", default="started", help=_SORT)
     listing.add_argument("--reverse", action="store_true", help="the largest first; of times, the earliest")
     listing.add_argument("--tag", metavar="TAG", help="only runs with this tag")
     listing.add_argument("--starred", action="store_true", help="only runs with a star")
     listing.add_argument("--notebook", metavar="TEXT", help="only runs of notebooks whose path contains this")
-    _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
-    _command(commands, _compare, "where runs differ").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    _command(commands, _show, "details of one run").add_argument("run", metavar="RUN", help=_RUN)
+    _command(commands, _compare, "differences between runs").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
     label = _command(commands, _label, "change a run's name, notes, tags and star")
     label.add_argument("run", metavar="RUN", help=_RUN)
     label.add_argument("--name", metavar="NAME", help='another name; "" restores the recorded one')
@@ -50,7 +50,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-_RUN = "an id, a part of one that no other has, a name, or last"
+_RUN = "an id, a unique part of an id, a name, or last"
 _SORT = "started, name, took, steps, or a metric, smallest first (default: started, newest first)"
 
 
@@ -63,7 +63,7 @@ def _command(commands: Any, act: Any, text: str) -> CommandParser:
 
 def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     if options.limit < 1:
-        raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
+        raise ConfigError(f"accel-nb runs list: --limit {options.limit} must be at least 1")
     is_filtered = options.starred or options.tag is not None or options.notebook is not None
     by_time = options.sort == "started" and not options.reverse
     every = registry.runs(options.limit if by_time and not is_filtered else None)
@@ -143,7 +143,7 @@ def _show(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
 def _compare(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     runs = [registry.find(wanted) for wanted in options.runs]
     if len({run.id for run in runs}) < 2:
-        raise ConfigError("accel-nb runs compare takes two runs or more that are not the same")
+        raise ConfigError("accel-nb runs compare takes two or more different runs")
     differing = differing_facts([comparable_facts(run) for run in runs])
     rows = [("", *(run.id for run in runs))]
     rows += [(name, *("-" if value is None else value for value in values)) for name, values in differing.items()]

@@ -1,4 +1,4 @@
-"""``accel-nb test``: check training on this machine's own devices."""
+"""``accel-nb test``: check training on this machine's devices."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SelfTestFailed(CommandFailed):
 
 
 def run(words: Sequence[str]) -> str:
-    """Run the checks and return the report. Raise SelfTestFailed with it if one failed.
+    """Run the checks and return the report. Raise SelfTestFailed with the report if a check failed.
 
-    Takes ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. The default is all visible GPUs, or
+    Accepts ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. The default is all visible GPUs, or
     two CPU workers without a GPU.
     """
-    as_json, others = parse_with_options("accel-nb test", "Check training on this machine's own devices.", words)
+    as_json, others = parse_with_options("accel-nb test", "Check training on this machine's devices.", words)
     flags = parse_flags(others, source="command line")
     others = [name for name in flags.values if name not in _FLAGS]
     if others:

@@ -1,7 +1,7 @@
-"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch.
+"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports no torch.
 
-Names are imported when they are used: a package that declares options for its strategy imports
-``accel_nb.config.sections`` while the schema may be looking for those options.
+Names are imported on first use, to avoid an import cycle: the schema imports packages that declare options for their
+strategies, and such a package imports ``accel_nb.config.sections``.
 """
 
 from __future__ import annotations

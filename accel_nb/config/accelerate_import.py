@@ -1,4 +1,4 @@
-"""The YAML file of `accelerate config`, read into options: what is taken, what is not needed, what is left behind."""
+"""Import of the YAML file of `accelerate config` as options, with a report on each value."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ _UNSET = (None, "", "no", "NO", "none", "None")
 
 
 def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
-    """Return the options that an accelerate config's values stand for.
+    """Return the options that correspond to the values of an accelerate config, and a report on each value.
 
-    Each value of the file is accounted for. Raises `ConfigError` if nothing in the document is one of that file's
-    names, so that it is most likely another file.
+    Raises `ConfigError` if the document has none of that file's names, since it is then most likely another file.
     """
-    values = dict(_flat(document))
+    values = dict(_flatten(document))
     known = [name for name in values if name in _RULES or name.partition(".")[0] in _SECTIONS]
     if not known:
-        raise ConfigError(f"{source}: holds no value of an accelerate config file; give the file that it wrote")
-    found = ImportReport()
+        raise ConfigError(
+            f"{source}: has no value of an accelerate config file; give a file that `accelerate config` wrote"
+        )
+    report = ImportReport()
     for name, value in values.items():
         if value in _UNSET and name not in ("mixed_precision", "distributed_type"):
-            found.needless[name] = "not set"
+            report.needless[name] = "not set"
             continue
         rule = _RULES.get(name)
         section, _, inner = name.partition(".")
         if section == "fsdp_config" and inner:
-            record_outcome(found, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
+            record_outcome(report, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
             continue
         if rule is None:
-            found.left[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
+            report.left[name] = _SECTIONS.get(section) or "accel_nb has no such option"
             continue
-        record_outcome(found, name, rule(value, values), source)
-    return found
+        record_outcome(report, name, rule(value, values), source)
+    return report
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for name, value in document.items():
         if isinstance(value, dict) and value and not prefix:
-            flat += _flat(cast("dict[str, Any]", value), f"{name}.")
+            flat += _flatten(cast("dict[str, Any]", value), f"{name}.")
         else:
             flat.append((f"{prefix}{name}", value if not isinstance(value, dict) else None))
     return flat
@@ -54,7 +55,7 @@ Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
 
 
 def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return FSDP's values by their names outside of the file, and how many workers a machine has, if that is said."""
+    """Return FSDP's values by names without the file's prefix, and the workers per machine if the file sets them."""
     inner = {name.partition("fsdp_config.fsdp_")[2]: value for name, value in values.items()}
     inner.pop("", None)
     workers, machines = values.get("num_processes"), values.get("num_machines", 1)
@@ -64,14 +65,14 @@ def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _machine(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
-    return "this machine is meant" if value == "LOCAL_MACHINE" else NotImported(f"{quoted(value)} is not served")
+    return "this machine is used" if value == "LOCAL_MACHINE" else NotImported(f"{quoted(value)} is not supported")
 
 
 def _distributed(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU"):
-        return "strategy auto does so"
+        return "strategy auto chooses it"
     if str(value).startswith("MULTI_"):
-        return NotImported(f"{quoted(value)} is hardware that accel_nb does not train on")
+        return NotImported(f"accel_nb does not support the hardware of {quoted(value)}")
     return {"strategy": str(value).lower()}
 
 
@@ -80,7 +81,7 @@ def _workers(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     machines = values.get("num_machines", 1)
     if isinstance(value, int) and isinstance(machines, int) and machines > 1:
         if value % machines:
-            return NotImported(f"{value} processes are not the same number on each of {machines} machines")
+            return NotImported(f"{value} processes cannot be divided equally among {machines} machines")
         value //= machines
     return {"cpus" if on_cpu else "gpus": value}
 
@@ -91,15 +92,15 @@ def _devices(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return NotImported(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
 
 
-def _one(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+def _num_machines(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return (
         "one machine"
         if value in (0, 1)
-        else NotImported("several machines are an argument of a launch: accel-nb launch --nnodes N")
+        else NotImported("the number of machines is an argument of a launch: accel-nb launch --nnodes N")
     )
 
 
-def _first(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+def _machine_rank(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return (
         "the first machine"
         if value == 0
@@ -107,15 +108,17 @@ def _first(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     )
 
 
-def _switch(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
-    return NotImported("no option of accel_nb stands for it") if value else "off"
+def _unsupported_switch(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+    return NotImported("accel_nb has no such option") if value else "off"
 
 
-def _under(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
+def _becomes(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
+    """Return the rule of a value that is imported as ``option``."""
     return lambda value, _values: {option: change(value)}
 
 
-def _needless(reason: str) -> Rule:
+def _not_needed(reason: str) -> Rule:
+    """Return the rule of a value that needs no option."""
     return lambda _value, _values: reason
 
 
@@ -123,44 +126,47 @@ _RULES: Mapping[str, Rule] = {
     "compute_environment": _machine,
     "distributed_type": _distributed,
     "num_processes": _workers,
-    "use_cpu": _needless("see num_processes"),
+    "use_cpu": _not_needed("see num_processes"),
     "gpu_ids": _devices,
-    "mixed_precision": _under("precision"),
-    "debug": _under("debug"),
-    "num_machines": _one,
-    "machine_rank": _first,
-    "main_training_function": _needless("a script is run as it is"),
-    "same_network": _needless("nothing depends on it"),
-    "rdzv_backend": _needless("local workers meet in memory of their own"),
-    "enable_cpu_affinity": _switch,
-    "downcast_bf16": _switch,
-    "tpu_use_cluster": _switch,
-    "tpu_use_sudo": _switch,
-    "tpu_env": _switch,
-    "dynamo_config.dynamo_backend": _under("compile.backend", lambda value: str(value).lower()),
-    "dynamo_config.dynamo_mode": _under("compile.mode"),
-    "dynamo_config.dynamo_use_dynamic": _under(
+    "mixed_precision": _becomes("precision"),
+    "debug": _becomes("debug"),
+    "num_machines": _num_machines,
+    "machine_rank": _machine_rank,
+    "main_training_function": _not_needed("a script is run as it is"),
+    "same_network": _not_needed("it has no effect in accel_nb"),
+    "rdzv_backend": _not_needed("local workers need no rendezvous server"),
+    "enable_cpu_affinity": _unsupported_switch,
+    "downcast_bf16": _unsupported_switch,
+    "tpu_use_cluster": _unsupported_switch,
+    "tpu_use_sudo": _unsupported_switch,
+    "tpu_env": _unsupported_switch,
+    "dynamo_config.dynamo_backend": _becomes("compile.backend", lambda value: str(value).lower()),
+    "dynamo_config.dynamo_mode": _becomes("compile.mode"),
+    "dynamo_config.dynamo_use_dynamic": _becomes(
         "compile.dynamic", lambda value: {True: "yes", False: "no"}.get(value, value)
     ),
-    "dynamo_config.dynamo_use_fullgraph": _under("compile.fullgraph"),
-    "dynamo_config.dynamo_use_regional_compilation": _under("compile.regional"),
-    "deepspeed_config.zero_stage": _under("deepspeed.zero_stage"),
-    "deepspeed_config.offload_optimizer_device": _under("deepspeed.offload_optimizer"),
-    "deepspeed_config.offload_param_device": _under("deepspeed.offload_parameters"),
-    "deepspeed_config.zero3_init_flag": _needless("a model is built as it is, and divided from there"),
-    "deepspeed_config.zero3_save_16bit_model": _needless("save_model gathers weights by itself"),
-    "deepspeed_config.deepspeed_config_file": lambda value, _values: NotImported(f"import {quoted(value)} itself"),
-    "deepspeed_config.gradient_accumulation_steps": _under("accumulate"),
-    "deepspeed_config.gradient_clipping": _under("clip"),
+    "dynamo_config.dynamo_use_fullgraph": _becomes("compile.fullgraph"),
+    "dynamo_config.dynamo_use_regional_compilation": _becomes("compile.regional"),
+    "deepspeed_config.zero_stage": _becomes("deepspeed.zero_stage"),
+    "deepspeed_config.offload_optimizer_device": _becomes("deepspeed.offload_optimizer"),
+    "deepspeed_config.offload_param_device": _becomes("deepspeed.offload_parameters"),
+    "deepspeed_config.zero3_init_flag": _not_needed("models are built whole, and partitioned when they are prepared"),
+    "deepspeed_config.zero3_save_16bit_model": _not_needed("save_model always gathers the weights"),
+    "deepspeed_config.deepspeed_config_file": lambda value, _values: NotImported(
+        f"import the file {quoted(value)} instead"
+    ),
+    "deepspeed_config.gradient_accumulation_steps": _becomes("accumulate"),
+    "deepspeed_config.gradient_clipping": _becomes("clip"),
 }
-"""What to do with each value; an option that does not exist makes `resolve` say so, and the value is left behind."""
+"""The rule for each value. `record_outcome` reports a value as not imported if `resolve` rejects its options."""
 
 _SECTIONS: Mapping[str, str] = {
-    "deepspeed_config": "no option of accel_nb stands for it",
-    "fsdp_config": "no option of accel_nb stands for it",
-    "fp8_config": "fp8 is torchao's here: set precision to fp8, and the options of the section fp8",
-    "megatron_lm_config": "Megatron-LM is not served",
-    "parallelism_config": "parallelism beyond data is not served by this version",
+    "deepspeed_config": "accel_nb has no such option",
+    "fsdp_config": "accel_nb has no such option",
+    "fp8_config": "accel_nb uses torchao for fp8: set precision to fp8, and the options of the section fp8",
+    "megatron_lm_config": "Megatron-LM is not supported",
+    "parallelism_config": "this version supports data parallelism only",
     "mpirun_config": "start the workers with mpirun itself",
-    "dynamo_config": "no option of accel_nb stands for it",
+    "dynamo_config": "accel_nb has no such option",
 }
+"""The reason why values without a rule are not imported, by section."""

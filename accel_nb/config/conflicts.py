@@ -1,4 +1,4 @@
-"""Rules between options: which exclude each other, and which have no effect with others."""
+"""Rules between options: combinations that are not allowed, and options that have no effect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,25 +9,29 @@ from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
 
 @dataclass(frozen=True, slots=True)
 class OptionClash:
-    """Options that are allowed but exclude each other; ``message`` is the reason and the remedy."""
+    """Options whose values are valid but cannot be combined; ``message`` is the reason and the remedy."""
 
     options: tuple[str, ...]
     message: str
 
 
 ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
-"""Pairs of which a run has at most one option: the one from the higher layer replaces the other."""
+"""Pairs of options that exclude each other; the option from the stronger layer replaces the other one."""
 
 
 def find_clashes(config: Config) -> list[OptionClash]:
-    """Return the rules between options that a config breaks."""
+    """Return the combinations of options in a config that are not allowed."""
     found = [
         OptionClash((first, second), "only one of the two can be given; remove one")
         for first, second in ALTERNATIVES
         if getattr(config, first) is not None and getattr(config, second) is not None
     ]
     if not config.bring_back and config.pull:
-        found.append(OptionClash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+        found.append(
+            OptionClash(
+                ("pull", "bring_back"), "no names are returned to the notebook, so none can be pulled; remove one"
+            )
+        )
     if config.background and config.max_restarts:
         found.append(
             OptionClash(
@@ -35,12 +39,12 @@ def find_clashes(config: Config) -> list[OptionClash]:
             )
         )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
-        found.append(OptionClash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
+        found.append(OptionClash(("fsdp.wrap",), "no classes are given; set fsdp.classes"))
     if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
-        message = f"{config.fp8.recipe} scales a weight in two ways, which needs all of it unrounded: use tensorwise"
+        message = f"{config.fp8.recipe} scales weights in two ways, which needs the unrounded weights: use tensorwise"
         found.append(OptionClash(("fp8.recipe", "fsdp.float8_gather"), message))
     if config.fsdp.float8_gather and config.fsdp.cpu_offload:
-        message = "what lies in host memory is gathered in the format of the computation; remove one of the two"
+        message = "weights in host memory are gathered in the format of the computation; remove one of the two"
         found.append(OptionClash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:
         found.append(
@@ -52,7 +56,7 @@ def find_clashes(config: Config) -> list[OptionClash]:
         found.append(
             OptionClash(
                 ("checkpoint.resume",),
-                "auto looks in checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
+                "auto searches checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
             )
         )
     size_from = "cpus" if config.gpus is None else "gpus"
@@ -76,26 +80,26 @@ def rank_problems(config: Config, size: int) -> dict[str, str]:
 
 
 def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return, for each given option that has no effect in this config, the reason."""
+    """Return the reason for each given option that has no effect in this config."""
     idle = {
         name: f"it belongs to {option.section}, and strategy is {config.strategy}"
         for name in given
         if (option := OPTIONS[name]).section in STRATEGY_SECTIONS and config.strategy not in ("auto", option.section)
     }
     hook = config.ddp.comm_hook
-    for name, needed in (("min_params", "size"), ("classes", "classes")):
-        if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
+    for name, wrap in (("min_params", "size"), ("classes", "classes")):
+        if f"fsdp.{name}" in given and config.fsdp.wrap != wrap:
             idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
     for name in ("offload_parameters", "prefetch_size", "persistent_size", "weights"):
         if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
             idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:
         if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
-            idle.setdefault(name, "it goes around ddp.comm_hook, which is no")
+            idle.setdefault(name, "it wraps ddp.comm_hook, which is no")
         if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
             idle.setdefault(name, f"ddp.comm_hook is {hook}")
     if config.memory is not None and config.strategy != "auto" and "memory" in given:
-        idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
+        idle["memory"] = f"only strategy auto makes a plan, and strategy is {config.strategy}"
     for name in given:
         if (name.startswith("fp8.") or name == "fsdp.float8_gather") and config.precision != "fp8":
             idle[name] = f"precision is {config.precision}"
@@ -104,5 +108,5 @@ def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str
     if "data.data_seed" in given and not config.data.use_seedable_sampler:
         idle["data.data_seed"] = "data.use_seedable_sampler is off"
     if config.checkpoint.dir is None and "checkpoint.total_limit" in given:
-        idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so nothing is named step_N"
+        idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so no checkpoint is named step_N"
     return idle

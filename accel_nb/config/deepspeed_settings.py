@@ -9,10 +9,10 @@ from accel_nb.config.sections import DeepspeedOptions
 
 
 def settings_for(options: DeepspeedOptions, num_elements: int | None, *, pins_memory: bool) -> dict[str, Any]:
-    """Return DeepSpeed's dictionary for a model of ``num_elements`` trainable elements; None: for one of any size.
+    """Return DeepSpeed's configuration for a model of ``num_elements`` trainable elements, or of any size if None.
 
-    Accumulation, clipping, loss scaling and schedules are not in it: accel_nb does them for all strategies. No
-    bucket is larger than the model, since DeepSpeed allocates it whole.
+    It leaves out accumulation, clipping, loss scaling and schedules, which accel_nb does for all strategies. No bucket
+    is larger than the model, since DeepSpeed allocates whole buckets.
     """
     stage = options.zero_stage
     limit = sys.maxsize if num_elements is None else num_elements + num_elements % 2

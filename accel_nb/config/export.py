@@ -1,4 +1,4 @@
-"""Writes the files that are generated from the schema, or with ``--check`` lists those out of date.
+"""Writes the files that are generated from the schema, or with ``--check`` lists those that are out of date.
 
 ``python -m accel_nb.config.export [--check] [REPOSITORY]``
 """
@@ -25,7 +25,7 @@ def generated_files() -> dict[str, str]:
 
 
 def write_generated(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Write the generated files, texts by path, below ``root`` and return the paths of those that changed."""
+    """Write the generated ``files`` (texts by path) below ``root``; return the paths of those that changed."""
     stale = stale_files(root, files)
     for path in stale:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def write_generated(root: Path, files: Mapping[str, str]) -> list[str]:
 
 
 def stale_files(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths of the generated files, texts by path, that are missing or differ below ``root``."""
+    """Return the paths of the generated ``files`` (texts by path) that are missing or different below ``root``."""
     return [
         path
         for path, text in files.items()
@@ -58,7 +58,7 @@ def options_markdown() -> str:
         "",
         f"From weakest to strongest: {' < '.join(LAYER_NAMES)}. `%accelerate config` shows each value and where it",
         "came from. Flags and code that set the same option to different values are an error.",
-        "`none` gives an option back to its own choice; an empty list is written `--pull=`.",
+        "`none` resets an option to its automatic choice; an empty list is written `--pull=`.",
         "",
         "## For every run",
         "",
@@ -73,7 +73,7 @@ def options_markdown() -> str:
         "",
         "## Planned",
         "",
-        "Refused by name, because this version does not serve them yet:",
+        "Rejected with a message, because this version does not support them yet:",
         f"{', '.join(values)}.",
         "",
     ]
@@ -153,7 +153,7 @@ def _union(name: str, members: Sequence[str]) -> str:
 
 
 def run_command(arguments: Sequence[str], command: str, files: Mapping[str, str]) -> int:
-    """Write or check the generated ``files``, texts by path; return the exit status."""
+    """Write or check the generated ``files`` (texts by path); return the exit status."""
     flags = [argument for argument in arguments if argument.startswith("-")]
     roots = [argument for argument in arguments if not argument.startswith("-")]
     if flags not in ([], ["--check"]) or len(roots) > 1:

@@ -1,4 +1,4 @@
-"""Writing the YAML file of options: the old file is replaced as a whole, so that a crash leaves one of the two."""
+"""Writing of the YAML file of options. A file is replaced atomically: after a crash it has the old or the new text."""
 
 import os
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from accel_nb.errors import ConfigError
 
 
 def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write options as YAML that ``read_file`` reads back; of a Resolved, those that some layer gave.
+    """Write options as YAML that ``read_file`` can read; of a `Resolved`, write those that a layer sets.
 
-    An existing file is replaced as a whole or not at all.
+    An existing file is replaced atomically.
 
     Raises:
         ConfigError: if an option is wrong or the file cannot be written.
@@ -32,7 +32,7 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
 
 
 def to_yaml(options: Resolved | Config | Mapping[str, Any]) -> str:
-    """Return options as the text that ``write_file`` writes; raises ConfigError if one is wrong."""
+    """Return options as the text that ``write_file`` writes; raises `ConfigError` if one is wrong."""
     document = {"version": SCHEMA_VERSION, **nested(_json_ready(options))}
     return "# Options of accel_nb; docs/options.md lists them all.\n" + dump_yaml(document)
 

@@ -1,7 +1,7 @@
-"""Flags of the magic and the command line, and back: ``--gpus 2 --no-panel`` <-> a layer.
+"""Conversion between the flags of the magic and the command line, such as ``--gpus 2 --no-panel``, and a layer.
 
-pydantic-settings parses them with the schema's models. Flags are parsed one at a time, so that one mistake does not
-hide the next; messages for what it refuses are made here.
+pydantic-settings parses flags with the schema's models. Each flag is parsed separately, so that all mistakes are
+reported; the messages are made here.
 """
 
 import shlex
@@ -19,19 +19,19 @@ MAX_LINE = 16_384
 _BY_FLAG = {f"--{option.flag}": option for option in OPTIONS.values()}
 _NEGATED = {f"--no-{option.flag}": option for option in OPTIONS.values() if option.is_switch}
 _KNOWN: Mapping[str, Option] = _BY_FLAG | _NEGATED
-_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # including those that text processors substitute for two hyphens
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # including the dashes that word processors insert for two hyphens
 
 
 def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
     """Return the flags of a magic's line, or of a list of arguments, as a layer.
 
-    Mistakes of the user raise nothing: they are in ``Layer.problems``, and ``resolve`` reports them together with
-    values that are not allowed.
+    Mistakes of the user do not raise: they are recorded in ``Layer.problems``, and ``resolve`` reports them together
+    with values that are not allowed.
     """
     text = line if isinstance(line, str) else " ".join(line)
     bad = next((char for char in text if not char.isprintable() and char != "\t"), None)
     if bad is not None:
-        return Layer("flags", {}, source, problems=(f"the flags hold the character {bad!a}; remove it",))
+        return Layer("flags", {}, source, problems=(f"the flags contain the character {bad!a}; remove it",))
     if len(text) > MAX_LINE:
         return Layer(
             "flags", {}, source, problems=(f"the flags are longer than {MAX_LINE} characters; use --config FILE",)
@@ -40,15 +40,15 @@ def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
         words = shlex.split(without_comment(line)) if isinstance(line, str) else list(line)
     except ValueError:
         return Layer("flags", {}, source, problems=(f"a quotation mark in {quoted(line)} is never closed; close it",))
-    reading = _Reading()
+    parsed = _ParsedFlags()
     parser = _parser() if words else None
-    for group in _groups(words):
-        reading.add(group, parser)
-    return Layer("flags", reading.values, source, reading.places, tuple(reading.problems))
+    for group in _split_flags(words):
+        parsed.add(group, parser)
+    return Layer("flags", parsed.values, source, parsed.places, tuple(parsed.problems))
 
 
 def without_comment(line: str) -> str:
-    """Return a line without its comment: what follows a ``#`` that begins a word, as in a shell, outside of quotes."""
+    """Return a line without its comment, which begins with a ``#`` at the start of a word outside of quotes."""
     quote, before, is_escaped = "", " ", False
     for index, char in enumerate(line):
         if char == "#" and not quote and not is_escaped and before.isspace():
@@ -66,7 +66,7 @@ def without_comment(line: str) -> str:
 
 
 def flags_to_line(given: Config | Layer) -> str:
-    """Return the flags that set these options; of a Config, those that are not at their default.
+    """Return the flags that set these options; for a `Config`, those that differ from their defaults.
 
     Raises:
         ValueError: if a value cannot be written as a flag, such as text with a line break.
@@ -94,26 +94,26 @@ def usage(command: str = "%%accelerate") -> str:
 
 
 @dataclass
-class _Reading:
-    """The options of the flags that were parsed so far."""
+class _ParsedFlags:
+    """Values, places and problems of the flags that have been parsed."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     places: dict[str, str] = field(default_factory=dict[str, str])
     problems: list[str] = field(default_factory=list[str])
 
     def add(self, group: list[str], parser: "_Parser | None") -> None:
-        """Parse a flag with the words that follow it."""
+        """Parse a flag and the words that follow it."""
         name = group[0].partition("=")[0]
         option = _KNOWN.get(name)
         if option is None or parser is None:
-            self.problems.append(_unknown(group))
+            self.problems.append(_unknown_flag_message(group))
             return
         try:
             value = parser.read(group, option)
         except ValueError:
-            self.problems.append(_refused(group, option))
+            self.problems.append(_wrong_value_message(group, option))
             return
-        place = _shown(group)
+        place = _display_text(group)
         if option.name in self.values and self.values[option.name] != value:
             self.problems.append(f"{self.places[option.name]} and {place} disagree; remove one of the two")
             return
@@ -122,7 +122,7 @@ class _Reading:
 
 class _Parser(Protocol):
     def read(self, group: list[str], option: Option) -> Any:
-        """Return the value of one flag; raises ValueError for what the library refuses."""
+        """Return the value of one flag; raises ValueError if pydantic-settings rejects it."""
         ...
 
 
@@ -130,12 +130,12 @@ def _parser() -> _Parser:
     from pydantic_settings import BaseSettings, CliSettingsSource
 
     class FlagSettings(BaseSettings, Config, enable_decoding=False, defer_build=True):  # pyright: ignore
-        """The schema as settings; lists stay text, which the schema's own validators read."""
+        """The schema as settings. Lists stay text, which the schema's validators parse."""
 
     source: CliSettingsSource[Any] = CliSettingsSource(
         FlagSettings,
         cli_prog_name="accelerate",
-        cli_parse_none_str="\0",  # the schema reads "none" itself
+        cli_parse_none_str="\0",  # the schema parses "none"
         cli_avoid_json=True,
         cli_exit_on_error=False,
         cli_implicit_flags="dual",
@@ -149,7 +149,7 @@ def _parser() -> _Parser:
 
     class Parser:
         def read(self, group: list[str], option: Option) -> Any:
-            if option.flag in SECTIONS:  # the library reads such a flag as one for the whole section
+            if option.flag in SECTIONS:  # pydantic-settings interprets such a flag as a value of the whole section
                 _, equals, rest = group[0].partition("=")
                 group = [f"--{option.name.replace('_', '-')}{equals}{rest}", *group[1:]]
             value: Any = source(args=group)()
@@ -160,8 +160,8 @@ def _parser() -> _Parser:
     return Parser()
 
 
-def _groups(words: Sequence[str]) -> list[list[str]]:
-    """Split words into flags, each with what follows it; words before the first flag are a group too."""
+def _split_flags(words: Sequence[str]) -> list[list[str]]:
+    """Split words into groups of a flag and the words that follow it; words before the first flag are a group too."""
     groups: list[list[str]] = []
     for word in words:
         if groups and not _is_flag_like(word):
@@ -175,18 +175,18 @@ def _is_flag_like(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "."
 
 
-def _unknown(group: list[str]) -> str:
+def _unknown_flag_message(group: list[str]) -> str:
     word = group[0].partition("=")[0]
     if word.removeprefix("--") in SECTIONS:
         flags = ", ".join(flag for flag in _BY_FLAG if flag.startswith(f"{word}."))
-        return f"{word} is a group of flags{': ' if flags else ' that holds none yet'}{flags}; name one of its flags"
+        return f"{word} is a group of flags{': ' if flags else ' that has none yet'}{flags}; name one of its flags"
     hint = did_you_mean(word.lstrip(_DASHES), _suggestions())
     if word.startswith("--"):
         return f"{quoted(word)} is no flag{hint or '; the option reference lists all flags'}"
     if word.startswith("-"):
         return f"{quoted(word)} is no flag{hint}; flags start with two dashes"
     hint = hint if word[:1] in _DASHES or f"--{word}" in _KNOWN else ""
-    return f"{' '.join(map(quoted, group))} stands before any flag{hint}; only flags can be given here"
+    return f"{' '.join(map(quoted, group))} comes before the first flag{hint}; only flags can be given here"
 
 
 def _suggestions() -> dict[str, str]:
@@ -194,23 +194,22 @@ def _suggestions() -> dict[str, str]:
     return by_name | {flag[2:]: flag for flag in _KNOWN}
 
 
-def _refused(group: list[str], option: Option) -> str:
-    """Return the message about a known flag that the library refused."""
+def _wrong_value_message(group: list[str], option: Option) -> str:
+    """Return the message about a known flag that pydantic-settings rejected."""
     name, has_value, _ = group[0].partition("=")
     extra = group[1:] if option.is_switch or has_value else group[2:]
     if option.is_switch and has_value:
-        return f"{_shown(group[:1])}: the flag takes no value; write --{option.flag} or --no-{option.flag}"
+        return f"{_display_text(group[:1])}: the flag takes no value; write --{option.flag} or --no-{option.flag}"
     if extra:
         words = " ".join(map(quoted, extra))
-        return (
-            f"{words} after {_shown(group[: -len(extra)])} belongs to no flag; remove it, or quote a value with spaces"
-        )
+        flag = _display_text(group[: -len(extra)])
+        return f"{words} after {flag} belongs to no flag; remove it, or quote a value with spaces"
     if not option.is_switch and not has_value and len(group) == 1:
         return f"{name} needs a value; give {option.allowed}"
-    return f"{_shown(group)} cannot be read; give {option.allowed}"
+    return f"{_display_text(group)} cannot be read; give {option.allowed}"
 
 
-def _shown(group: list[str]) -> str:
+def _display_text(group: list[str]) -> str:
     text = " ".join(shlex.quote(word) for word in group)
     text = hide_secrets(text)  # before cutting: a part of a secret is not recognized as one
     return text if len(text) <= 80 else text[:77] + "..."

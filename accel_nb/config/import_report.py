@@ -1,4 +1,4 @@
-"""Report on the import of another program's configuration: what each of its values became."""
+"""Report on the import of another program's configuration: the result for each of its values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from accel_nb.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class NotImported:
-    """The reason why a value has no option."""
+    """The reason why a value is not imported."""
 
     reason: str
 
 
 ImportOutcome = dict[str, Any] | str | NotImported
-"""The result for one value: options, the reason why none are needed, or why there are none."""
+"""The result for one value: options, the reason why none is needed, or the reason why it is not imported."""
 
 
 @dataclass(slots=True)
 class ImportReport:
     """The result of an import: options, and one line for each value of the file.
 
-    ``taken`` maps a name of the file to its options; ``needless`` and ``left`` map it to the reason.
+    By name in the file: ``taken`` has the options of imported values, ``needless`` the reasons why values need no
+    option, and ``left`` the reasons why values are not imported.
     """
 
     options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -34,7 +35,7 @@ class ImportReport:
     left: dict[str, str] = field(default_factory=dict[str, str])
 
     def table(self) -> str:
-        """Return a line for each value of the file, those without an option last."""
+        """Return a line for each value of the file, the values that are not imported last."""
         rows = [
             (name, "->", ", ".join(f"{option}: {_text(value)}" for option, value in options.items()))
             for name, options in self.taken.items()
@@ -45,24 +46,24 @@ class ImportReport:
         return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
 
 
-def record_outcome(found: ImportReport, name: str, outcome: ImportOutcome, source: str) -> None:
-    """Record the result for one value; options that the schema refuses are reported with its reason."""
+def record_outcome(report: ImportReport, name: str, outcome: ImportOutcome, source: str) -> None:
+    """Record the result for one value; options that `resolve` rejects are recorded as not imported."""
     if isinstance(outcome, str):
-        found.needless[name] = outcome
+        report.needless[name] = outcome
     elif isinstance(outcome, NotImported):
-        found.left[name] = outcome.reason
+        report.left[name] = outcome.reason
     else:
-        _take(found, name, outcome, source)
+        _add_options(report, name, outcome, source)
 
 
-def _take(found: ImportReport, name: str, options: dict[str, Any], source: str) -> None:
+def _add_options(report: ImportReport, name: str, options: dict[str, Any], source: str) -> None:
     try:
         resolve([Layer("file", options, f"{name} in {source}")])
     except ConfigError as error:
-        found.left[name] = error.problems[0]
+        report.left[name] = error.problems[0]
         return
-    found.taken[name] = options
-    found.options.update(options)
+    report.taken[name] = options
+    report.options.update(options)
 
 
 def _text(value: Any) -> str:

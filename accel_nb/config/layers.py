@@ -41,8 +41,8 @@ class Layer:
     """Options from one source.
 
     ``values`` may be nested (``{"ddp": {"static_graph": True}}``) or dotted (``{"ddp.static_graph": True}``).
-    ``source`` names the source, as ``"train.yaml"`` or ``"Accelerator(...)"``; ``places`` is the position in it, by
-    option, where known. ``problems`` were found while the layer was read; ``resolve`` reports them with its own.
+    ``source`` is the name of the source, such as ``"train.yaml"`` or ``"Accelerator(...)"``; ``places`` are positions
+    in it by option, where known. ``problems`` were found while the layer was read; ``resolve`` reports them too.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Row:
 class Resolved:
     """The config of a run, the origin of each of its values, and notes about settings that have no effect.
 
-    Derived values are cached, since most cells run with the options of the cell before.
+    Derived values are cached, since successive cells mostly run with the same options.
     """
 
     config: Config
@@ -100,14 +100,14 @@ class Resolved:
 
     def table(self) -> str:
         """Return ``explain()`` and the notes as lines of text."""
-        rows = [(row.option, quoted(_shown(row.value)), str(row.origin)) for row in self.explain()]
+        rows = [(row.option, quoted(_display_value(row.value)), str(row.origin)) for row in self.explain()]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{option:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for option, value, origin in rows]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that some layer sets, by dotted name; defaults are left out."""
+        """The values that layers set, by dotted name; defaults are left out."""
         return {row.option: row.value for row in self.explain() if row.origin.layer != "default"}
 
     @cached_property
@@ -117,9 +117,8 @@ class Resolved:
         given = self.given
         for name in LAYER_NAMES[1:]:
             places = {option: origin.source for option, origin in self.origins.items() if origin.layer == name}
-            is_named_file = (
-                name == "file" and self.config.config is not None
-            )  # also when empty: the file is read once only
+            # The layer of a named file is kept even if it is empty, so that the file is not read again.
+            is_named_file = name == "file" and self.config.config is not None
             if places or is_named_file:
                 values = {option: value for option, value in given.items() if option in places}
                 source = str(self.config.config) if is_named_file else next(iter(places.values()))
@@ -128,13 +127,13 @@ class Resolved:
 
     @cached_property
     def of_training(self) -> str:
-        """A text that is equal for configs whose options differ at most in those of scope ``cell``."""
+        """A key of the options that change the training: equal for configs that differ in scope ``cell`` only."""
         return self.config.model_dump_json(
             exclude={name for name, option in OPTIONS.items() if not option.is_of_training}
         )
 
     def check_world(self, size: int) -> None:
-        """Raise ConfigError when an option names a rank that a world of ``size`` workers does not have."""
+        """Raise ConfigError if an option names a rank that does not exist in a world of ``size`` workers."""
         problems = rank_problems(self.config, size)
         if problems:
             raise ConfigError(
@@ -161,18 +160,18 @@ class Resolved:
 
     @classmethod
     def from_json(cls, text: str) -> "Resolved":
-        """Rebuild what ``to_json`` wrote, which leaves defaults out; raises ConfigError for anything else."""
+        """Return the `Resolved` of a document that ``to_json`` wrote; raises ConfigError for any other text."""
         try:
             document = json.loads(text)
             if document["version"] != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"the config has version {quoted(document['version'])}; this one reads {SCHEMA_VERSION}"
+                    f"the config has version {quoted(document['version'])}; this accel_nb reads {SCHEMA_VERSION}"
                 )
             origins = {str(name): Origin(str(layer), str(at)) for name, (layer, at) in document["origins"].items()}
             notes = tuple(str(note) for note in document["notes"])
             config = Config.model_validate(document["config"])
         except (ValidationError, json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError("the config document is damaged: not what Resolved.to_json() wrote") from error
+            raise ConfigError("the config document is damaged: Resolved.to_json() did not write it") from error
         except ConfigError:
             raise
         except ValueError as error:
@@ -186,13 +185,13 @@ _ambient: ContextVar[tuple[Layer, ...] | Resolved] = ContextVar("accel_nb_layers
 
 
 def ambient_layers() -> tuple[Layer, ...]:
-    """Return the layers below an Accelerator's own arguments; none outside of a cell."""
+    """Return the layers that are weaker than an Accelerator's arguments; none outside of a cell."""
     ambient = _ambient.get()
     return ambient.layers if isinstance(ambient, Resolved) else ambient
 
 
 def ambient_config() -> Resolved | None:
-    """Return the config that the ambient layers alone resolve to, if it was computed already."""
+    """Return the config that the ambient layers resolve to, if it was passed to `using_layers`; else None."""
     ambient = _ambient.get()
     return ambient if isinstance(ambient, Resolved) else None
 
@@ -208,15 +207,15 @@ def using_layers(layers: Iterable[Layer] | Resolved) -> Generator[None, None, No
 
 
 def without_overridden(layer: Layer, stronger: Iterable[Layer]) -> Layer:
-    """Return a layer without the options that ``stronger`` layers of its kind set, or set an alternative to."""
-    taken = {name for other in stronger if other.name == layer.name for name in other.values}
-    taken |= {name for pair in ALTERNATIVES if taken & set(pair) for name in pair}
-    values = {name: value for name, value in layer.values.items() if name not in taken}
+    """Return a layer without the options that ``stronger`` layers of the same kind replace, alternatives included."""
+    replaced = {name for other in stronger if other.name == layer.name for name in other.values}
+    replaced |= {name for pair in ALTERNATIVES if replaced & set(pair) for name in pair}
+    values = {name: value for name, value in layer.values.items() if name not in replaced}
     return Layer(layer.name, values, layer.source, layer.places, layer.problems)
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Return the layer of the variables named ``ACCEL_NB_...`` in ``environ``, which is only read."""
+    """Return the layer of the variables named ``ACCEL_NB_...`` in ``environ``."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     problems: list[str] = []
@@ -235,18 +234,19 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None = None) -> Resolved:
-    """Merge the layers, weakest first whatever their order here, and return the config with each value's origin.
+    """Merge the layers and return the config with each value's origin.
 
-    Of two layers of the same kind the later one wins. A layer that sets ``config`` names a file, which is read by
-    ``read`` (by default ``read_file``) unless the file's layer is among the layers already.
+    Layers are sorted by kind; of two layers of the same kind the later one is stronger. The value of the option
+    ``config`` is the path of a file, which is read by ``read`` (by default ``read_file``) unless the file's layer is
+    among the layers.
 
     Raises:
         ConfigError: with one line for each problem of any layer.
     """
     stack = sorted(layers, key=lambda layer: LAYER_NAMES.index(layer.name))
     problems: list[str] = []
-    checked = [(layer, _checked(layer, problems)) for layer in stack]
-    checked = _with_file(checked, problems, read)
+    checked = [(layer, _check_values(layer, problems)) for layer in stack]
+    checked = _add_file_layer(checked, problems, read)
     _check_code_against_flags(checked, problems)
 
     values: dict[str, Any] = {}
@@ -255,7 +255,7 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
     for layer, given in checked:
         for option, value in given.items():
             values[option], origins[option] = value, layer.origin(option)
-            notes += _set_aside(option, values, origins)
+            notes += _drop_alternative(option, values, origins)
 
     config = Config.model_validate(nested(values))
     for clash in find_clashes(config):
@@ -271,17 +271,17 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
 
 
 def read_file(path: str | os.PathLike[str]) -> Layer:
-    """Return the options of a YAML file, each with its line.
+    """Return the layer of a YAML file, with the line of each option.
 
     Raises:
-        ConfigError: with one line for each problem, if the file cannot be read or any of its options is wrong.
+        ConfigError: with one line for each problem, if the file cannot be read or an option is wrong.
     """
     values, places, problems = read_options(path)
     resolve([Layer("file", values, os.fspath(path), places, problems)])
     return Layer("file", values, os.fspath(path), places)
 
 
-def _with_file(
+def _add_file_layer(
     checked: list[tuple[Layer, dict[str, Any]]], problems: list[str], read: Callable[[str], Layer] | None
 ) -> list[tuple[Layer, dict[str, Any]]]:
     path = next((given["config"] for _, given in reversed(checked) if given.get("config") is not None), None)
@@ -292,28 +292,30 @@ def _with_file(
     except ConfigError as error:
         problems += error.problems
         return checked
-    given = _checked(layer, problems)
+    given = _check_values(layer, problems)
     weaker = sum(LAYER_NAMES.index(other.name) <= LAYER_NAMES.index("file") for other, _ in checked)
     return [*checked[:weaker], (layer, given), *checked[weaker:]]
 
 
-def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
-    """Return the layer's valid values by dotted name and add a line to ``problems`` for each other one."""
+def _check_values(layer: Layer, problems: list[str]) -> dict[str, Any]:
+    """Return the layer's valid values by dotted name, and add a line to ``problems`` for each invalid one."""
     problems += layer.problems
     given: dict[str, Any] = {}
-    for name, value in _flat(layer, problems).items():
+    for name, value in _flatten(layer, problems).items():
         option = OPTIONS.get(name)
         if option is None:
             problems.append(unknown_option_message(name, layer))
         elif isinstance(value, str) and value in PLANNED_VALUES.get(name, ()):
-            problems.append(f"{name}: {quoted(value)} from {layer.origin(name)} is not served by this version")
+            problems.append(f"{name}: {quoted(value)} from {layer.origin(name)} is not supported by this version")
         elif layer.name in option.extra.get("refused_layers", ()):
             problems.append(
                 f"{name}: {layer.origin(name)} cannot set it, since a notebook may come from someone else; give it as "
                 "a flag, in a variable or in a file of options"
             )
         elif name == "config" and layer.name == "file":
-            problems.append(f"config: {layer.origin(name)} names a further file; one file only, remove the line")
+            problems.append(
+                f"config: {layer.origin(name)} names a further file, but a file cannot include another; remove the line"
+            )
         else:
             try:
                 given[name] = _value(Config.model_validate(nested({name: value})), name)
@@ -328,42 +330,43 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
 def unknown_option_message(name: str, layer: Layer) -> str:
     """Return the line about an option that does not exist."""
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
-    shown = name if name.isprintable() and len(name) <= 80 else quoted(name)
-    return f"{shown} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
+    text = name if name.isprintable() and len(name) <= 80 else quoted(name)
+    return f"{text} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
 
 
-def _shown(value: object) -> object:
+def _display_value(value: object) -> object:
     if isinstance(value, tuple):
         return ",".join(map(str, cast("tuple[object, ...]", value))) or None
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
-def _flat(layer: Layer, problems: list[str]) -> dict[str, Any]:
+def _flatten(layer: Layer, problems: list[str]) -> dict[str, Any]:
+    """Return the layer's values by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in layer.values.items():
         if name not in SECTIONS:
-            found: dict[Any, Any] = {name: value}
+            options: dict[Any, Any] = {name: value}
         elif isinstance(value, Mapping):
-            found = {f"{name}.{leaf}": inner for leaf, inner in cast("Mapping[Any, Any]", value).items()}
+            options = {f"{name}.{leaf}": inner for leaf, inner in cast("Mapping[Any, Any]", value).items()}
         elif value is None:
-            found = {}  # "ddp:" with nothing below it
+            options = {}  # a line "ddp:" without options below it
         else:
             problems.append(
                 f"{name}: {quoted(value)} from {layer.origin(name)} is not allowed; {name} is a group of options"
             )
             continue
-        for option, inner in found.items():
+        for option, inner in options.items():
             if not isinstance(option, str):
                 problems.append(f"{quoted(option)} is no option ({layer.source}); the names of options are text")
             elif option in flat:
-                problems.append(f"{option} stands twice in {layer.source}, nested and dotted; remove one")
+                problems.append(f"{option} is set twice in {layer.source}, nested and dotted; remove one")
             else:
                 flat[option] = inner
     return flat
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted values as a tree."""
+    """Return a nested dict of values with dotted names."""
     tree: dict[str, Any] = {}
     for name, value in values.items():
         section, _, leaf = name.rpartition(".")
@@ -390,15 +393,15 @@ def _all_origins(given: Mapping[str, Origin]) -> Mapping[str, Origin]:
     return MappingProxyType({name: given.get(name, default) for name in OPTIONS})
 
 
-def _set_aside(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:
-    """Drop the alternative of ``option``, just set, from a weaker layer; at equal strength it is a clash."""
+def _drop_alternative(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:
+    """Drop the alternative of an option if a weaker layer set it, and return a note; equal layers clash later."""
     for pair in ALTERNATIVES:
         if option not in pair or values[option] is None:
             continue
         other = pair[1 - pair.index(option)]
         weaker = other in origins and _strength(origins[other]) < _strength(origins[option])
         if weaker and values[other] is not None:
-            note = f"{other} from {origins[other]} is set aside: {option} from {origins[option]} replaces it"
+            note = f"{other} from {origins[other]} is ignored: {option} from {origins[option]} replaces it"
             del values[other], origins[other]
             return [note]
     return []

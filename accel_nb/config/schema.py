@@ -1,8 +1,8 @@
-"""The schema: every option of accel_nb, declared once with type, limits, unit, help line and default.
+"""The schema: every option of accel_nb, declared once with type, limits, unit, help text and default.
 
-Flags, environment variables, the YAML file, the sidebar's form, the TypeScript types and ``docs/options.md`` are all
-derived from the models below and in ``sections``. To add an option, add a field; to add a strategy's options, add a
-section to ``StrategySections``; then run ``python -m accel_nb.config.export``.
+Flags, environment variables, the YAML file, the sidebar's form, the TypeScript types and ``docs/options.md`` are
+derived from the models in this module and in ``sections``. To add an option, add a field; to add a strategy's options,
+add a section to ``StrategySections``; then run ``python -m accel_nb.config.export``.
 """
 
 from collections.abc import Mapping
@@ -56,17 +56,17 @@ SCHEMA_VERSION = 1
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        # PyTorch's own fails in its first compressed step, up to 2.13 at least.
+        # PyTorch's implementation fails in its first compressed step, up to version 2.13 at least.
         "ddp.comm_hook": ("batched_power_sgd",),
-        # Offloading to disk: DeepSpeed compiles its operator for it with libaio on the machine where it runs.
+        # Offloading to disk: DeepSpeed compiles the operator with libaio on the machine where it runs.
         "deepspeed.offload_optimizer": ("nvme",),
         "deepspeed.offload_parameters": ("nvme",),
     }
 )
-"""Values that this version refuses by name, with the option that will take them."""
+"""Values, by option, that this version rejects with a message and a later version will support."""
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
-"""What ``strategy`` may be, beside what other packages have installed."""
+"""The values of ``strategy``, without the strategies of other packages."""
 
 
 def _strategy(value: str) -> str:
@@ -76,68 +76,70 @@ def _strategy(value: str) -> str:
 
 
 class _Options(Section):
-    """The options of a run that belong to no strategy."""
+    """The options of a run, without those of strategies."""
 
     checkpoint: CheckpointOptions = Field(
-        default_factory=CheckpointOptions, description="Where checkpoints go and how many stay."
+        default_factory=CheckpointOptions, description="Where checkpoints are saved, and how many are kept."
     )
     gpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_whole)] = declare(
-        None, "Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker.", unit="GPUs"
+        None,
+        "Run on this many GPUs, one worker each; if not set, on every visible one, else one CPU worker.",
+        unit="GPUs",
     )
     cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(read_whole)] = declare(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
     tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_whole)] = declare(
         None,
-        "Run on the TPU, where one worker drives all chips: all, or as many as there are. None given: where there is "
-        "a TPU and no GPU.",
+        "Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, if there is a TPU "
+        "and no GPU.",
         unit="chips",
     )
     precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = declare(
         "no",
-        "Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device "
-        "really has.",
+        "Number format of the forward and backward pass; auto is the best of bf16, fp16 and no that the device "
+        "supports in hardware.",
     )
     strategy: Annotated[str, Field(strict=True), AfterValidator(_strategy)] = declare(
         "auto",
-        "How the workers share the training. auto chooses by worker count and devices, and for models that could be "
-        "too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is "
-        "refused.",
+        "How the workers train a model together. auto chooses by worker count and devices, and for models that could "
+        "be too large by a memory forecast; if auto is set explicitly, the forecast is always made, and a model that "
+        "cannot fit is an error.",
         enum=list(STRATEGIES),
     )
     memory: Annotated[
         Annotated[str, Field(strict=True, max_length=32)] | None, BeforeValidator(read_text), AfterValidator(as_size)
     ] = declare(
         None,
-        "How much each device may hold, for the plan of strategy auto; none given: what is free on it.",
+        "Memory limit of each device for the plan of strategy auto; if not set, its free memory.",
         metavar="SIZE",
         allowed="a size such as 80GiB (2^30 bytes) or 24GB (10^9), or none",
     )
     accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(read_whole)] = declare(
-        1, "Batches whose gradients are summed up before one optimizer step.", unit="batches"
+        1, "Number of batches whose gradients are accumulated before an optimizer step.", unit="batches"
     )
     accumulation: AccumulationOptions = Field(
-        default_factory=AccumulationOptions, description="What becomes of accumulation windows."
+        default_factory=AccumulationOptions, description="Handling of accumulation windows."
     )
     schedule: Annotated[Literal["steps", "samples", "calls"], BeforeValidator(read_text)] = declare(
         "steps",
-        "What a call of scheduler.step() advances: one optimizer step, as many as there are ranks (for schedules that "
-        "were computed for one process), or one call whatever the optimizer does.",
+        "How far a call of scheduler.step() advances the schedule: by one for each optimizer step, by the number of "
+        "ranks (for schedules that were computed for one process), or by one for each call.",
     )
     autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
     scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
     fp8: Fp8Options = Field(default_factory=Fp8Options, description="8-bit floating point.")
     activation_checkpointing: Switch = declare(
         False,
-        "Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, "
-        "about a third more computing.",
+        "Recompute the activations of repeated blocks in the backward pass instead of storing them: less memory, about "
+        "a third more computation.",
     )
     compile: CompileOptions = Field(default_factory=CompileOptions, description="torch.compile for prepared models.")
     group: GroupOptions = Field(default_factory=GroupOptions, description="The process group under torchrun.")
     sentinels: Switch = declare(
         True,
-        "Check the first optimizer step: that parameters moved, that ranks agree, that the learning rate is the "
-        "planned one, and stop at a loss that is NaN.",
+        "Check the first optimizer step: that parameters changed, that they are equal on all ranks, and that the "
+        "learning rate is the scheduled one. Stop at a loss that is NaN.",
     )
     clip: Annotated[Annotated[Real, Field(gt=0)] | None, BeforeValidator(read_real)] = declare(
         None, "Clip the gradients to this total norm before each optimizer step.", unit="norm", metavar="NORM"
@@ -147,15 +149,15 @@ class _Options(Section):
     )
     batch: Annotated[Literal["per-worker", "global"] | None, BeforeValidator(read_text)] = declare(
         None,
-        "What the loader's batch size means: each worker's batch, or the batch of all workers together; none given: "
-        "global for a plain cell, per-worker for a cell that uses the accelerator.",
+        "Meaning of the loader's batch size: the batch of each worker, or of all workers together. If not set: global "
+        "in a plain cell, per-worker in a cell that uses the accelerator.",
     )
     divide: Annotated[Literal["auto", "data", "model", "none"], BeforeValidator(read_text)] = declare(
         "auto",
-        "How a plain cell divides a batch among the workers. model: each computes some rows in the models, and the "
-        "cell sees whole batches, outputs and losses. data: each reads and computes its share, for losses that are "
-        "sums or means over samples. auto: model, and data where the loss is proven to allow it and it is cheaper. "
-        "none: every worker computes everything.",
+        "How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the "
+        "models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, "
+        "for losses that are sums or means over samples. auto: data if the loss provably allows it and it is cheaper, "
+        "else model. none: every worker computes everything.",
     )
     name: Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=64)] | None,
@@ -163,7 +165,7 @@ class _Options(Section):
         AfterValidator(as_run_name),
     ] = declare(
         None,
-        "Name of the run, as trackers and the sidebar show it.",
+        "Name of the run in trackers and in the sidebar.",
         metavar="RUN",
         allowed="1 to 64 printable characters without / and \\, or none",
         scope="cell",
@@ -173,14 +175,14 @@ class _Options(Section):
     )
     pull: Annotated[tuple[Name, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
         (),
-        "Names to bring back to the notebook although they are large.",
+        "Names to return to the notebook although their values are large.",
         metavar="NAMES",
         allowed="Python names, separated by commas",
         scope="cell",
     )
     bring_back: Switch = declare(
         True,
-        "Bring the names that the cell binds and the weights that it trains back to the notebook.",
+        "Return the names that the cell binds and the weights that it trains to the notebook.",
         flag="return",
         scope="cell",
     )
@@ -188,18 +190,18 @@ class _Options(Section):
         Literal["all"] | tuple[Rank, ...], BeforeValidator(read_ranks), AfterValidator(without_duplicates)
     ] = declare(
         (),
-        "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.",
+        "Ranks whose output is shown expanded, in addition to rank 0; if not set, rank 0 only.",
         unit="ranks",
         scope="cell",
     )
     ranks: Annotated[Ranks | None, BeforeValidator(read_ranks), AfterValidator(without_duplicates)] = declare(
-        None, "Run the cell on these ranks only; none given: on all.", unit="ranks", scope="cell"
+        None, "Run the cell on these ranks only; if not set, on all.", unit="ranks", scope="cell"
     )
     static: Switch = declare(False, "Draw the panel as a picture instead of a live widget.", scope="cell")
     panel: Switch = declare(True, "Show the panel with loss and memory below the cell.", scope="cell")
     background: Switch = declare(
         False,
-        "Return at once, while the cell runs; what it binds and trains comes back when it has ended.",
+        "Run the cell in the background; the names that it binds and trains are returned when it has ended.",
         scope="cell",
     )
     dry_run: Switch = declare(False, "Print the plan and start nothing.", scope="cell")
@@ -213,27 +215,27 @@ class _Options(Section):
     )
     max_restarts: Annotated[Annotated[Whole, Field(ge=0, le=1000)], BeforeValidator(read_whole)] = declare(
         0,
-        "Run a cell whose worker dies or raises again, so often at most, on fresh workers: from the newest checkpoint "
-        "if there is a folder for them, else from the start.",
+        "If a worker dies or raises, run the cell again on new workers, at most this many times: from the newest "
+        "checkpoint if there is a checkpoint folder, else from the start.",
         unit="restarts",
         metavar="N",
         scope="cell",
     )
     debug: Switch = declare(
         False,
-        "Before each exchange between workers make sure that all of them make the same one, with tensors that fit, and "
-        "name the worker that differs; slower.",
+        "Before each collective, check that all workers call the same one with matching tensors, and report the worker "
+        "that differs; slower.",
     )
     config: PathText = declare(
         None,
-        "YAML file with options; everything else overrides it.",
+        "YAML file with options; environment, notebook, flags and code override it.",
         metavar="FILE",
         allowed="the path of a YAML file, or none",
         scope="cell",
     )
-    data: DataOptions = Field(default_factory=DataOptions, description="How loaders are read.")
+    data: DataOptions = Field(default_factory=DataOptions, description="How batches are loaded.")
     metrics: MetricsOptions = Field(
-        default_factory=MetricsOptions, description="Numbers of a run for monitoring systems."
+        default_factory=MetricsOptions, description="Metrics of a run for monitoring systems."
     )
     notify: NotifyOptions = Field(default_factory=NotifyOptions, description="Notifications of the end of long runs.")
 
@@ -244,14 +246,14 @@ else:
     _Strategies = with_installed_sections(StrategySections, _Options.model_fields)
 
 STRATEGY_SECTIONS = tuple(_Strategies.model_fields)
-"""The names of the sections of strategies, those that other packages have installed included."""
+"""The names of the sections of strategies, including those of other packages."""
 
 
 class Config(_Options, _Strategies):
-    """All options of a run, each within its own limits.
+    """All options of a run.
 
-    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
-    checked field by field only.
+    ``resolve`` builds a config from layers and checks the rules between options; the constructor checks each field
+    separately.
     """
 
 
@@ -269,13 +271,13 @@ class Option:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Facts that the type does not hold: unit, flag, metavar, allowed, scope."""
+        """Properties that the type does not contain: unit, flag, metavar, allowed, scope."""
         extra = self.field.json_schema_extra
         return cast("dict[str, Any]", extra) if isinstance(extra, dict) else {}
 
     @property
     def flag(self) -> str:
-        """The flag's name without dashes in front."""
+        """The flag's name without its leading dashes."""
         return self.extra.get("flag", self.name.replace("_", "-"))
 
     @property
@@ -285,12 +287,12 @@ class Option:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether the option changes how a cell trains, not only how it is run and shown."""
+        """Whether the option changes the training, and not only how a cell is run and displayed."""
         return self.extra.get("scope") != "cell"
 
     @property
     def default(self) -> Any:
-        """The value if no layer sets one."""
+        """The value if no layer sets the option."""
         return self.field.default
 
     @property
@@ -300,8 +302,8 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The allowed values, in words."""
-        return _in_words(self._json_schema)
+        """A description of the allowed values."""
+        return _describe_values(self._json_schema)
 
     @property
     def metavar(self) -> str:
@@ -331,7 +333,7 @@ def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
 def is_section(field: FieldInfo) -> bool:
     """Whether the field is a section of options rather than an option."""
     kind = field.annotation
-    # Under Python 3.10 list[int] counts as a type too, of which issubclass raises.
+    # In Python 3.10 list[int] is an instance of type, and issubclass raises for it.
     return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section)
 
 
@@ -349,18 +351,18 @@ def json_schema() -> Mapping[str, Any]:
     return MappingProxyType({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
 
 
-def _in_words(node: Mapping[str, Any]) -> str:
+def _describe_values(node: Mapping[str, Any]) -> str:
     if "allowed" in node:
         return node["allowed"]
     if "anyOf" in node:
-        return _either([_in_words(part) for part in node["anyOf"]])
+        return _either([_describe_values(part) for part in node["anyOf"]])
     if "enum" in node:
         return _either([str(choice) for choice in node["enum"]])
     if "const" in node:
         return str(node["const"])
     kind = node.get("type")
     if kind == "array":
-        return f"a comma list in which each is {_in_words(node['items'])}"
+        return f"a comma-separated list, each item {_describe_values(node['items'])}"
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + _limits(node)
     return {"boolean": "true or false", "null": "none"}.get(str(kind), "text")

@@ -1,4 +1,4 @@
-"""The first file of options: settings for this machine, and every other option commented out."""
+"""A file of options to start with: settings for this machine, and every other option as a comment."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _WIDTH = 100
 
 
 def starter_file(num_gpus: int, num_cores: int) -> str:
-    """Return a file that `read_file` takes, with workers and precision for such a machine."""
-    suggested = _suggested(num_gpus, num_cores)
-    lines = [*to_yaml(suggested).splitlines(), "", "# Everything else, with its default. Remove the sign to set it."]
-    lines += _commented((option for option in OPTIONS.values() if option.section is None), suggested)
+    """Return the text of a file that `read_file` can read, with workers and precision for the machine."""
+    suggested = _suggest_options(num_gpus, num_cores)
+    lines = [*to_yaml(suggested).splitlines(), "", "# All other options with their defaults. Remove the # to set one."]
+    lines += _comment_out((option for option in OPTIONS.values() if option.section is None), suggested)
     for section in SECTIONS:
         options = [option for option in OPTIONS.values() if option.section == section]
         if options:
             lines += ["", f"# {Config.model_fields[section].description}", f"#{section}:"]
-            lines += _commented(options, suggested)
+            lines += _comment_out(options, suggested)
     return "\n".join(lines) + "\n"
 
 
-def _suggested(num_gpus: int, num_cores: int) -> dict[str, Any]:
+def _suggest_options(num_gpus: int, num_cores: int) -> dict[str, Any]:
     if num_gpus:
         return {"gpus": num_gpus, "precision": "auto"}
     return {"cpus": max(1, min(2, num_cores))}
 
 
-def _commented(options: Iterable[Option], suggested: dict[str, Any]) -> list[str]:
+def _comment_out(options: Iterable[Option], suggested: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for option in options:
         if option.name in suggested or option.name == "config":

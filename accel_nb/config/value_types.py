@@ -1,7 +1,7 @@
-"""Types of options' values, and functions that read them from text.
+"""Types of option values, and functions that parse them from text.
 
-Flags and environment variables are text; files and code hold values. Each reader converts text to a value and returns
-anything else unchanged, for the strict types to check (True is not 1, 4.0 is not 4).
+Flags and environment variables are text; values in files and code have types. Each ``read_...`` function parses text
+and returns other values unchanged, so that the strict types can check them (True is not 1, 4.0 is not 4).
 """
 
 import re
@@ -25,12 +25,12 @@ _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no
 
 
 def read_text(value: object) -> object:
-    """Return None for the word ``none``."""
+    """Return None for the word ``none``; other values unchanged."""
     return None if value == "none" else value
 
 
 def read_whole(value: object) -> object:
-    """Return the whole number that a text is; other values unchanged."""
+    """Parse text as a whole number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
         return int(value) if _WHOLE.fullmatch(value) else read_text(value)
@@ -38,7 +38,7 @@ def read_whole(value: object) -> object:
 
 
 def read_real(value: object) -> object:
-    """Return the number that a text is; other values unchanged."""
+    """Parse text as a number; return other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
         return float(value) if _REAL.fullmatch(value) else read_text(value)
@@ -46,29 +46,29 @@ def read_real(value: object) -> object:
 
 
 def read_seconds(value: object) -> object:
-    """Return the seconds that a text is: a number, or a duration such as ``30s``; other values unchanged."""
+    """Parse text as seconds: a number, or a duration such as ``30s``; return other values unchanged."""
     return seconds_of(value) if isinstance(value, str) and _DURATION.fullmatch(value.strip()) else read_real(value)
 
 
 def read_switch(value: object) -> object:
-    """Return the truth value of a word such as ``yes`` or ``off``; other values unchanged."""
+    """Parse a word such as ``yes`` or ``off`` as a bool; return other values unchanged."""
     return _SWITCH.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
 def read_names(value: object) -> object:
-    """Return the parts of a comma list."""
+    """Parse text as a comma-separated list; return other values unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
     return value
 
 
 def read_parts(value: object) -> object:
-    """Return the parts of a comma list, None for the word ``none``."""
+    """Parse text as a comma-separated list, the word ``none`` as None; return other values unchanged."""
     return read_names(read_text(value))
 
 
 def read_ranks(value: object) -> object:
-    """Return the numbers of a comma list, or of one number; ``all`` is kept, ``none`` becomes None."""
+    """Parse a number or comma-separated numbers as a tuple; ``all`` stays text, ``none`` becomes None."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value,)
     if isinstance(value, str):
@@ -87,7 +87,7 @@ def without_duplicates(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] |
 
 
 def as_run_name(value: str | None) -> str | None:
-    """Return a name of a run; raise ValueError if it is none."""
+    """Return a valid name of a run unchanged; raise ValueError for an invalid one."""
     if value is None:
         return None
     if not value.isprintable() or value != value.strip() or set(value) & set("/\\") or value in (".", ".."):
@@ -96,65 +96,65 @@ def as_run_name(value: str | None) -> str | None:
 
 
 def as_duration(value: int | str | None) -> int | str | None:
-    """Return a duration; raise ValueError if it is none, or longer than a month."""
+    """Return a valid duration unchanged; raise ValueError if it is invalid or longer than a month."""
     if isinstance(value, str) and not 0 < seconds_of(value) <= MONTH_S:
         raise ValueError("not a duration")
     return value
 
 
 def seconds_of(duration: str) -> float:
-    """Return the seconds of a duration such as ``30s``, ``10min``, ``1.5h``, ``2d``; raise ValueError if it is none."""
-    found = _DURATION.fullmatch(duration.strip())
-    if found is None:
+    """Return the seconds of a duration such as ``30s``, ``10min``, ``1.5h``, ``2d``; raise ValueError if invalid."""
+    match = _DURATION.fullmatch(duration.strip())
+    if match is None:
         raise ValueError("not a duration")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def bytes_of(size: str) -> int:
-    """Return the bytes of a size such as ``80GiB`` (2^30) or ``80GB`` (10^9); raise ValueError if it is none."""
-    found = int(TypeAdapter(ByteSize).validate_python(size))
-    if not 0 < found < 2**63:
+    """Return the bytes of a size such as ``80GiB`` (2^30) or ``80GB`` (10^9); raise ValueError if it is invalid."""
+    num_bytes = int(TypeAdapter(ByteSize).validate_python(size))
+    if not 0 < num_bytes < 2**63:
         raise ValueError("not a size")
-    return found
+    return num_bytes
 
 
 def as_size(value: str | None) -> str | None:
-    """Return a size; raise ValueError if it is none."""
+    """Return a valid size unchanged; raise ValueError for an invalid one."""
     if value is not None:
         bytes_of(value)
     return value
 
 
 def as_path(value: str | None) -> str | None:
-    """Return a path; raise ValueError if it has unprintable characters."""
+    """Return a path unchanged; raise ValueError if it has unprintable characters."""
     if value is not None and not value.isprintable():
         raise ValueError("not a path")
     return value
 
 
 def as_module_name(value: str) -> str:
-    """Return the dotted name of a module; raise ValueError if it is none."""
+    """Return the dotted name of a module unchanged; raise ValueError for other text."""
     if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
         raise ValueError("not a module's name")
     return value
 
 
 def as_address(value: str | None) -> str | None:
-    """Return host and port; raise ValueError for other text."""
+    """Return a text ``HOST:PORT`` unchanged; raise ValueError for other text."""
     if value is not None and not _ADDRESS.fullmatch(value):
         raise ValueError("not HOST:PORT")
     return value
 
 
 def as_url(value: str | None) -> str | None:
-    """Return an http or https URL; raise ValueError for other text."""
+    """Return an http or https URL unchanged; raise ValueError for other text."""
     if value is not None and not _URL.fullmatch(value):
         raise ValueError("not a URL")
     return value
 
 
 def as_identifier(value: str) -> str:
-    """Return a Python name; raise ValueError for other text."""
+    """Return a Python name unchanged; raise ValueError for other text."""
     if not value.isidentifier() or iskeyword(value):
         raise ValueError("not a Python name")
     return value

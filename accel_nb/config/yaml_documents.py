@@ -1,7 +1,8 @@
-"""Reader of YAML documents as untrusted input.
+"""Reader of YAML documents from untrusted sources.
 
-Only yaml's safe loader is used, with the scalars of YAML 1.2 (``no`` is text, not false). Tags, anchors and aliases are
-refused, since no file of options needs them. yaml is imported on first use, since most runs read no file.
+Only yaml's safe loader is used, with the scalar types of YAML 1.2 (``no`` is text, not false). Tags, anchors and
+aliases are not allowed, since no file of options needs them. yaml is imported on first use, since most runs read no
+file.
 """
 
 import os
@@ -32,7 +33,7 @@ def read_options(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     problems = _check_version(values, source)
     if not values and "version" not in places:
         problems.append(
-            f"{path_text(source)}: holds no options; write one, such as 'accumulate: 4', or leave --config away"
+            f"{path_text(source)}: holds no options; write one, such as 'accumulate: 4', or remove --config"
         )
     return values, places, tuple(problems)
 
@@ -55,9 +56,9 @@ def dump_yaml(document: dict[str, Any]) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """A dumper that quotes text which YAML 1.1 or 1.2 would read as another type."""
+        """A dumper that quotes text that YAML 1.1 or 1.2 would parse as another type."""
 
-    _add_plain_words(Dumper)
+    _add_scalar_types(Dumper)
     return yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -89,7 +90,7 @@ def _read_text(source: str) -> str:
 
 
 class _Refused(Exception):
-    """A file has content that is not allowed; the message names the line and what to do."""
+    """A file has content that is not allowed; the message contains the line and the remedy."""
 
 
 def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -105,18 +106,18 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
         if not isinstance(node, yaml.MappingNode):
             raise _Refused("holds a list or a single value; write options as 'name: value' lines")
         places: dict[str, str] = {}
-        _note_lines(node, "", places, source)
+        _record_lines(node, "", places, source)
         return loader.construct_document(node), places
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise _Refused(f"{line}is not YAML ({error.problem}); correct the line") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        reason = "a character that YAML does not allow" if isinstance(error, yaml.YAMLError) else "an odd value"
+        reason = "a character that YAML does not allow" if isinstance(error, yaml.YAMLError) else "an invalid value"
         raise _Refused(f"is not YAML ({reason}); correct the file") from None
 
 
 def _check_events(text: str) -> None:
-    """Raise `_Refused` for content that is expensive or ambiguous to read, before any value is built."""
+    """Raise `_Refused` for content that is expensive or ambiguous to parse, before any value is constructed."""
     import yaml
 
     depth = documents = 0
@@ -126,29 +127,29 @@ def _check_events(text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _Refused(f"{line}: anchors and aliases are not read; write the value out")
+            raise _Refused(f"{line}: anchors and aliases are not allowed; write the whole value")
         if getattr(event, "tag", None):
-            raise _Refused(f"{line}: tags such as {quoted(event.tag)} are not read; write a plain value")
+            raise _Refused(f"{line}: tags such as {quoted(event.tag)} are not allowed; write a plain value")
         if depth > MAX_DEPTH:
             raise _Refused(f"{line}: is nested deeper than {MAX_DEPTH}; write options as 'name: value' lines")
         if documents > 1:
-            raise _Refused(f"{line}: a second document starts; keep one")
+            raise _Refused(f"{line}: a second document starts; the file must have one only")
 
 
-def _note_lines(node: Any, prefix: str, places: dict[str, str], source: str) -> None:
+def _record_lines(node: Any, prefix: str, places: dict[str, str], source: str) -> None:
     """Record the line of every name in ``places``; raise `_Refused` for a name that occurs twice."""
     for key, value in node.value:
         line = key.start_mark.line + 1
         name = prefix + str(key.value)
         if name in places:
-            raise _Refused(f"line {line}: {quoted(name)} stands twice, before in {places[name]}; remove one")
+            raise _Refused(f"line {line}: {quoted(name)} is set twice, before in {places[name]}; remove one")
         places[name] = f"{path_text(source)}, line {line}"
         if key.value in SECTIONS and not prefix and hasattr(value, "value") and value.id == "mapping":
-            _note_lines(value, f"{name}.", places, source)
+            _record_lines(value, f"{name}.", places, source)
 
 
 # YAML 1.2's core schema: only true and false are booleans; no dates, no base-60 numbers, no octal 010.
-_PLAIN_WORDS = {
+_SCALAR_TYPES = {
     "null": (r"~|null|Null|NULL|", "~nN"),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?[0-9]{1,20}", "-+0123456789"),
@@ -159,9 +160,10 @@ _PLAIN_WORDS = {
 }
 
 
-def _add_plain_words(kind: Any) -> None:
-    for word, (pattern, first) in _PLAIN_WORDS.items():
-        kind.add_implicit_resolver(f"tag:yaml.org,2002:{word}", re.compile(f"(?:{pattern})\\Z"), [*first, ""])
+def _add_scalar_types(loader_or_dumper: Any) -> None:
+    for name, (pattern, first) in _SCALAR_TYPES.items():
+        resolver = re.compile(f"(?:{pattern})\\Z")
+        loader_or_dumper.add_implicit_resolver(f"tag:yaml.org,2002:{name}", resolver, [*first, ""])
 
 
 def _loader(text: str) -> Any:
@@ -170,7 +172,7 @@ def _loader(text: str) -> Any:
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {}
 
-    _add_plain_words(Loader)
+    _add_scalar_types(Loader)
     Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
     return Loader(text)
 
@@ -181,8 +183,8 @@ def _check_version(values: dict[Any, Any], source: str) -> list[str]:
     if isinstance(version, int) and not isinstance(version, bool) and version >= 1:
         if version > SCHEMA_VERSION:
             return [
-                f"{path_text(source)}: has version {version}, written by a newer accel_nb; this one reads up to "
+                f"{path_text(source)}: has version {version}, written by a newer accel_nb; this version reads up to "
                 f"{SCHEMA_VERSION}; update accel_nb"
             ]
         return []
-    return [f"{path_text(source)}: version is {quoted(version)}; give {SCHEMA_VERSION} or leave the line away"]
+    return [f"{path_text(source)}: version is {quoted(version)}; give {SCHEMA_VERSION} or remove the line"]

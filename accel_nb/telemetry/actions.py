@@ -1,7 +1,7 @@
 """Control actions that a user may request of a running training; imports no torch.
 
-Requests come from a browser or a typed line: `read_action` accepts any value and returns only one of these records,
-within its limits.
+Requests come from a browser or a typed line. `read_action` accepts any value, checks it, and returns one of these
+records.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MAX_FACTOR = 1e6
 MAX_INTERVAL = 1_000_000
 MAX_NAMES = 16
 IS_BEING_SAVED = "is being saved"
-"""The end of the outcome of an action whose checkpoint is not complete yet."""
+"""The last words of an action's result while its checkpoint is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAfterStep:
-    """End the cell after the step as if it had finished; save, if the run has checkpoints."""
+    """End the cell after the step as if it had finished; save a checkpoint first if the run has a folder for them."""
 
     kind: ClassVar[str] = "stop"
 
@@ -36,43 +36,43 @@ class SaveNow:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRate:
-    """Multiply learning rates, present and scheduled, by ``factor``."""
+    """Multiply the current and the scheduled learning rates by ``factor``."""
 
     kind: ClassVar[str] = "scale_rate"
     factor: float
 
     def __post_init__(self) -> None:
         if not 1 / MAX_FACTOR <= _number(self.factor) <= MAX_FACTOR:
-            raise ValueError(f"a factor of the learning rate is from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
+            raise ValueError(f"the factor of a learning rate must be from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class SetRate:
-    """Make the learning rate ``value``; see `ScaleRate` for groups and schedules, which keep their proportions."""
+    """Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleRate`."""
 
     kind: ClassVar[str] = "set_rate"
     value: float
 
     def __post_init__(self) -> None:
         if not 0 < _number(self.value) <= MAX_RATE:
-            raise ValueError(f"a learning rate is above 0 and at most {MAX_RATE:g}")
+            raise ValueError(f"a learning rate must be above 0 and at most {MAX_RATE:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class SetInterval:
-    """Report every ``steps`` steps until the cell ends: their mean to the panel, and values logged in that step."""
+    """Report every ``steps`` steps until the cell ends: the mean over them, and the values logged in the last one."""
 
     kind: ClassVar[str] = "interval"
     steps: int
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 1 <= self.steps <= MAX_INTERVAL:
-            raise ValueError(f"a logging interval is a whole number of steps from 1 to {MAX_INTERVAL:,}")
+            raise ValueError(f"a logging interval must be a whole number of steps from 1 to {MAX_INTERVAL:,}")
 
 
 @dataclass(frozen=True, slots=True)
 class MapMemory:
-    """Report after the step the allocator's blocks on every rank's device, and which variables hold them."""
+    """Report after the step the allocator's blocks on every rank's device, and the variables that use them."""
 
     kind: ClassVar[str] = "map_memory"
 
@@ -103,11 +103,11 @@ def to_message(action: Action) -> dict[str, Any]:
 
 
 def read_action(message: object) -> Action:
-    """Return the action of a message; raises ValueError, with a text for the user, for anything else."""
+    """Return the action in a message; raises ValueError, with a text for the user, for any other value."""
     kind = message.get("kind") if isinstance(message, Mapping) else None
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None or not isinstance(message, Mapping):
-        raise ValueError(f"no such action; there are {', '.join(_KINDS)}")
+        raise ValueError(f"unknown action; the actions are {', '.join(_KINDS)}")
     values: dict[str, Any] = {name: value for name, value in message.items() if name != "kind"}
     if set(values) != {field.name for field in fields(cls)}:
         raise ValueError(f"{cls.kind} takes {', '.join(field.name for field in fields(cls)) or 'nothing'}")
@@ -119,7 +119,7 @@ def read_action(message: object) -> Action:
 
 
 def _number(value: object) -> float:
-    """Return a finite number unchanged, and NaN, which is in no range, for everything else."""
+    """Return a finite number unchanged; for any other value NaN, which fails every check of a range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return value if math.isfinite(value) else math.nan

@@ -1,7 +1,7 @@
 """The allocator's segments and blocks on one device, condensed from a memory snapshot to a list of bounded length.
 
-The allocator reserves segments of the device's memory and divides them into blocks. The format is that of
-``torch.cuda.memory_snapshot()``. Plain data, imports no torch.
+The allocator reserves segments of the device's memory and divides them into blocks. Snapshots have the format of
+``torch.cuda.memory_snapshot()``. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _STATES = {"active_allocated": IN_USE, "inactive": FREE}
 
 @dataclass(frozen=True, slots=True)
 class BlockMap:
-    """One device's memory at one moment, sizes in bytes; the largest segments, the largest first.
+    """Memory of one device at one moment; sizes in bytes.
 
-    ``segments`` are their sizes. ``blocks`` are (segment, offset, size, state), in the order of their addresses.
+    ``segments`` are the sizes of the largest segments, in descending order. ``blocks`` are tuples (segment, offset,
+    size, state) in the order of segments and addresses. The other fields count all segments.
     """
 
     segments: tuple[int, ...]
@@ -41,16 +42,16 @@ def condense_snapshot(
     max_segments: int = MAX_SEGMENTS,
     max_blocks: int = MAX_BLOCKS,
 ) -> BlockMap:
-    """Return the map of one device out of a snapshot of all; at most about ``max_blocks`` blocks are listed.
+    """Return the map of one device from a snapshot of all devices; it lists at most about ``max_blocks`` blocks.
 
-    Neighbors of one state are merged. If there are still too many, small neighbors are merged to blocks of state
-    ``MIXED``; large blocks keep position and size. The totals count everything.
+    Adjacent blocks of the same state are merged. If there are still too many, adjacent small blocks are merged into
+    blocks of state ``MIXED``; large blocks keep position and size. The totals count all blocks.
     """
     segments = sorted(
         (segment for segment in snapshot if segment.get("device", device) == device),
         key=lambda segment: -int(segment["total_size"]),
     )
-    merged = [list(_merged(segment["blocks"])) for segment in segments]
+    merged = [list(_merge_states(segment["blocks"])) for segment in segments]
     reserved = sum(int(segment["total_size"]) for segment in segments)
     shown = merged[:max_segments]
     blocks: list[tuple[int, int, int, int]] = []
@@ -58,7 +59,7 @@ def condense_snapshot(
     smallest = 2 * total // max(1, max_blocks - 3 * len(shown))
     is_too_long = sum(map(len, shown)) > max_blocks
     for index, runs in enumerate(shown):
-        listed = _joined(runs, smallest) if is_too_long else runs
+        listed = _merge_small(runs, smallest) if is_too_long else runs
         blocks += [(index, offset, size, state) for offset, size, state in listed]
     runs = [run for listed in merged for run in listed]
     return BlockMap(
@@ -72,40 +73,40 @@ def condense_snapshot(
 
 
 BlockRun = tuple[int, int, int]
-"""Offset, size and state."""
+"""Offset, size and state of adjacent blocks."""
 
 
-def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[BlockRun]:
-    """Yield the blocks of a segment, in order, with neighbors of one state merged."""
+def _merge_states(blocks: Sequence[Mapping[str, Any]]) -> Iterator[BlockRun]:
+    """Yield the blocks of a segment, in order, with adjacent blocks of the same state merged."""
     offset, size, state = 0, 0, FREE
     for block in blocks:
-        # torch's documentation and its snapshots name the state of blocks that wait for a stream differently.
-        found = _STATES.get(block["state"], AWAITING_FREE)
-        if found != state and size:
+        # For freed blocks that a stream still uses, torch's documentation and its snapshots have different names.
+        block_state = _STATES.get(block["state"], AWAITING_FREE)
+        if block_state != state and size:
             yield offset, size, state
             offset, size = offset + size, 0
-        state = found
+        state = block_state
         size += int(block["size"])
     if size:
         yield offset, size, state
 
 
-def _joined(runs: Iterable[BlockRun], smallest: int) -> Iterator[BlockRun]:
-    """Yield runs with neighbors below ``smallest`` merged until the merged run is large enough."""
-    waiting: list[BlockRun] = []
+def _merge_small(runs: Iterable[BlockRun], smallest: int) -> Iterator[BlockRun]:
+    """Yield the runs; adjacent ones below ``smallest`` bytes are merged until the merged run is large enough."""
+    small: list[BlockRun] = []
     num_bytes = 0
     for run in runs:
         if run[1] >= smallest or num_bytes >= smallest:
-            yield from _as_one(waiting)
-            waiting, num_bytes = [], 0
+            yield from _merge_all(small)
+            small, num_bytes = [], 0
         if run[1] >= smallest:
             yield run
         else:
-            waiting.append(run)
+            small.append(run)
             num_bytes += run[1]
-    yield from _as_one(waiting)
+    yield from _merge_all(small)
 
 
-def _as_one(runs: Sequence[BlockRun]) -> Iterator[BlockRun]:
+def _merge_all(runs: Sequence[BlockRun]) -> Iterator[BlockRun]:
     if runs:
         yield runs[0][0], sum(size for _, size, _ in runs), runs[0][2] if len(runs) == 1 else MIXED

@@ -1,7 +1,7 @@
-"""The records that workers send to the kernel; plain data, imports no torch.
+"""The records that workers send to the kernel; imports no torch.
 
-The same records feed the panel, the sidebar, trackers and logs. Times are seconds since the epoch
-(``time.time()``), durations are seconds, memory is in bytes. ``EVENT_VERSION`` changes when a field does.
+Panel, sidebar, trackers and logs use the same records. Times are seconds since the epoch (``time.time()``), durations
+are in seconds, memory is in bytes. ``EVENT_VERSION`` increases whenever a field changes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EVENT_VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One optimizer step finished on one rank; ``loss`` is the mean over the step's own samples.
+    """One rank finished an optimizer step; ``loss`` is the mean over the rank's samples of the step.
 
-    Steps are numbered from 1 in each run. ``curve`` is the variable on which ``backward()`` was called, with a number
-    where it is another optimizer's too; empty for a loss without a variable.
+    Steps are numbered from 1 in each run. ``curve`` is the name of the variable on which ``backward()`` was called,
+    with a number appended if another optimizer's steps have that name already; empty for a loss without a variable.
     """
 
     kind: ClassVar[str] = "step"
@@ -82,7 +82,7 @@ class MetricLogged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPrepared:
-    """What a worker runs with, as it reports it; the receipt shows these."""
+    """Device, strategy, precision and prepared objects of a worker, for the receipt."""
 
     kind: ClassVar[str] = "prepared"
     rank: int
@@ -96,7 +96,7 @@ class WorkerPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank raised or died."""
+    """A rank raised an exception, or its process ended."""
 
     kind: ClassVar[str] = "failed"
     rank: int
@@ -117,7 +117,7 @@ class Interrupted:
 class CheckpointSaved:
     """A checkpoint is complete; ``time`` is when the run was notified.
 
-    It blocked the training for ``stall_s``, and was durable after ``write_s``, measured from the same start.
+    Saving blocked the training for ``stall_s``; the files were durable after ``write_s``, measured from the same start.
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -143,7 +143,7 @@ class ControlApplied:
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """A loop over a loader of ``num_batches`` began after ``step``; 0 batches: the length is not known."""
+    """A loop over a loader of ``num_batches`` batches began after ``step``; 0 if the length is unknown."""
 
     kind: ClassVar[str] = "epoch"
     rank: int
@@ -154,7 +154,7 @@ class EpochBegan:
 
 @dataclass(frozen=True, slots=True)
 class RatePlanned:
-    """The planned learning rate of a schedule: ``rates`` at ``steps``, linear between them."""
+    """The planned learning rates of a schedule: ``rates`` at ``steps``, linear in between."""
 
     kind: ClassVar[str] = "rate plan"
     rank: int
@@ -166,9 +166,10 @@ class RatePlanned:
 
 @dataclass(frozen=True, slots=True)
 class MemoryMapped:
-    """Segments and blocks of the allocator of one rank's device, and the largest holders of memory, at one moment.
+    """Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment.
 
-    Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`).
+    Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state
+    (`telemetry.allocator_blocks`). ``held`` are the sizes of the objects that ``holders`` describes.
     """
 
     kind: ClassVar[str] = "memory map"
@@ -225,7 +226,7 @@ def to_message(event: Event) -> dict[str, Any]:
 
 
 def from_message(message: dict[str, Any]) -> Event:
-    """Rebuild an event; raises ValueError for an unknown kind or version, or wrong fields or types."""
+    """Return the event of a message; raises ValueError for an unknown kind or version, or wrong fields or types."""
     kind, version = message.get("kind"), message.get("version")
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None or version != EVENT_VERSION:
@@ -251,7 +252,7 @@ class NullEventSink:
         """Drop the event."""
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Drop the value, without an event being made of it."""
+        """Drop the value, without creating an event for it."""
 
 
 current_sink: ContextVar[EventSink] = ContextVar("accel_nb_sink", default=NullEventSink())  # noqa: B039

@@ -1,4 +1,4 @@
-"""Memory samples of the device, at most five a second: parameters are not traversed in every step."""
+"""Samples of the memory use of a rank's device, at most five a second, since traversing parameters takes time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class MemoryMeter:
         self._device = torch.device(device)
         self._sink = sink
         self.due = 0.0
-        """When the next sample is to be taken, in the time of `time.perf_counter`."""
+        """The time of the next sample, as `time.perf_counter` returns it."""
         self._parameters = 0
         self._gradients = 0
         self._state = 0
-        self._counted_for: tuple[int, ...] = ()
+        self._counted_key: tuple[int, ...] = ()
         self._baseline: int | None = None
 
     @property
     def bytes_by_kind(self) -> dict[str, int]:
-        """Bytes of parameters (with buffers), gradients and optimizer state on this rank, as of the latest sample."""
+        """Bytes of parameters (with buffers), gradients and optimizer state on this rank in the latest sample."""
         return {"parameters": self._parameters, "gradients": self._gradients, "optimizer": self._state}
 
     def sample(
@@ -47,17 +47,17 @@ class MemoryMeter:
         optimizers: Iterable[Optimizer],
         hidden: tuple[int, int] = (0, 0),
     ) -> None:
-        """Report a sample; call when ``now`` (`time.perf_counter`) has reached ``due``, between backward and zero_grad.
+        """Report a sample; call when ``now`` (`time.perf_counter`) has reached ``due``.
 
-        Only then do gradients exist. ``hidden`` are bytes of gradients and of optimizer state that the objects do not
-        show.
+        Call between ``backward()`` and ``zero_grad()``, since gradients exist only then. ``hidden`` are the bytes of
+        gradients and of optimizer state that cannot be found in models and optimizers.
         """
         self.due = now + PERIOD_S
         self._count(tuple(models), tuple(optimizers), hidden)
         use = device_type(self._device).memory(self._device)
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
-            # On the CPU the memory is that of the process, most of it allocated before: count the growth.
+            # On the CPU the memory is the process's, most of which was allocated before the training: count its growth.
             self._baseline = max(0, use.allocated - known) if use.is_of_process else 0
         self._sink.emit(
             MemorySample(
@@ -74,15 +74,15 @@ class MemoryMeter:
         )
 
     def _count(self, models: tuple[nn.Module, ...], optimizers: tuple[Optimizer, ...], hidden: tuple[int, int]) -> None:
-        """Count again only when something was added: models, optimizers, or the state of the first step."""
-        counted_for = (
+        """Count bytes again if models, optimizers, or state of the first step were added since the last count."""
+        key = (
             *map(id, models),
             *map(id, optimizers),
             *[len(optimizer.state) for optimizer in optimizers],
             *hidden,
             self._gradients > 0,
         )
-        if counted_for == self._counted_for:
+        if key == self._counted_key:
             return
         parameters = {id(value): value for model in models for value in model.parameters()}
         parameters.update({id(value): value for value in stepped_parameters(*optimizers)})
@@ -92,17 +92,17 @@ class MemoryMeter:
         self._gradients += hidden[0]
         self._state = storage_bytes([tensor for optimizer in optimizers for tensor in find_tensors(optimizer.state)])
         self._state += hidden[1]
-        self._counted_for = (*counted_for[:-1], self._gradients > 0)
+        self._counted_key = (*key[:-1], self._gradients > 0)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
+    """Return the size of the tensors' storages on this rank in bytes; a shared storage is counted once."""
     storages: dict[Any, int] = {}
     for tensor in tensors:
         if not device_type(tensor.device).has_addresses:
             storages[id(tensor)] = tensor.nbytes
             continue
-        if tensor.layout is torch.sparse_coo:  # as the gradients of embeddings may be: two tensors inside
+        if tensor.layout is torch.sparse_coo:  # for example gradients of embeddings; consists of two tensors
             storages[id(tensor)] = tensor._indices().nbytes + tensor._values().nbytes
             continue
         storage = local_part(tensor).untyped_storage()

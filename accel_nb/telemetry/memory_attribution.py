@@ -1,6 +1,6 @@
-"""Attribution of a device's memory: each storage is counted once, by kind and by the variable that refers to it.
+"""Attribution of a device's memory: each storage is counted once, by kind and by the variable that references it.
 
-Traverses all objects, which is too slow for every step: for use after an out-of-memory error or on request.
+Traverses all objects, which is too slow for every step: use it after an out-of-memory error or on request.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class MemoryAttribution:
         self.activation_bytes_by_module: Counter[str] = Counter()
         """Bytes of activations saved for the backward pass, by the repeated module whose parameters were used last."""
         self.bytes_by_variable: Counter[str] = Counter()
-        """Bytes by variable; for a container including activations that its tensors' graphs save."""
+        """Bytes by variable. For a container they include the activations saved in the graphs of its tensors."""
         self._device = torch.device(device)
         self._seen: set[int] = set()
         self._owners: dict[int, str] = {}
-        # References keep nodes alive: otherwise a new node could get the id of a freed one.
+        # The module of each visited node. References keep nodes alive: a new node could have the id of a freed one.
         self._nodes: dict[Any, str | None] = {}
         self._direct: set[Any] = set()
 
@@ -90,7 +90,7 @@ class MemoryAttribution:
         return total
 
     def _add_graph(self, root: Any, *, by_module: bool) -> int:
-        """Count the saved tensors of a graph; a node's module is found after those of its children."""
+        """Count the saved tensors of a graph; the module of a node is found after the modules of its children."""
         total, waiting = 0, [(root, False)]
         while waiting:
             node, is_done = waiting.pop()

@@ -1,4 +1,4 @@
-"""The record that a rank sends when it has run out of memory. Imports no torch."""
+"""The record that a rank sends when its device has run out of memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """An object that holds memory, described in words."""
+    """A description of an object, and the memory that it uses."""
 
     description: str
     nbytes: int
@@ -15,23 +15,23 @@ class MemoryHolder:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryReport:
-    """What held the memory of a device when an allocation failed; all sizes in bytes."""
+    """Use of a device's memory when an allocation failed; all sizes in bytes."""
 
     device: str
     requested: int | None
-    """What was requested; None if the error does not say."""
+    """The size of the failed allocation; None if the error does not contain it."""
     free: int
     held: dict[str, int]
     """By kind: parameters, gradients, optimizer, activations, other tensors."""
     rest: int
-    """What was allocated and is in no tensor."""
+    """Allocated memory that belongs to no tensor."""
     cached: int
-    """What the allocator keeps for later."""
+    """Memory that the allocator has reserved and no object uses."""
     room: int
-    """What the rank could use at most."""
+    """The most memory that the rank can use."""
     line: str
     """The line of the cell that failed."""
     module: str
-    """The module whose forward failed; empty outside of a forward."""
+    """The module whose forward pass failed; empty if the failure was elsewhere."""
     holders: tuple[MemoryHolder, ...]
-    """The largest ones first."""
+    """Objects that use the most memory, the largest first."""

@@ -1,11 +1,12 @@
 """A ring buffer of fixed-size event records in shared anonymous memory: one worker writes, the kernel reads.
 
-Writing never blocks and makes no system call; the oldest records are overwritten, and the reader counts those that it
-missed. The memory outlives the writer, so the last records of a killed worker can still be read.
+Writing never blocks and makes no system call. When the ring is full, the oldest records are overwritten, and the reader
+counts the records that it missed. The kernel keeps the memory mapped after the worker has ended, so it can still read
+the last records of a killed worker.
 
-Layout: a 64-byte header whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
-u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; for a step seven and the name of its curve in 24 bytes
-of UTF-8, for a logged value three and its name in 56. A slot is written before the header's count.
+Layout: a 64-byte header, whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
+u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields. A step has seven fields, and the name of its curve as
+24 bytes of UTF-8; a logged value has three, and its name as 56 bytes. A slot is written before the header's count.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
 
 
 def create_ring(capacity: int = DEFAULT_CAPACITY) -> int:
-    """Make the anonymous memory of a ring and return its descriptor."""
+    """Create the anonymous memory of a ring and return its file descriptor."""
     descriptor = os.memfd_create("accel_nb_ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, ring_bytes(capacity))
     seal_size(descriptor)
@@ -42,7 +43,7 @@ def create_ring(capacity: int = DEFAULT_CAPACITY) -> int:
 
 
 class RingWriter:
-    """The worker's end: packs numeric events into the ring."""
+    """The worker's side of the ring: writes numeric events."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, 0)
@@ -51,7 +52,7 @@ class RingWriter:
 
     @staticmethod
     def takes(event: Event) -> bool:
-        """Whether the ring can hold the event: it is numeric, or a logged value with a name that fits."""
+        """Whether the event can be written: it is numeric, or a logged value with a name that fits into a slot."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())
         return isinstance(event, StepDone | MemorySample | EpochBegan | TimeUsed)
@@ -60,7 +61,7 @@ class RingWriter:
         self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
         skipped: bool, curve: str = "",
     ) -> None:  # fmt: skip
-        """Add the record of a `StepDone` with these fields, without making the event: this runs in every step."""
+        """Write the record of a `StepDone` with these fields; creates no event object, since it runs in every step."""
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
         _STEP_SLOT.pack_into(
@@ -70,7 +71,7 @@ class RingWriter:
         _HEADER.pack_into(self._memory, 0, self._count)
 
     def write_metric(self, rank: int, step: int, time: float, name: str, value: float) -> bool:
-        """Add the record of a `MetricLogged` with these fields, if its name fits; returns whether it does."""
+        """Write the record of a `MetricLogged` with these fields if its name fits; return whether it does."""
         encoded = name.encode()
         if not _fits(encoded):
             return False
@@ -81,7 +82,7 @@ class RingWriter:
         return True
 
     def write(self, event: StepDone | MemorySample | MetricLogged | EpochBegan | TimeUsed) -> None:
-        """Add one record of an event that the ring takes, overwriting the oldest when full."""
+        """Write the record of an event that `takes` accepts; a full ring overwrites the oldest record."""
         if isinstance(event, MetricLogged):
             self.write_metric(event.rank, event.step, event.time, event.name, event.value)
             return
@@ -109,7 +110,7 @@ class RingWriter:
 
 
 class RingReader:
-    """The kernel's end: the records that it has read and, in ``num_missed``, those it missed."""
+    """The kernel's side of the ring: reads records; ``num_missed`` counts those that were overwritten before."""
 
     def __init__(self, descriptor: int) -> None:
         self.num_read = 0
@@ -148,7 +149,7 @@ def _fits(name: bytes) -> bool:
 
 
 def _unpack_named(memory: mmap.mmap, offset: int, kind: int) -> Event | None:
-    """Return the event of a slot that ends in a name; None for another, and for invalid content."""
+    """Return the event of a slot that contains a name; None for a slot of another kind or with invalid content."""
     try:
         if kind == _METRIC:
             _, _, rank, step, time, value, name = _NAMED_SLOT.unpack_from(memory, offset)
@@ -175,7 +176,7 @@ def _memory_values(event: MemorySample) -> tuple[float, ...]:
 
 
 def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
-    """Return the event of a slot of numbers; None for invalid content."""
+    """Return the event of a slot that contains numbers only; None for invalid content."""
     step, time, *amounts = values[:8]
     try:
         if kind == _EPOCH:

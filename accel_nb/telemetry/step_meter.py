@@ -1,8 +1,8 @@
 """Reports of optimizer steps without waiting for the device.
 
 A loss on the CPU is read at once. On a device with streams a loss is copied asynchronously to pinned memory, and read
-when an event shows that the copy is done; its step is reported then, in order. On other devices a loss is read when the
-next step has been queued.
+after an event has recorded that the copy is complete; only then its step is reported, in order. On other devices a loss
+is read after the next step has been queued.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from accel_nb.telemetry.events import EventSink, MetricLogged, StepDone
 
 _NUM_SLOTS = 4096
 MAX_NAME = 20
-"""Limit of a variable's name in the name of its curve."""
+"""Maximum length of a variable's name in the name of its curve."""
 
 
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
     def __init__(self, rank: int, device: torch.device | str, sink: EventSink, *, refuses_nan: bool = False) -> None:
-        # Optimizer steps of the training, and those that were made before the current run: reports count from 1.
+        # All optimizer steps of the training, and those before the current run: reports number a run's steps from 1.
         self.step = 0
         self._num_before = 0
-        # The variable that held the latest loss; the losses of the open step by variable, where there are several; and
-        # the names of curves by variable and optimizer.
+        # The variable of the latest loss, and of the first loss of the current step.
         self._loss_name = ""
         self._step_name = ""
-        self._parts: dict[str, float] = {}
+        # The losses of the current step by variable, if there are several.
+        self._losses_by_name: dict[str, float] = {}
+        # The names of curves by variable and optimizer.
         self._curve_names: dict[tuple[str, int], str] = {}
         self._call_sites: dict[tuple[int, int], tuple[CodeType, str]] = {}
         # One report covers this many steps.
         self.interval = 1
-        self._num_held = 0
+        self._num_unreported = 0
         self._has_skipped = False
         self._refuses_nan = refuses_nan
         self._rank = rank
@@ -52,7 +53,7 @@ class StepMeter:
         self._num_samples = 0
         self._has_loss = False
         self._started = time.perf_counter()
-        # A sink may accept a step's numbers, without an event being made of them.
+        # A sink may accept the numbers of a step directly, so that no event object is created.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
         self._emit_metric = getattr(sink, "emit_metric", None) or (lambda *values: sink.emit(MetricLogged(*values)))
         kind = device_type(device)
@@ -60,47 +61,47 @@ class StepMeter:
 
     @property
     def run_step(self) -> int:
-        """The number of the latest step in its run; a run that resumes a checkpoint goes on from the step of that."""
+        """The number of the latest step in its run; after a resume it continues from the checkpoint's step."""
         return self.step - self._num_before
 
     def begin_run(self) -> None:
-        """Number steps from 1 again, and forget the names of the run before."""
+        """Number steps from 1 again, and clear the names of the previous run."""
         self._num_before = self.step
         self._loss_name = ""
-        self._parts.clear()
+        self._losses_by_name.clear()
         self._curve_names.clear()
         self._call_sites.clear()
 
     def resume_at(self, step: int) -> None:
-        """Go on from the step of a checkpoint."""
+        """Continue from the step of a checkpoint."""
         self.step, self._num_before = step, 0
 
     def number_in_run(self, step: int) -> int:
-        """Return the number in the run of a step of the training."""
+        """Return the number that a step of the training has in the current run."""
         return step - self._num_before
 
     def name_loss(self, caller: FrameType, loss: Tensor) -> None:
-        """Set the name of the next loss: of the variable that holds it where its backward pass is called.
+        """Set the name of the next loss to the variable that holds it in the frame that calls its backward pass.
 
-        Variables are searched once for each call in the code: this is on the hot path.
+        The result is cached by call site, because this runs in every step.
         """
         code = caller.f_code
         site = id(code), caller.f_lasti
-        known = self._call_sites.get(site)
-        if known is None:
+        cached = self._call_sites.get(site)
+        if cached is None:
             names = (name for name, value in caller.f_locals.items() if value is loss and not name.startswith("_"))
-            known = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
-        self._loss_name = known[1]
+            cached = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
+        self._loss_name = cached[1]
 
     @property
     def is_reporting(self) -> bool:
-        """Whether the latest step is one to report."""
+        """Whether the latest step ends a reporting interval."""
         return self.step % self.interval == 0
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
-        """Count a loss with ``weight`` in the step's mean; raises `NanLossError` for NaN with ``refuses_nan``.
+        """Add a loss with ``weight`` to the step's mean; with ``refuses_nan``, NaN raises `NanLossError`.
 
-        Several losses of one micro-batch are reported as their sum: only the first of them adds its weight.
+        Several losses of one micro-batch are reported as their sum, so only the first of them adds its weight.
         """
         if is_first or not self._has_loss:
             self._weight += weight
@@ -113,17 +114,17 @@ class StepMeter:
             value = loss.item()
             if value != value and self._refuses_nan:
                 raise NanLossError(self._rank, self.run_step + 1)
-            if self._parts or name != self._step_name:
-                self._parts = self._parts or {self._step_name: self._sum}
-                self._parts[name] = self._parts.get(name, 0.0) + value * weight
+            if self._losses_by_name or name != self._step_name:
+                self._losses_by_name = self._losses_by_name or {self._step_name: self._sum}
+                self._losses_by_name[name] = self._losses_by_name.get(name, 0.0) + value * weight
             self._sum += value * weight
         else:
             self._copies.add(loss.detach(), weight)
 
     def end_step(self, learning_rate: float, skipped: bool, optimizer: object = None) -> float:
-        """Report a step of an optimizer and return the time of `time.perf_counter`.
+        """Report a step of an optimizer and return the current time of `time.perf_counter`.
 
-        The steps of each variable and optimizer are a curve. A second optimizer's step after the same losses is not
+        Each pair of variable and optimizer has a curve. A second optimizer's step after the same losses is not
         reported.
         """
         now = time.perf_counter()
@@ -131,14 +132,14 @@ class StepMeter:
             return now
         self.step += 1
         num_steps = 1
-        if self.interval != 1 or self._num_held:
-            self._num_held += 1
+        if self.interval != 1 or self._num_unreported:
+            self._num_unreported += 1
             self._has_skipped |= skipped
             self._has_loss = False
             if self.step % self.interval:
                 return now
-            num_steps, skipped = self._num_held, self._has_skipped
-            self._num_held, self._has_skipped = 0, False
+            num_steps, skipped = self._num_unreported, self._has_skipped
+            self._num_unreported, self._has_skipped = 0, False
         weight, step_s = self._weight, (now - self._started) / num_steps
         if self._copies is None:
             loss = self._sum / weight if weight else self._sum
@@ -149,11 +150,11 @@ class StepMeter:
             self._emit_step(
                 self._rank, self.run_step, moment, loss, learning_rate, step_s, self._num_samples, skipped, curve
             )
-            if self._parts:
-                self._report_parts(moment, weight)
+            if self._losses_by_name:
+                self._report_losses(moment, weight)
         else:
             curve = self._name_curve(optimizer)
-            pending = _Pending(
+            pending = _PendingStep(
                 self.run_step, time.time(), learning_rate, step_s, self._num_samples, skipped, weight, curve
             )
             self._copies.close_step(pending)
@@ -163,45 +164,45 @@ class StepMeter:
         return now
 
     def report_norm(self, norm: Tensor) -> None:
-        """Report the gradient norm that clipping has computed for the step to come, where reading it waits for nothing.
+        """Report the gradient norm that clipping has computed before a step; on asynchronous devices do nothing.
 
-        On a device with a queue it is not read: that would wait for the backward pass.
+        Reading the norm there would wait for the backward pass.
         """
         step = self.step + 1
         if self._copies is not None or step % self.interval or not self._has_loss:
             return
-        known = next(iter(self._curve_names), (self._step_name, 0))[0]
-        name = "gradient norm" if known == self._step_name else f"gradient norm of {self._step_name}"
+        first_name = next(iter(self._curve_names), (self._step_name, 0))[0]
+        name = "gradient norm" if first_name == self._step_name else f"gradient norm of {self._step_name}"
         self._emit_metric(self._rank, step - self._num_before, time.time(), name, norm.item())
 
     def restart_clock(self) -> None:
-        """Measure the next step from now: what was done since the last one is no part of it."""
+        """Measure the next step from now on, so that its time excludes the work since the last step."""
         self._started = time.perf_counter()
 
     def flush(self) -> None:
-        """Report the steps that are not reported yet; waits for the device."""
+        """Report the steps that have not been reported yet; waits for the device."""
         if self._copies is not None:
             self._report_ready(wait=True)
 
     def _name_curve(self, optimizer: object) -> str:
-        """Return the name of a variable's curve; it has a number where the variable was another optimizer's before."""
+        """Return the name of a curve: the variable, with a number if another optimizer has a curve of that name."""
         key = self._step_name, id(optimizer)
         if key not in self._curve_names:
             number = 1 + sum(name == self._step_name for name, _ in self._curve_names)
-            shown = self._step_name if number == 1 else f"{self._step_name or 'loss'} ({number})"
-            self._curve_names[key] = shown
+            curve = self._step_name if number == 1 else f"{self._step_name or 'loss'} ({number})"
+            self._curve_names[key] = curve
         return self._curve_names[key]
 
-    def _report_parts(self, moment: float, weight: int) -> None:
-        """Report each of several losses of a step by its variable."""
-        for name, total in self._parts.items():
+    def _report_losses(self, moment: float, weight: int) -> None:
+        """Report each of several losses of a step under the name of its variable."""
+        for name, total in self._losses_by_name.items():
             value = total / weight if weight else total
             self._sink.emit(MetricLogged(self._rank, self.run_step, moment, name or "loss", value))
-        self._parts = {}
+        self._losses_by_name = {}
 
     def _report_ready(self, *, wait: bool) -> None:
         assert self._copies is not None
-        for pending, loss in self._copies.take_ready(wait=wait):
+        for pending, loss in self._copies.pop_ready(wait=wait):
             if loss != loss and self._refuses_nan:
                 raise NanLossError(self._rank, pending.step)
             self._sink.emit(
@@ -213,7 +214,7 @@ class StepMeter:
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingStep:
     """A step whose losses have not been read from the device yet."""
 
     step: int
@@ -227,26 +228,26 @@ class _Pending:
 
 
 class _DeferredLosses:
-    """Losses kept on an asynchronous device without streams; those of the latest step are not read yet."""
+    """Losses kept on an asynchronous device without streams until the next step has been queued."""
 
     is_full = False
 
     def __init__(self) -> None:
         self._losses: list[tuple[Tensor, int]] = []
-        self._steps: deque[tuple[_Pending, list[tuple[Tensor, int]]]] = deque()
+        self._steps: deque[tuple[_PendingStep, list[tuple[Tensor, int]]]] = deque()
 
     def add(self, loss: Tensor, weight: int) -> None:
-        """Keep one loss."""
+        """Store one loss, without reading it."""
         self._losses.append((loss, weight))
 
-    def close_step(self, pending: _Pending) -> None:
+    def close_step(self, pending: _PendingStep) -> None:
         """Mark the end of a step."""
         self._steps.append((pending, self._losses))
         self._losses = []
 
-    def take_ready(self, *, wait: bool) -> list[tuple[_Pending, float]]:
-        """Return the steps before the latest one, or with ``wait`` all, oldest first, with their sums of losses."""
-        ready: list[tuple[_Pending, float]] = []
+    def pop_ready(self, *, wait: bool) -> list[tuple[_PendingStep, float]]:
+        """Return steps, oldest first, with the weighted sums of their losses: without ``wait`` all but the latest."""
+        ready: list[tuple[_PendingStep, float]] = []
         while len(self._steps) > (0 if wait else 1):
             pending, losses = self._steps.popleft()
             ready.append((pending, sum(loss.item() * weight for loss, weight in losses)))
@@ -264,7 +265,7 @@ class _PinnedLosses:
         self._next = 0
         self._num_used = 0
         self._weights: list[tuple[int, int]] = []
-        self._steps: deque[tuple[_Pending, list[tuple[int, int]], Any]] = deque()
+        self._steps: deque[tuple[_PendingStep, list[tuple[int, int]], Any]] = deque()
         self._events: list[Any] = []
 
     @property
@@ -274,7 +275,7 @@ class _PinnedLosses:
 
     def add(self, loss: Tensor, weight: int) -> None:
         """Start the copy of one loss."""
-        if len(self._weights) >= _NUM_SLOTS // 2:  # thousands of losses in a step: report the mean of the first
+        if len(self._weights) >= _NUM_SLOTS // 2:  # more losses than slots in one step: the later ones are left out
             return
         slot = self._next
         self._next = (slot + 1) % _NUM_SLOTS
@@ -282,16 +283,16 @@ class _PinnedLosses:
         self._views[slot].copy_(loss.reshape(()), non_blocking=True)
         self._weights.append((slot, weight))
 
-    def close_step(self, pending: _Pending) -> None:
-        """Record the end of a step in the stream of copies."""
+    def close_step(self, pending: _PendingStep) -> None:
+        """Record an event after the copies of a step's losses."""
         event = self._events.pop() if self._events else self._kind.new_event()
         event.record()
         self._steps.append((pending, self._weights, event))
         self._weights = []
 
-    def take_ready(self, *, wait: bool) -> list[tuple[_Pending, float]]:
-        """Return the steps whose losses have arrived, oldest first, with the weighted sum of their losses."""
-        ready: list[tuple[_Pending, float]] = []
+    def pop_ready(self, *, wait: bool) -> list[tuple[_PendingStep, float]]:
+        """Return the steps whose losses have been copied, oldest first, with the weighted sums of their losses."""
+        ready: list[tuple[_PendingStep, float]] = []
         while self._steps:
             pending, weights, event = self._steps[0]
             if wait:

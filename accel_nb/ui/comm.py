@@ -25,7 +25,7 @@ TARGET = "accel_nb.sidebar"
 PROTOCOL_VERSION = 2
 WATCH_S = 1.0
 LEASE_S = 60.0
-"""How long the state is sent each second without a renewal: a page may close without a message."""
+"""Without a renewal, sending the state each second stops after this time: a page may close without a message."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -33,7 +33,7 @@ Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """One device of this machine; memory in bytes."""
+    """One device of this machine; sizes of memory in bytes."""
 
     name: str
     kind: str
@@ -53,7 +53,7 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """The log of one rank in the last cell; ``log`` is its name, which differs from cell to cell."""
+    """The log of one rank in the last cell; ``log`` is its name, different for each cell."""
 
     rank: int
     log: str
@@ -74,7 +74,7 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class SidebarState:
-    """State that the sidebar shows."""
+    """The state that the sidebar displays."""
 
     devices: Sequence[DeviceLine]
     pool: str
@@ -103,9 +103,9 @@ class SidebarState:
 class SidebarComm:
     """Registers the target on a kernel, opens a comm to the browser, and keeps the open comms.
 
-    ``describe`` and the ``answers``, by topic, are called in the thread of the message, also while a cell runs, so they
-    must only read snapshots. An answer that raises ValueError is sent as a refusal with its text. In plain IPython,
-    without a kernel, nothing is registered.
+    ``describe`` and the functions in ``answers``, by topic, are called in the thread that receives the message, even
+    while a cell runs, so they must only read snapshots. If one raises ValueError, a refusal with the error's text is
+    sent. In plain IPython, which has no kernel, nothing is registered.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class SidebarComm:
             try:
                 self._manager.register_target(TARGET, self._on_open)
                 self._open_comm()
-            except Exception as error:  # the magics need no sidebar
+            except Exception as error:  # the magics work without the sidebar
                 logger.warning(
                     "the JupyterLab sidebar is off: no comm can be opened here (%s: %s); the magics work without it",
                     type(error).__name__,
@@ -135,14 +135,14 @@ class SidebarComm:
                 )
 
     def push(self) -> None:
-        """Send the state to every open sidebar, in a thread, so that no cell waits."""
+        """Send the state to every open sidebar, in a separate thread, so that no cell waits."""
         if self._comms:
             with self._lock:
                 self._has_changed.set()
                 self._start_sender()
 
     def close(self) -> None:
-        """Unregister the target and close the comms; sidebars then show that the extension is not loaded."""
+        """Unregister the target and close the comms; sidebars then report that the extension is not loaded."""
         self._ending.set()
         self._has_changed.set()
         if self._manager is not None:
@@ -215,7 +215,7 @@ class SidebarComm:
             self._sender.start()
 
     def _send_states(self) -> None:
-        """Send the state to all sidebars after a change, and each second to watching ones; return if none is left."""
+        """Send the state to all sidebars after a change and each second to watching ones; return when none watches."""
         while True:
             self._has_changed.wait(WATCH_S)
             with self._lock:
@@ -232,10 +232,10 @@ class SidebarComm:
 
 
 def _comm_class(manager: Any) -> Callable[..., Any]:
-    """Return the function that opens a comm of a kernel's comm manager.
+    """Return the function that opens a comm by a kernel's comm manager.
 
-    ipykernel before 6.18 does not use the package ``comm``, which may be installed all the same: its comms would reach
-    no front end there.
+    Versions of ipykernel before 6.18 do not use the package ``comm``. It may be installed nevertheless, but its comms
+    would not reach a front end.
     """
     try:
         import comm

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def handle_on_addressed_subshell(comm: Any) -> None:
-    """Handle a comm's messages on the subshell that JupyterLab addressed, also while a cell runs.
+    """Handle a comm's messages on the subshell that JupyterLab addressed, even while a cell runs.
 
-    ipykernel from 7.4 on routes a message from the browser to the shell that last sent on the comm, for cells that wait
-    for a widget's reply. A running cell that draws would thereby route messages to the main shell, which handles them
-    after the cell. ipykernel has no public setting for it; other versions ignore this attribute.
+    From version 7.4 on, ipykernel routes a message from the browser to the shell that last sent on the comm, to support
+    cells that wait for a widget's reply. A running cell that draws a panel is in the main shell, which would handle the
+    panel's messages only after the cell. ipykernel has no public setting for this; other versions ignore the attribute.
     """
     comm._reply_subshell_for = lambda _data, addressed: addressed

@@ -1,4 +1,4 @@
-"""The panel by core ipywidgets, for front ends without anywidget: a picture, a line of figures, and buttons.
+"""The panel made of core ipywidgets, for front ends without anywidget: a picture, a line of figures, and buttons.
 
 Importing this module imports ipywidgets.
 """
@@ -24,10 +24,10 @@ NO_FOLDER_HINT = "The cell was started without --checkpoint DIR"
 Control = Callable[[object], object]
 
 
-class CoreSurface:
-    """Shows a picture, redrawn every few seconds, and a line of figures, updated twice a second.
+class CoreWidgetDisplay:
+    """Displays a picture, redrawn every few seconds, and a line of figures, updated twice a second.
 
-    When the run has ended, a picture and text replace the widgets: any viewer of the saved notebook shows them.
+    When the run has ended, a picture and text replace the widgets, so that any viewer of the saved notebook shows them.
     """
 
     def __init__(self, on_control: Control | None = None) -> None:
@@ -37,16 +37,20 @@ class CoreSurface:
         self._is_paused = False
         self._handle: Any = None
         self._line = HTML()
-        self._said = HTML()
+        self._action_result = HTML()
         self._image = Image(format="png", layout=Layout(width="100%", max_width="960px"))
-        self._pause = self._button("pause", "Stop drawing; the run goes on", self._toggle)
+        self._pause = self._button("pause", "Stop drawing; the run continues", self._toggle)
         self._panel = VBox([self._line, self._image])
 
     def open(self, state: PanelState) -> None:
         """Show figures, the first picture and the buttons."""
         from IPython.display import display
 
-        self._panel.children = [self._line, self._image, HBox([*self._controls(state), self._pause, self._said])]
+        self._panel.children = [
+            self._line,
+            self._image,
+            HBox([*self._controls(state), self._pause, self._action_result]),
+        ]
         bundle = self._draw(state)
         view = {"version_major": 2, "version_minor": 0, "model_id": self._panel.model_id}
         self._handle = display(
@@ -63,7 +67,7 @@ class CoreSurface:
             self._write(state)
 
     def make_room(self) -> None:
-        """Do nothing: text has a place of its own."""
+        """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:
         """Replace the widgets by picture and text."""
@@ -77,8 +81,8 @@ class CoreSurface:
         save = self._add_action("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
         save.disabled = not state.can_save
         return [
-            self._add_action("stop after step", "End the cell after this step; what it has trained comes back", "stop"),
-            self._add_action("interrupt", "Interrupt the cell wherever it is", "interrupt"),
+            self._add_action("stop after step", "End the cell after this step and keep what it has trained", "stop"),
+            self._add_action("interrupt", "Interrupt the cell at once", "interrupt"),
             save,
         ]
 
@@ -97,7 +101,7 @@ class CoreSurface:
 
     def _toggle(self) -> None:
         self._is_paused = not self._is_paused
-        self._pause.description = "go on drawing" if self._is_paused else "pause"
+        self._pause.description = "resume drawing" if self._is_paused else "pause"
 
     def _draw(self, state: PanelState) -> dict[str, Any]:
         bundle = self._painter.draw(state)
@@ -111,4 +115,4 @@ class CoreSurface:
         notes = "".join(f" · {escape(note)}" for note in state.notes())
         status = f'<span style="color: {color}">●</span> <b>{escape(state.status)}</b>'
         self._line.value = f"{status} {escape(state.title)}: {escape(state.summary())}{notes}"
-        self._said.value = escape(state.said)
+        self._action_result.value = escape(state.action_result)

@@ -21,9 +21,9 @@ MAX_NAME = 80
 
 
 def to_csv(state: PanelState) -> str:
-    """Return a row for each step, with the mean over ranks and each rank's value of every loss and metric.
+    """Return CSV with a row for each step: the mean over ranks and each rank's value of every loss and metric.
 
-    Numbers are written so that no digit is lost. A cell is empty where a curve has no value at the step.
+    Numbers are written without loss of precision. A cell is empty where a curve has no value at the step.
     """
     import numpy as np
 
@@ -31,20 +31,20 @@ def to_csv(state: PanelState) -> str:
     steps = {id(table): np.array(table.columns[0]) for _, table, _ in columns}
     first = next(iter(steps.values()), np.zeros(0))
     is_common = _is_increasing(first) and all(np.array_equal(first, own) for own in steps.values())
-    # Values that were logged several times in a step are rows of their own: the imaginary part counts them.
-    keys = {} if is_common else {which: _numbered(own) for which, own in steps.items()}
-    places = first if is_common else np.unique(np.concatenate(list(keys.values())))
-    cells = [_texts(np.real(places))]
+    # Values that were logged several times in a step have a row each: the imaginary part of a row's key counts them.
+    keys = {} if is_common else {table_id: _row_keys(own) for table_id, own in steps.items()}
+    row_keys = first if is_common else np.unique(np.concatenate(list(keys.values())))
+    cells = [_format_numbers(np.real(row_keys))]
     for _, table, index in columns:
-        texts = _texts(np.array(table.columns[index]))
-        if not is_common and len(texts) < len(places):
-            filled = [""] * len(places)
-            for place, text in zip(np.searchsorted(places, keys[id(table)]).tolist(), texts, strict=True):
-                filled[place] = text
+        texts = _format_numbers(np.array(table.columns[index]))
+        if not is_common and len(texts) < len(row_keys):
+            filled = [""] * len(row_keys)
+            for row, text in zip(np.searchsorted(row_keys, keys[id(table)]).tolist(), texts, strict=True):
+                filled[row] = text
             texts = filled
         cells.append(texts)
     head = io.StringIO()
-    csv.writer(head, lineterminator="\n").writerow(["step", *(_harmless(label) for label, _, _ in columns)])
+    csv.writer(head, lineterminator="\n").writerow(["step", *(_escape_formula(label) for label, _, _ in columns)])
     return head.getvalue() + "".join([f"{','.join(row)}\n" for row in zip(*cells, strict=True)])
 
 
@@ -54,7 +54,7 @@ def save_csv(state: PanelState, folder: str = ".") -> str:
 
 
 def new_file(text: str, title: str, extension: str, folder: str) -> str:
-    """Write a text file that is named after a run; return its name, which has a number where it exists already."""
+    """Write a text file that is named after a run; return its name, with a number added if the name is in use."""
     safe = "".join(char if char.isalnum() or char in "-_" else "-" for char in title).strip("-")[:MAX_NAME] or "run"
     for number in itertools.count(1):
         name = f"{safe}{'' if number == 1 else f'-{number}'}.{extension}"
@@ -64,22 +64,22 @@ def new_file(text: str, title: str, extension: str, folder: str) -> str:
             return name
         except FileExistsError:
             continue
-    raise AssertionError("numbers do not end")
+    raise AssertionError("the count is infinite")
 
 
 def _columns(state: PanelState) -> Iterator[tuple[str, Table, int]]:
-    """Yield label, table and column of everything that a row has."""
+    """Yield label, table and column index of each CSV column after the step."""
     for name in state.loss_names:
         label = name or "loss"
         yield from _by_rank(state, "step", name, label, 1)
-        shown = state.mean("step", name)
-        assert shown is not None, "a loss has rows"
-        of = f" of {label}" if len(state.loss_names) > 1 else ""
+        mean = state.mean("step", name)
+        assert mean is not None, "a loss has rows"
+        suffix = f" of {label}" if len(state.loss_names) > 1 else ""
         for index, column in enumerate(STEP_COLUMNS[2:], 2):
             if column == "step time":
-                yield from _by_rank(state, "step", name, f"step time in ms{of}", index)
+                yield from _by_rank(state, "step", name, f"step time in ms{suffix}", index)
             elif column != "samples":
-                yield {"time": "time in s"}.get(column, column) + of, shown, index
+                yield {"time": "time in s"}.get(column, column) + suffix, mean, index
     for name in state.metrics:
         yield from _by_rank(state, "metric", name, name, 1)
 
@@ -96,12 +96,12 @@ def _is_increasing(steps: NDArray[np.float64]) -> bool:
     return bool((steps[1:] > steps[:-1]).all())
 
 
-def _texts(values: NDArray[np.float64]) -> list[str]:
-    """Return the shortest texts that are read as the same numbers."""
+def _format_numbers(values: NDArray[np.float64]) -> list[str]:
+    """Return the shortest texts that parse to the same numbers."""
     import numpy as np
 
     if len(values) and bool((values == values[0]).all()):
-        return [_text(float(values[0]))] * len(values)
+        return [_format_number(float(values[0]))] * len(values)
     with np.errstate(invalid="ignore"):
         whole = values.astype(np.int64)
     if bool((whole == values).all()):
@@ -109,16 +109,17 @@ def _texts(values: NDArray[np.float64]) -> list[str]:
     return list(map(repr, values.tolist()))
 
 
-def _text(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def _numbered(steps: NDArray[np.float64]) -> NDArray[np.complex128]:
+def _row_keys(steps: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """Return a unique key for each row: its step, and as the imaginary part its index among rows of that step."""
     import numpy as np
 
     return steps + 1j * (np.arange(len(steps)) - np.searchsorted(steps, steps))
 
 
-def _harmless(label: str) -> str:
-    """Return a heading that a spreadsheet does not read as a formula."""
+def _escape_formula(label: str) -> str:
+    """Return a heading that a spreadsheet does not evaluate as a formula."""
     return f"'{label}" if label[:1] in ("=", "+", "-", "@", "\t", "\r") else label

@@ -1,6 +1,6 @@
-"""Ways to show a panel: an anywidget, a picture that is redrawn, or one line of text.
+"""The choice of how a panel is displayed, and the displays without widgets: a redrawn picture, and one line of text.
 
-A fourth is in `accel_nb.ui.core_widgets`: the picture with buttons, made with ipywidgets.
+The widget is in `accel_nb.ui.panel`; a picture with buttons, made of core ipywidgets, in `accel_nb.ui.core_widgets`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def find_display_facts() -> DisplayFacts:
     )
 
 
-class Surface(Protocol):
+class PanelDisplay(Protocol):
     """A display of a panel in a cell's output.
 
     ``open`` is called once, ``update`` often, and ``close`` once, all in the main thread.
@@ -82,7 +82,7 @@ class Surface(Protocol):
         ...
 
 
-class TextSurface:
+class TextDisplay:
     """Displays one line when the run has ended, for front ends that can draw nothing else."""
 
     def open(self, state: PanelState) -> None:
@@ -121,7 +121,7 @@ class Painter:
         return bundle
 
 
-class PictureSurface:
+class PictureDisplay:
     """Shows a PNG, redrawn every few seconds by its display id."""
 
     def __init__(self) -> None:

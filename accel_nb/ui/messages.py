@@ -1,7 +1,7 @@
-"""Shapes of the JSON that the kernel sends to a panel in the browser.
+"""Types of the JSON messages that the kernel sends to a panel in the browser.
 
-The rows of curves are not JSON: they are one buffer of little-endian float64 beside the message. ``ui.export``
-generates the front end's types from these classes.
+The rows of curves are not JSON: they are one buffer of little-endian float64 numbers, sent with the message.
+``ui.export`` generates the front end's types from these classes.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class ProgressFacts(TypedDict):
     epoch: int
     num_epochs: int
     batch_fraction: JsonNumber
-    """The part of the epoch that is done, from 0 to 1."""
+    """The completed fraction of the epoch, from 0 to 1."""
     fraction: JsonNumber
-    """The part of the run that is done, from 0 to 1."""
+    """The completed fraction of the run, from 0 to 1."""
     remaining_s: JsonNumber
 
 
@@ -80,9 +80,9 @@ class PanelFacts(TypedDict):
     can_save: bool
     """Whether there is a folder for checkpoints."""
     said: str
-    """The outcome of the last action that the user requested."""
+    """The result of the last action that the user requested."""
     num_earlier: int
-    """How many runs there are to compare with."""
+    """The number of runs to compare with."""
 
 
 class BlockHeader(TypedDict):

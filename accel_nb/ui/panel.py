@@ -1,4 +1,4 @@
-"""The live panel of one cell: receives events, draws within a time budget, never raises into the run."""
+"""The live panel of one cell. Drawing is limited to a share of CPU time, and no error of the panel ends the run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.process.platforms import DisplayMode
 from accel_nb.ui.fallback import (
     Mode,
-    PictureSurface,
-    Surface,
-    TextSurface,
+    PanelDisplay,
+    PictureDisplay,
+    TextDisplay,
     choose_display,
     find_display_facts,
     static_bundle,
@@ -25,8 +25,8 @@ from accel_nb.ui.messages import PanelFacts
 from accel_nb.ui.progress import LoopPlan
 from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
-from accel_nb.ui.terminal import TerminalSurface
-from accel_nb.ui.view import Cursor, PanelState, jsonable, packed
+from accel_nb.ui.terminal import TerminalDisplay
+from accel_nb.ui.view import Cursor, PanelState, pack_blocks, to_json_number
 
 if TYPE_CHECKING:
     from accel_nb.telemetry.events import Event
@@ -38,11 +38,12 @@ PROTOCOL_VERSION = 1
 MIN_INTERVAL_S = 1 / 15
 MAX_INTERVAL_S = 1.0
 DUTY = 0.0015
-"""CPU time of the main thread for messages to the browser, as a share of all processors, which may be training.
-Jupyter's threads, which send the messages, use nearly as much again."""
+"""CPU time of the main thread for messages to the browser, as a share of the time of all cores, which the training
+may need. Jupyter's threads, which send the messages, use nearly as much again."""
 
 BYTES_PER_S = 64_000
-"""Limit of streaming. Of a faster run the extremes are sent; the browser queries the range that a user zooms into."""
+"""Limit of the rate at which rows are sent. Rows of a faster run are downsampled to minima and maxima; the browser
+queries the rows of a range that the user zooms into."""
 
 ENVELOPE_BYTES = 2000
 """Approximate size of a message without its rows."""
@@ -51,28 +52,29 @@ NUMBER_BYTES = 8
 """Approximate size of a number in a memory map."""
 
 SAVED_TEXT = 4000
-"""How many characters of the printed text the final state has, for pages that were loaded before the end."""
+"""The number of characters of printed text in the final state, for pages that were loaded before the end."""
 
 MAX_PAGE = 64
-"""Limit of the name that a page gives itself."""
+"""Maximum length of a page's name, which the browser generates."""
 
 MAX_QUERIES = 16
-"""Limit of waiting queries of a browser."""
+"""Maximum number of queued queries from the browser; further ones are dropped."""
 
 MARK = {"accel_nb": "panel"}
-"""Metadata of the output, by which the browser finds panels whose kernel has ended."""
+"""Metadata of the output; by it the browser detects panels whose kernel has ended."""
 
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
-MAX_SURFACES = 4
-"""A panel is drawn in at most so many outputs, the last ones that it was attached to."""
+MAX_DISPLAYS = 4
+"""Maximum number of outputs that a panel is drawn in; with more, those it was attached to last."""
 
 
 class Panel:
     """Shows a run below its cell, from the first step or metric on: a cell that trains nothing has no panel.
 
-    Call ``feed`` when events arrive, ``refresh`` in the waiting loop, ``finish`` once; ``attach`` and ``say`` at any
-    time, in any thread. None of them raises: a panel that fails is switched off with one warning.
+    Call ``feed`` when events arrive, ``refresh`` in the loop that waits for the workers, and ``finish`` once. Call
+    ``attach`` and ``show_outcome`` at any time, in any thread. None of them raises: after an error the panel logs one
+    warning and draws no more.
     """
 
     def __init__(
@@ -90,9 +92,9 @@ class Panel:
     ) -> None:
         """``on_events`` is called with all events, also while the panel is off; ``earlier`` stores the ended run.
 
-        ``plan`` is what the cell's outermost loop counts.
+        ``plan`` is the length of the cell's outermost loop, in epochs or steps.
         """
-        self._also = on_events
+        self._on_events = on_events
         self._earlier = earlier or EarlierRuns()
         self._number = self._earlier.begin()
         self.state = PanelState(title, num_workers, plan=plan)
@@ -100,10 +102,10 @@ class Panel:
         self.state.can_save = can_save
         self.state.num_earlier = len(self._earlier.others(self._number))
         self._mode: Mode = mode
-        self._rung: DisplayMode | None = display
+        self._display_mode: DisplayMode | None = display
         # Called with actions from the browser, unchecked, in the comm's thread.
         self._on_control = on_control
-        self._surfaces: list[Surface] = []
+        self._displays: list[PanelDisplay] = []
         self._is_off = mode == "off"
         self._is_finished = False
         self._lock = threading.RLock()
@@ -111,34 +113,34 @@ class Panel:
     @property
     def is_shown(self) -> bool:
         """Whether the panel is in an output."""
-        return bool(self._surfaces)
+        return bool(self._displays)
 
     def feed(self, events: Sequence[Event]) -> None:
         """Update the state by events; draw nothing."""
         with self._lock:
-            if self._also is not None:
-                self._also(events)
+            if self._on_events is not None:
+                self._on_events(events)
             if not self._is_off:
                 self.state.fold(events)
 
     def add_text(self, text: str) -> None:
         """Add printed text, which the panel shows in pages that were reloaded while the cell ran.
 
-        Jupyter sends a cell's further output to the page that started the cell only.
+        Jupyter sends the output of a running cell only to the page that started it.
         """
         with self._lock:
             if not self._is_off:
                 self.state.add_text(text)
 
     def make_room(self) -> None:
-        """Prepare for text that the cell is about to print: a terminal's line is removed until the next refresh."""
+        """Prepare for text that the cell is about to print: remove a terminal's line until the next refresh."""
         with self._lock:
-            for surface in self._surfaces:
-                self._guarded(surface.make_room)
+            for display in self._displays:
+                self._guarded(display.make_room)
 
     def show_outcome(self, text: str, is_final: bool = True) -> None:
-        """Show the outcome of the user's last action; one that is not final is replaced when it is complete."""
-        self.state.set_outcome(text, is_final=is_final)
+        """Show the result of the user's last action; call again with the final result after one that is not final."""
+        self.state.set_action_result(text, is_final=is_final)
 
     def facts(self) -> PanelFacts:
         """Return the run's figures, in any thread."""
@@ -146,13 +148,13 @@ class Panel:
             return self.state.facts()
 
     def show(self) -> None:
-        """Put the panel into the output, also without data."""
+        """Display the panel in the cell's output, even without data."""
         with self._lock:
-            if not self._is_off and not self._surfaces:
+            if not self._is_off and not self._displays:
                 self._guarded(self._open)
 
     def attach(self) -> None:
-        """Draw the panel in this output too, with all data so far; both are updated while the run lasts."""
+        """Draw the panel in the current output too, with all data so far; the run updates all outputs of the panel."""
         with self._lock:
             if self._mode == "off" or not self.state.has_data:
                 return
@@ -162,16 +164,16 @@ class Panel:
                 self._guarded(self._open)
 
     def refresh(self, force: bool = False) -> None:
-        """Draw new data if it is due; may be called often."""
+        """Draw new data if the interval since the last drawing has passed; may be called often."""
         with self._lock:
             if self._is_off:
                 return
-            if not self._surfaces:
+            if not self._displays:
                 if self.state.has_data:
                     self._guarded(self._open)
                 return
-            for surface in self._surfaces:
-                self._guarded(lambda surface=surface: surface.update(self.state, force=force))
+            for display in self._displays:
+                self._guarded(lambda display=display: display.update(self.state, force=force))
 
     def finish(self, status: Literal["done", "failed", "interrupted"]) -> None:
         """Draw the final state and leave a picture of it in the output."""
@@ -179,42 +181,42 @@ class Panel:
             if self._is_off:
                 return
             self.state.finish(status)
-            if not self._surfaces and self.state.has_data:
+            if not self._displays and self.state.has_data:
                 self._guarded(self._open)
-            for surface in self._surfaces:
-                self._guarded(lambda surface=surface: surface.close(self.state))
+            for display in self._displays:
+                self._guarded(lambda display=display: display.close(self.state))
             self._guarded(lambda: self._earlier.keep(self._number, self.state))
             self._is_off = self._is_finished = True
 
-    def _open(self) -> Surface:
-        rung = self._rung or choose_display(find_display_facts(), self._mode)
-        surface = self._surface(rung)
-        surface.open(self.state)
-        self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
-        return surface
+    def _open(self) -> PanelDisplay:
+        mode = self._display_mode or choose_display(find_display_facts(), self._mode)
+        display = self._make_display(mode)
+        display.open(self.state)
+        self._displays = [*self._displays, display][-MAX_DISPLAYS:]
+        return display
 
-    def _surface(self, rung: DisplayMode) -> Surface:
-        if rung == "widget":
+    def _make_display(self, mode: DisplayMode) -> PanelDisplay:
+        if mode == "widget":
             earlier, number = self._earlier, self._number
-            return WidgetSurface(self._on_control, lambda: earlier.others(number))
-        if rung == "core widget":
-            from accel_nb.ui.core_widgets import CoreSurface
+            return WidgetDisplay(self._on_control, lambda: earlier.others(number))
+        if mode == "core widget":
+            from accel_nb.ui.core_widgets import CoreWidgetDisplay
 
-            return CoreSurface(self._on_control)
-        if rung == "picture":
-            return PictureSurface()
-        return TextSurface() if find_display_facts().has_kernel else TerminalSurface()
+            return CoreWidgetDisplay(self._on_control)
+        if mode == "picture":
+            return PictureDisplay()
+        return TextDisplay() if find_display_facts().has_kernel else TerminalDisplay()
 
     def _guarded(self, action: Any) -> None:
         try:
             action()
         except Exception:
             self._is_off = True
-            logger.warning("the panel failed and is not drawn any more; the run goes on", exc_info=True)
+            logger.warning("the panel failed and is no longer drawn; the run continues", exc_info=True)
 
 
-class WidgetSurface:
-    """Draws by the widget: binary deltas while the cell runs, the whole state and a picture when it has ended."""
+class WidgetDisplay:
+    """Displays the panel as a widget: sends binary deltas while the cell runs, then the whole state and a picture."""
 
     def __init__(
         self,
@@ -230,23 +232,23 @@ class WidgetSurface:
         self._seq = 0
         self._num_marks = 0
         self._num_mapped = 0
-        self._said = ""
+        self._action_result = ""
         self._text = ""
-        # Pages that have asked for the state: all but the first were loaded while the cell ran.
+        # The number of pages that have requested the state: all but the first were loaded while the cell ran.
         self._num_pages = 0
         self._new_page = ""
         self._next_at = 0.0
         self._cost_s = 0.0
         self._duty = DUTY * num_usable_cores()
         self._sent_at = 0.0
-        # Set in the comm's thread, read in the main thread: a browser needs a snapshot, or has sent queries.
+        # Set in the comm's thread, read in the main thread: whether a browser needs a snapshot, and its queries.
         self._snapshot_requested = False
         self._queries: deque[Query] = deque()
-        # Returns the state of the ended run while it is referenced elsewhere; None before the end.
+        # A weak reference to the state of the ended run; None before the end.
         self._ended: Callable[[], PanelState | None] | None = None
 
     def open(self, state: PanelState) -> None:
-        """Show the widget; the data follows as messages."""
+        """Display the widget, whose data is sent as messages."""
         from IPython.display import display
 
         started = time.monotonic()
@@ -264,11 +266,15 @@ class WidgetSurface:
         if not force and started < self._next_at:
             return
         num_bytes = self._answer(state)
-        room = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
-        # A panel that opens late begins with a snapshot, of as many points as a chart can show.
+        max_bytes = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
+        # A panel that is opened late begins with a snapshot of as many points as a chart can show.
         needs_snapshot = self._snapshot_requested if self._seq else state.num_rows > RESYNC_POINTS
-        found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
-        has_news = state.said != self._said or state.num_mapped != self._num_mapped or self._has_new_text(state)
+        found = None if needs_snapshot else state.columns_since(self._cursor, int(max_bytes))
+        has_news = (
+            state.action_result != self._action_result
+            or state.num_mapped != self._num_mapped
+            or self._has_new_text(state)
+        )
         if found is not None and not found[0] and not force and not has_news:
             self._next_at = started + num_bytes / BYTES_PER_S
             return
@@ -288,7 +294,7 @@ class WidgetSurface:
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
     def make_room(self) -> None:
-        """Do nothing: text has a place of its own."""
+        """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:
         """Save the final state in the widget and add the picture to the output."""
@@ -306,7 +312,7 @@ class WidgetSurface:
 
     def _message(self, state: PanelState, kind: str, found: Any) -> tuple[dict[str, Any], bytes, Cursor]:
         blocks, cursor = found
-        headers, buffer = packed(blocks)
+        headers, buffer = pack_blocks(blocks)
         message = {
             "kind": kind,
             "version": PROTOCOL_VERSION,
@@ -315,7 +321,7 @@ class WidgetSurface:
             "blocks": headers,
             "facts": state.facts(),
         }
-        self._said = message["facts"]["said"]
+        self._action_result = message["facts"]["said"]
         if kind == "snapshot" or len(state.marks) != self._num_marks:
             message["marks"] = _marks(state)
             self._num_marks = len(state.marks)
@@ -348,7 +354,7 @@ class WidgetSurface:
                 self._answer(self._ended())
 
     def _answer(self, state: PanelState | None) -> int:
-        """Answer the waiting queries; return the number of bytes sent."""
+        """Answer the queued queries; return the number of bytes sent."""
         waiting: dict[object, Query] = {}
         while self._queries:
             query = self._queries.popleft()
@@ -358,21 +364,23 @@ class WidgetSurface:
         num_bytes = 0
         for query in waiting.values():
             message, blocks = query.answer(QuerySources(state, self._others(), _save_html))
-            headers, buffer = packed(blocks)
+            headers, buffer = pack_blocks(blocks)
             self._widget.send({**message, "version": PROTOCOL_VERSION, "blocks": headers}, buffers=[buffer])
             num_bytes += len(buffer) + ENVELOPE_BYTES
         return num_bytes
 
 
 def _marks(state: PanelState) -> list[dict[str, Any]]:
-    return [{"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks]
+    return [
+        {"x": to_json_number(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
+    ]
 
 
 def _save_html(state: PanelState) -> str:
     """Write the run as one HTML file in the notebook's folder and return its name."""
     from accel_nb.ui.share import SHARED_POINTS, save_html
 
-    headers, buffer = packed(state.snapshot(SHARED_POINTS)[0])
+    headers, buffer = pack_blocks(state.snapshot(SHARED_POINTS)[0])
     message = {
         "kind": "snapshot",
         "version": PROTOCOL_VERSION,

@@ -58,10 +58,10 @@ def draw_png(state: PanelState) -> bytes:
         _draw_memory(maps, state, shown, num_ranks=len(ranks))
         figure.text(0.012, 0.955, state.status, color=STATUS_COLORS[state.status], weight="bold", va="center")
         offset = 0.012 + 0.0083 * (len(state.status) + 1.2)
-        figure.text(offset, 0.955, _plain(f"{state.title}:  {state.summary()}"), color=INK, va="center")
+        figure.text(offset, 0.955, _escape_math(f"{state.title}:  {state.summary()}"), color=INK, va="center")
         notes = "  ·  ".join(state.notes())
         if notes:
-            figure.text(0.985, 0.955, _plain(notes[:70]), color="#b04e00", va="center", ha="right", size=8)
+            figure.text(0.985, 0.955, _escape_math(notes[:70]), color="#b04e00", va="center", ha="right", size=8)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
     return _compressed(canvas)
@@ -80,7 +80,7 @@ def _compressed(canvas: FigureCanvasAgg) -> bytes:
 
 
 def _draw_curve(axes: Axes, state: PanelState) -> None:
-    """Draw the loss, or the first metric of a cell that only logs: ranks faint, their mean bold."""
+    """Draw the loss, or the first metric of a cell without steps: ranks as faint lines, their mean as a bold one."""
     kind, name = _main_curve(state)
     tables = {rank: table for (k, rank, n), table in state.tables.items() if (k, n) == (kind, name) and len(table)}
     ranks = sorted(rank for rank in tables if rank != MEAN_RANK)
@@ -105,7 +105,7 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
         is_small = mark.kind == "checkpoint"  # frequent: a tick at the top
         line = {"ymin": 0.96, "lw": 2.0} if is_small else {"lw": 0.8, "ls": (0, (3, 3))}
         axes.axvline(mark.x, color=MARK_COLORS[mark.kind], **line)
-    axes.set_title("loss" if kind == "step" else _plain(name[:40]), loc="left")
+    axes.set_title("loss" if kind == "step" else _escape_math(name[:40]), loc="left")
     axes.set_xlabel("step", labelpad=1)
     axes.margins(x=0.01)
     handles, labels = axes.get_legend_handles_labels()
@@ -114,16 +114,16 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
 
 
 def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_ranks: int) -> None:
-    """Draw one stacked area a rank, on common scales in MiB or GiB."""
+    """Draw one stacked area for each rank, on common scales in MiB or GiB."""
     import numpy as np
 
-    picked = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in ranks}
-    top = max((points[-1].max() for points in picked.values()), default=1.0) or 1.0
-    end = max((points[0][-1] for points in picked.values()), default=1.0) or 1e-3
+    points_by_rank = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in ranks}
+    top = max((points[-1].max() for points in points_by_rank.values()), default=1.0) or 1.0
+    end = max((points[0][-1] for points in points_by_rank.values()), default=1.0) or 1e-3
     unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
     for index, (axes, rank) in enumerate(zip(maps, ranks, strict=True)):
-        points = picked[rank]
-        if points.shape[1] == 1:  # one moment has no width
+        points = points_by_rank[rank]
+        if points.shape[1] == 1:  # a single sample would have no width
             points = np.repeat(points, 2, axis=1)
             points[0, 1] = max(end, points[0, 0] + 1e-3)
         axes.stackplot(points[0], points[1:6] / size, colors=MEMORY_COLORS, labels=MEMORY_COLUMNS[1:6], lw=0)
@@ -131,7 +131,7 @@ def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_r
         axes.set_ylim(0, top / size * 1.08)
         axes.locator_params(axis="y", nbins=4 if len(ranks) < 3 else 2)
         device = state.device(rank)
-        caption = f"rank {rank}" + (f" · {_plain(device)}" if device else "")
+        caption = f"rank {rank}" + (f" · {_escape_math(device)}" if device else "")
         axes.text(
             0.985, 0.93, caption, transform=axes.transAxes, ha="right", va="top", color=INK, size=7.5, bbox=_CAPTION
         )
@@ -170,8 +170,8 @@ def _main_curve(state: PanelState) -> tuple[str, str]:
     return "metric", next(iter(state.metrics), "")
 
 
-def _plain(text: str) -> str:
-    """Escape what matplotlib would read as mathematics."""
+def _escape_math(text: str) -> str:
+    """Escape dollar signs, between which matplotlib typesets mathematics."""
     return text.replace("$", r"\$")
 
 

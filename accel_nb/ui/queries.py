@@ -1,4 +1,4 @@
-"""Queries that a browser may send to a panel: a closed set of records, checked on receipt, each with its answer."""
+"""Queries that a browser may send to a panel: records that are checked on receipt and compute their answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accel_nb.ui.run_comparison import EarlierRun
 from accel_nb.ui.view import Block, PanelState
 
 MAX_CSV_VALUES = 100_000
-"""A CSV of more values is written to a file: Jupyter's servers limit what a kernel may send in a second."""
+"""A CSV of more values is written to a file, because Jupyter servers limit the rate of a kernel's messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySources:
-    """What queries are answered from: the state of the panel's run, if it is still kept, and the earlier runs."""
+    """Data for answers: the state of the panel's run, None if it is no longer in memory, and the earlier runs."""
 
     state: PanelState | None
     others: Sequence[EarlierRun] = ()
@@ -46,7 +46,7 @@ class DetailQuery:
 
     @property
     def key(self) -> object:
-        """Of waiting queries with one key only the last is answered: a user looks at one range of a curve at a time."""
+        """Of queued queries with equal keys only the last is answered: a chart shows one range at a time."""
         return DetailQuery, self.table, self.name
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
@@ -95,11 +95,11 @@ class EarlierCurveQuery:
 
     @property
     def key(self) -> object:
-        """Each curve is answered."""
+        """Queries of different curves have different keys, so each is answered."""
         return self
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
-        """Return the curve's rows: none if the run is no longer kept or has no such curve."""
+        """Return the curve's rows: none if the run is no longer in memory or has no such curve."""
         run = next((run for run in sources.others if run.number == self.run), None)
         blocks = [] if run is None else run.blocks(self.table, self.name)
         num_workers = 1 if run is None else run.num_workers
@@ -108,7 +108,7 @@ class EarlierCurveQuery:
 
 @dataclass(frozen=True, slots=True)
 class CsvQuery:
-    """Request every row of the run as CSV: as text, or as a file in the notebook's folder where it is large."""
+    """Request every row of the run as CSV: as text, or as a file in the notebook's folder if it is large."""
 
     kind: ClassVar[str] = "csv"
 
@@ -118,7 +118,7 @@ class CsvQuery:
         return self
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
-        """Return the text, the name of the file, or neither if the rows are no longer kept."""
+        """Return the text, the name of the file, or neither if the rows are no longer in memory."""
         state = sources.state
         if state is None:
             return {"kind": "csv", "text": None, "file": None}, []
@@ -140,7 +140,7 @@ class ShareQuery:
         return self
 
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
-        """Return the name of the file; None if the rows are no longer kept."""
+        """Return the name of the file; None if the rows are no longer in memory."""
         state = sources.state
         return {"kind": "share", "file": None if state is None else sources.share(state)}, []
 

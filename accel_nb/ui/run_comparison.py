@@ -1,4 +1,4 @@
-"""Ended runs of a kernel, thinned, to draw beside the curves of a later panel."""
+"""Ended runs of a kernel, downsampled, to be drawn in the charts of a later panel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accel_nb.ui.messages import TableKind
 from accel_nb.ui.view import Block, PanelState
 
 MAX_RUNS = 5
-"""Limit of runs to compare one with."""
+"""Maximum number of runs to compare a run with."""
 MAX_POINTS = 2000
-"""Rows of each curve that are kept: two for each pixel of a wide chart."""
+"""Maximum number of rows kept of each curve: two for each pixel of a wide chart."""
 
 MAX_KEPT_BYTES = 256_000_000
-"""Limit of the rows of ended runs that are kept whole."""
+"""Limit of the size of ended runs that are kept with all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class EarlierRuns:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._runs: deque[EarlierRun] = deque(maxlen=MAX_RUNS + 1)
-        # Ended runs with all their rows, from which their panels' queries are answered.
+        # Ended runs with all their rows, for answers to their panels' queries.
         self._states: deque[PanelState] = deque()
 
     def begin(self) -> int:
@@ -52,8 +52,8 @@ class EarlierRuns:
     def keep(self, number: int, state: PanelState) -> None:
         """Store the curves of an ended run, if it has any."""
         curves: dict[tuple[TableKind, str], Any] = {}
-        wanted: list[tuple[TableKind, str]] = [("step", ""), *(("metric", name) for name in state.metrics)]
-        for kind, name in wanted:
+        names: list[tuple[TableKind, str]] = [("step", ""), *(("metric", name) for name in state.metrics)]
+        for kind, name in names:
             if (table := state.mean(kind, name)) is not None:
                 curves[kind, name] = table.picked(MAX_POINTS)
         self._states.append(state)

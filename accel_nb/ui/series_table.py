@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_ROWS = 1_000_000
-"""Beyond this many rows the older ones are thinned to about half."""
+"""In a table with more rows the older ones are thinned to about half."""
 
 KEPT_RAW = 4096
 """The number of newest rows that are not thinned, so that a reader that polls often gets every row."""
@@ -71,21 +71,21 @@ class Table:
         start = len(self) - (self.total - total)
         if self.total - total <= max_rows:
             return [column[start:] for column in self.columns]
-        return list(self._picked(slice(start, None), max_rows))
+        return list(self._downsampled(slice(start, None), max_rows))
 
     def picked(self, max_rows: int) -> NDArray[np.float64]:
         """Return at most about ``max_rows`` rows, shape [columns, rows].
 
         These are the lowest and highest of each block of rows, and the last row, whose values are displayed.
         """
-        return self._picked(slice(None), max_rows)
+        return self._downsampled(slice(None), max_rows)
 
-    def picked_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
-        """Return at most about ``max_rows`` of the rows whose x lies in ``[first, last]``, picked as in ``picked``."""
+    def downsampled_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
+        """Return at most about ``max_rows`` of the rows with x in ``[first, last]``, selected as by ``picked``."""
         xs = self.columns[0]
-        return self._picked(slice(bisect_left(xs, first), bisect_right(xs, last)), max_rows)
+        return self._downsampled(slice(bisect_left(xs, first), bisect_right(xs, last)), max_rows)
 
-    def _picked(self, rows: slice, max_rows: int) -> NDArray[np.float64]:
+    def _downsampled(self, rows: slice, max_rows: int) -> NDArray[np.float64]:
         import numpy as np
 
         columns = [np.frombuffer(column, dtype=np.float64)[rows] for column in self.columns]
@@ -95,10 +95,10 @@ class Table:
         block = 2
         while -(-num_rows // block) * 2 > max(2, max_rows):
             block *= 2
-        picked = extreme_rows(columns[self._key], block)
-        if picked[-1] != num_rows - 1:
-            picked = np.append(picked, num_rows - 1)
-        return np.array([column[picked] for column in columns])
+        indices = extreme_rows(columns[self._key], block)
+        if indices[-1] != num_rows - 1:
+            indices = np.append(indices, num_rows - 1)
+        return np.array([column[indices] for column in columns])
 
     def _thin(self) -> None:
         import numpy as np
@@ -112,7 +112,10 @@ class Table:
 
 
 def extreme_rows(values: NDArray[np.float64], block: int) -> NDArray[np.intp]:
-    """Return the rows of the lowest and highest number of each block, in order; finite ones come before others."""
+    """Return the row indices of the lowest and highest number of each block, in order.
+
+    NaN and infinities are selected only where a block has no finite number.
+    """
     import numpy as np
 
     padding = -len(values) % block

@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: the interactive panel, options, environment and every row as CSV."""
+"""A run as one self-contained HTML file: the interactive panel, options, environment, and every row as CSV."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from accel_nb.ui.view import PanelState
 from accel_nb.ui.widget import BUNDLE
 
 SHARED_POINTS = 20_000
-"""Rows of each table that the chart has; the CSV has all."""
+"""Maximum number of rows of each table in the chart; the CSV has all rows."""
 
 
 def save_html(state: PanelState, message: Mapping[str, Any], buffer: bytes, folder: str = ".") -> str:
     """Write the file into a folder, under a new name, and return the name.
 
-    ``message`` and ``buffer`` are a snapshot, as a browser receives it.
+    ``message`` and ``buffer`` are a snapshot in the format that is sent to a browser.
     """
     return new_file(to_html(state, message, buffer), state.title, "html", folder)
 

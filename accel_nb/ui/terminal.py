@@ -16,7 +16,7 @@ DEFAULT_WIDTH = 100
 CLEAR = "\r\x1b[K"
 
 
-class TerminalSurface:
+class TerminalDisplay:
     """Writes the line to the standard output; ``make_room`` removes it before other text is written."""
 
     def __init__(self) -> None:

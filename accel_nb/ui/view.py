@@ -1,4 +1,4 @@
-"""State of a panel, computed from events: plain data, no drawing, no torch."""
+"""State of a panel, computed from events. Draws nothing and imports no torch."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from accel_nb.ui.time_use import TimeUse
 
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
-"""How many rows of each table a reader has received."""
+"""The number of rows of each table that a reader has received."""
 
 MEAN_RANK = -1
-"""The rank under which the mean over all ranks is kept."""
+"""The rank number that stands for the mean over all ranks."""
 
 STEP_COLUMNS = ("step", "loss", "learning rate", "step time", "samples", "time")
-"""Samples are those of the rank so far; time is in seconds since the run's first event."""
+"""``samples`` counts the rank's samples so far; ``time`` is in seconds since the run's first event."""
 METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
 PLAN_COLUMNS = ("step", "learning rate")
-"""Learning rates of a schedule's future steps; each plan is a table of its own, named by a number."""
+"""Learning rates of a schedule's future steps; each plan is a separate table, named by a number."""
 
 TABLE_COLUMNS: Mapping[TableKind, tuple[str, ...]] = {
     "step": STEP_COLUMNS,
@@ -55,34 +55,34 @@ TABLE_COLUMNS: Mapping[TableKind, tuple[str, ...]] = {
 
 MAX_TEXT = 256
 MAX_PRINTED = 16_000
-"""How many characters of what a cell prints are kept for pages that were reloaded."""
+"""The number of characters of a cell's printed text that are kept for reloaded pages."""
 MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
-"""Beyond this every second checkpoint mark is dropped, so that marks of failures still fit."""
+"""At this number every second checkpoint mark is dropped, so that marks of failures still fit into `MAX_MARKS`."""
 MAX_METRICS = 32
 MAX_CURVES = 32
-"""Limit of losses with a curve of their own."""
+"""The maximum number of losses that have a curve."""
 MAX_BYTES: Mapping[TableKind, int] = {
     "step": 512_000_000,
     "metric": 128_000_000,
     "memory": 8_000_000,
     "plan": 1_000_000,
 }
-"""The size of all tables of a kind together, for any number of ranks and metrics; beyond it older rows are thinned."""
+"""Limit of the size of all tables of a kind together, over all ranks and metrics; beyond it older rows are thinned."""
 MAX_PLANS = 8
 MAX_PLAN_ROWS = 4000
 MAX_MAPS = 8
-"""Ranks whose map of blocks is kept: as many as the panel draws."""
+"""The maximum number of ranks whose memory map is kept: as many as the panel draws."""
 MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
 WAITING_ROWS = 4096
-"""How many rows the mean waits for a rank: as many as a ring holds, since the rings are read one after the other."""
+"""The number of rows that the mean waits for a rank: as many as a ring holds, since rings are read one by one."""
 NAN_STEPS = 64
 STRAGGLER_RATIO = 1.25
 STRAGGLER_MS = 1.0
 PAUSE_RATIO = 4.0
-"""A step that takes so many times the median of its curve is a pause, as for an evaluation, and in no rate."""
+"""A step longer than this multiple of its curve's median is a pause, such as an evaluation; rates exclude it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class RankProgress:
     num_steps: int = 0
     is_nan: bool = False
     num_by_curve: dict[str, int] = field(default_factory=dict)
-    # Curve, steps, samples and duration of a step of the recent reports. The first of each curve are not there: they
-    # include the start.
+    # Curve, steps, samples and duration of a step for each recent report. The first report of each curve is left out,
+    # since its duration includes the start.
     recent: deque[tuple[str, int, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    # The pace of the whole run once it has ended.
+    # The pace over the whole run; None while it runs.
     final: Pace | None = None
 
     @property
@@ -146,7 +146,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Steps, samples and time without the first step of a curve and without pauses."""
+    """Number of steps and samples and their time, without the first step of each curve and without pauses."""
 
     num_steps: float = 0
     num_samples: float = 0
@@ -169,33 +169,33 @@ class RankMean:
     def __init__(self, table: Table, num_ranks: int) -> None:
         self.table = table
         self._num_ranks = num_ranks
-        self._seen: set[int] = set()
-        self._waiting: dict[float, list[tuple[float, Sequence[float]]]] = {}
-        self._done = -math.inf
+        self._reporting_ranks: set[int] = set()
+        self._incomplete_rows: dict[float, list[tuple[float, Sequence[float]]]] = {}
+        self._last_x = -math.inf
 
     def add(self, rank: int, x: float, weight: float, values: Sequence[float]) -> None:
         """Add one rank's values at ``x`` with a weight."""
-        if x <= self._done:
+        if x <= self._last_x:
             return
-        self._seen.add(rank)
-        self._num_ranks = max(self._num_ranks, len(self._seen))
-        rows = self._waiting.setdefault(x, [])
+        self._reporting_ranks.add(rank)
+        self._num_ranks = max(self._num_ranks, len(self._reporting_ranks))
+        rows = self._incomplete_rows.setdefault(x, [])
         rows.append((weight, values))
         if len(rows) >= self._num_ranks:
             self._flush(x)
-        elif len(self._waiting) > WAITING_ROWS:
-            self._num_ranks = max(1, len(self._seen))
-            self._flush(min(self._waiting))
+        elif len(self._incomplete_rows) > WAITING_ROWS:
+            self._num_ranks = max(1, len(self._reporting_ranks))
+            self._flush(min(self._incomplete_rows))
 
     def finish(self) -> None:
-        """Append the rows that wait for ranks, without those ranks."""
-        if self._waiting:
-            self._flush(max(self._waiting))
+        """Append the rows for which values of some ranks are missing, as the mean over the other ranks."""
+        if self._incomplete_rows:
+            self._flush(max(self._incomplete_rows))
 
-    def _flush(self, up_to: float) -> None:
-        for x in sorted(place for place in self._waiting if place <= up_to):
-            self.table.append((x, *_weighted(self._waiting.pop(x))))
-        self._done = up_to
+    def _flush(self, last_x: float) -> None:
+        for x in sorted(x for x in self._incomplete_rows if x <= last_x):
+            self.table.append((x, *_weighted_mean(self._incomplete_rows.pop(x))))
+        self._last_x = last_x
 
 
 class PanelState:
@@ -210,27 +210,27 @@ class PanelState:
         self.num_dropped = 0
         self.num_skipped = 0
         self.num_nan = 0
-        # The names of the losses' curves, in the order in which they began; a loss without a variable has none.
+        # The names of the losses' curves, in the order in which they began; a loss without a variable has the name "".
         self.loss_names: list[str] = []
         self.failures: dict[int, str] = {}
-        # Whether actions are accepted, whether there is a checkpoint folder, and the outcome of the last action.
+        # Whether actions are accepted, whether there is a checkpoint folder, and the result of the last action.
         self.can_be_steered = False
         self.can_save = False
-        self.said = ""
-        self._is_outcome_final = True
-        # Returns code, options and environment of the run, for a file that is shared.
+        self.action_result = ""
+        self._is_result_final = True
+        # Returns code, options and environment of the run, for the HTML file that users share.
         self.describe: Callable[[], Mapping[str, str]] = dict
-        # The end of what the cell has printed.
+        # The end of the cell's printed text.
         self.text = ""
-        # The latest map of each rank's blocks, and how many maps have arrived.
+        # The latest memory map of each rank, and the number of maps that have arrived.
         self.maps: dict[int, MemoryMapped] = {}
         self.num_mapped = 0
-        # How many runs there are to compare with.
+        # The number of runs to compare with.
         self.num_earlier = 0
         self.metrics: dict[str, float] = {}
-        self._tracks: dict[int, RankProgress] = {}
+        self._rank_progress: dict[int, RankProgress] = {}
         self._means: dict[tuple[TableKind, str], RankMean] = {}
-        self._rooms = {kind: RowLimit(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
+        self._row_limits = {kind: RowLimit(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._nan_at: deque[float] = deque(maxlen=NAN_STEPS)
         self._start = math.nan
         self._progress = Progress(plan)
@@ -238,25 +238,25 @@ class PanelState:
 
     @property
     def progress(self) -> ProgressFacts:
-        """How far the run is."""
+        """The run's epoch, its completed fraction and the remaining time."""
         return self._progress.facts(
             self.last_step, self._elapsed_s(), len(self.loss_names), is_over=self.status != "running"
         )
 
     @property
     def has_data(self) -> bool:
-        """Whether there is anything to draw: a step or a metric."""
+        """Whether a step or a metric has been reported, which the panel can draw."""
         return any(table == "step" or table == "metric" for table, _, _ in self.tables)
 
     @property
     def num_steps(self) -> int:
-        """The largest number of steps of a rank."""
-        return max((track.num_steps for track in self._tracks.values()), default=0)
+        """The largest number of steps that a rank has made."""
+        return max((progress.num_steps for progress in self._rank_progress.values()), default=0)
 
     @property
     def last_step(self) -> int:
-        """The position of the last step on the axis."""
-        return int(max((track.last_x for track in self._tracks.values() if track.num_steps), default=0))
+        """The position of the last step on the horizontal axis."""
+        return int(max((progress.last_x for progress in self._rank_progress.values() if progress.num_steps), default=0))
 
     @property
     def num_rows(self) -> int:
@@ -265,13 +265,13 @@ class PanelState:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all rows."""
+        """The size of all rows, in bytes."""
         return 8 * sum(len(table) * len(table.columns) for table in self.tables.values())
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that have reported, in order."""
-        return sorted(self._tracks)
+        return sorted(self._rank_progress)
 
     def fold(self, events: Iterable[Event]) -> None:
         """Update the state by events; malformed ones are counted and dropped."""
@@ -282,39 +282,42 @@ class PanelState:
                 self.num_dropped += 1
 
     def add_text(self, text: str) -> None:
-        """Add text that the cell has printed; the end of it is kept."""
+        """Append text that the cell has printed; only the last `MAX_PRINTED` characters are kept."""
         self.text = (self.text + text)[-MAX_PRINTED:]
 
-    def set_outcome(self, text: str, *, is_final: bool = True) -> None:
-        """Set the outcome of the user's last action; its first line is kept. One that is not final is yet to come."""
-        self.said = cap_text(next(iter(text.splitlines()), ""))
-        self._is_outcome_final = is_final
+    def set_action_result(self, text: str, *, is_final: bool = True) -> None:
+        """Set the result of the user's last action to the first line of ``text``; a final result may follow others."""
+        self.action_result = cap_text(next(iter(text.splitlines()), ""))
+        self._is_result_final = is_final
 
     def finish(self, status: Status) -> None:
         """Set the final status; no more events follow."""
         self.status = status
         self._time_use.is_over = True
         self.can_be_steered = False
-        if not self._is_outcome_final:
-            self.set_outcome("interrupted" if status == "interrupted" else f"not completed: {self.said.rstrip('. ')}")
+        if not self._is_result_final:
+            self.set_action_result(
+                "interrupted" if status == "interrupted" else f"not completed: {self.action_result.rstrip('. ')}"
+            )
         for mean in self._means.values():
             mean.finish()
-        for rank, track in self._tracks.items():
-            track.final = self._final_pace(rank) or track.pace
+        for rank, progress in self._rank_progress.items():
+            progress.final = self._final_pace(rank) or progress.pace
 
     def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
-        """Return the rows after a reader's cursor, and its new cursor; None if some were thinned: it needs a snapshot.
+        """Return the rows after a reader's cursor and its new cursor.
 
-        Of more than ``max_bytes`` only the extremes of each table are returned, at least two rows.
+        Returns None if some of the rows were thinned: the reader needs a snapshot. If the rows are larger than
+        ``max_bytes``, they are downsampled to the minima and maxima of each table, at least two rows.
         """
         totals = {key: table.total for key, table in self.tables.items()}
         behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}
         row_bytes = 8 * sum(len(self.tables[key].columns) for key in behind)
         limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
-        for key, known in behind.items():
-            # A plan is sent once, complete.
-            columns = self.tables[key].rows_since(known, **({} if key[0] == "plan" else limits))
+        for key, num_received in behind.items():
+            # A plan is sent once, with all its rows.
+            columns = self.tables[key].rows_since(num_received, **({} if key[0] == "plan" else limits))
             if columns is None:
                 return None
             blocks.append(Block(*key, columns))
@@ -325,11 +328,12 @@ class PanelState:
         return [
             Block(*key, list(columns))
             for key, table in self.tables.items()
-            if (key[0], key[2]) == (kind, name) and (columns := table.picked_between(first, last, max_points)).shape[1]
+            if (key[0], key[2]) == (kind, name)
+            and (columns := table.downsampled_between(first, last, max_points)).shape[1]
         ]
 
     def snapshot(self, max_points: int = 2000) -> tuple[list[Block], Cursor]:
-        """Return the whole history with at most about ``max_points`` rows a table, and the cursor that follows it."""
+        """Return all tables, downsampled to at most about ``max_points`` rows each, and the cursor after them."""
         limit = max(64, min(max_points, MAX_SNAPSHOT_ROWS // max(1, len(self.tables))))
         blocks = [
             Block(*key, list(table.picked(limit // 4 if key[0] == "memory" else limit)))
@@ -341,7 +345,7 @@ class PanelState:
     def curve(self, name: str = "loss") -> Table | None:
         """Return the table of a step value or metric: the mean over ranks, or the only rank's.
 
-        Of several losses it is that of the first.
+        With several losses, a step value such as the learning rate is read from the first one's table.
         """
         if name not in STEP_COLUMNS:
             return self.mean("step", name) if name in self.loss_names else self.mean("metric", name)
@@ -355,39 +359,43 @@ class PanelState:
         return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, name) and len(table)), None)
 
     def device(self, rank: int) -> str:
-        """Return the device that a rank reported; empty before it has."""
-        return self._tracks[rank].device if rank in self._tracks else ""
+        """Return the device that a rank has reported; empty if it has reported none yet."""
+        return self._rank_progress[rank].device if rank in self._rank_progress else ""
 
     def straggler(self) -> int | None:
         """Return the rank that others wait for, or whose step takes clearly longer; None if there is none."""
         if (waited_for := self._time_use.straggler()) is not None:
             return waited_for
-        medians = {rank: track.pace.step_ms for rank, track in self._tracks.items() if len(track.recent) >= 8}
+        medians = {
+            rank: progress.pace.step_ms for rank, progress in self._rank_progress.items() if len(progress.recent) >= 8
+        }
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:
             return None
         slowest = max(times, key=lambda rank: times[rank])
-        usual = statistics.median(value for rank, value in times.items() if rank != slowest)
-        is_slow = times[slowest] > STRAGGLER_RATIO * usual and times[slowest] - usual > STRAGGLER_MS
+        others_ms = statistics.median(value for rank, value in times.items() if rank != slowest)
+        is_slow = times[slowest] > STRAGGLER_RATIO * others_ms and times[slowest] - others_ms > STRAGGLER_MS
         return slowest if is_slow else None
 
     def samples_per_s(self) -> float | None:
-        """Return samples per second over all ranks: of recent steps, or of the whole run once it has ended."""
-        return sum(track.pace.samples_per_s for track in self._tracks.values()) or None
+        """Return samples per second over all ranks: in recent steps, or in the whole run once it has ended."""
+        return sum(progress.pace.samples_per_s for progress in self._rank_progress.values()) or None
 
     def step_ms(self) -> float | None:
-        """Return the slowest rank's step duration: of recent steps, or of the whole run once it has ended."""
-        return max((ms for track in self._tracks.values() if (ms := track.pace.step_ms) is not None), default=None)
+        """Return the slowest rank's step duration: in recent steps, or in the whole run once it has ended."""
+        return max(
+            (ms for progress in self._rank_progress.values() if (ms := progress.pace.step_ms) is not None), default=None
+        )
 
     def _final_pace(self, rank: int) -> Pace | None:
-        """Return the pace of all steps of a rank; None if it made none beyond the first of each curve."""
+        """Return a rank's pace over all its steps; None if it made only the first step of each curve."""
         import numpy as np
 
         total = Pace()
-        tables = {name: table for (kind, whose, name), table in self.tables.items() if (kind, whose) == ("step", rank)}
+        tables = {name: table for (kind, key, name), table in self.tables.items() if (kind, key) == ("step", rank)}
         if not tables:
             return None
-        # Samples are counted over all curves.
+        # The column of samples counts over all curves of the rank.
         ends = np.sort(np.concatenate([np.array(table.columns[4]) for table in tables.values()]))
         for table in tables.values():
             rows = np.array([table.columns[0], table.columns[3], table.columns[4]])
@@ -412,51 +420,51 @@ class PanelState:
             "status": self.status,
             "num_workers": self.num_workers,
             "step": self.last_step,
-            "loss": jsonable(self._last("loss")),
+            "loss": to_json_number(self._last_value("loss")),
             "losses": [
-                {"name": name or "loss", "value": jsonable(table.columns[1][-1])}
+                {"name": name or "loss", "value": to_json_number(table.columns[1][-1])}
                 for name in self.loss_names
                 if (table := self.mean("step", name)) is not None
             ],
-            "learning_rate": jsonable(self._last("learning rate")),
-            "samples_per_s": jsonable(self.samples_per_s()),
-            "step_ms": jsonable(self.step_ms()),
-            "elapsed_s": jsonable(self._elapsed_s()),
+            "learning_rate": to_json_number(self._last_value("learning rate")),
+            "samples_per_s": to_json_number(self.samples_per_s()),
+            "step_ms": to_json_number(self.step_ms()),
+            "elapsed_s": to_json_number(self._elapsed_s()),
             "progress": self.progress,
             "ranks": [
                 {
                     "rank": rank,
-                    "device": track.device,
-                    "step_ms": jsonable(track.pace.step_ms),
+                    "device": progress.device,
+                    "step_ms": to_json_number(progress.pace.step_ms),
                     "is_straggler": rank == slow,
                     "time_use": self._time_use.shares(rank),
                 }
-                for rank, track in sorted(self._tracks.items())
+                for rank, progress in sorted(self._rank_progress.items())
             ],
-            "metrics": [{"name": name, "value": jsonable(value)} for name, value in self.metrics.items()],
+            "metrics": [{"name": name, "value": to_json_number(value)} for name, value in self.metrics.items()],
             "notes": self.notes(),
             "can_be_steered": self.can_be_steered,
             "can_save": self.can_save,
-            "said": self.said,
+            "said": self.action_result,
             "num_earlier": self.num_earlier,
         }
 
     def memory_maps(self) -> list[dict[str, Any]]:
-        """Return the latest map of each rank's blocks, ready for JSON."""
+        """Return the latest memory map of each rank, ready for JSON."""
         return [
             {
                 "rank": rank,
-                "step": found.step,
-                "num_segments": found.num_segments,
-                "reserved": found.reserved,
-                "in_use": found.in_use,
-                "largest_free": found.largest_free,
-                "segments": found.segments,
-                "blocks": found.blocks,
-                "holders": [cap_text(name) for name in found.holders],
-                "held": found.held,
+                "step": memory_map.step,
+                "num_segments": memory_map.num_segments,
+                "reserved": memory_map.reserved,
+                "in_use": memory_map.in_use,
+                "largest_free": memory_map.largest_free,
+                "segments": memory_map.segments,
+                "blocks": memory_map.blocks,
+                "holders": [cap_text(name) for name in memory_map.holders],
+                "held": memory_map.held,
             }
-            for rank, found in sorted(self.maps.items())
+            for rank, memory_map in sorted(self.maps.items())
         ]
 
     def notes(self) -> list[str]:
@@ -492,43 +500,43 @@ class PanelState:
     def _fold_one(self, event: Event) -> None:
         if not 0 <= event.rank < self.num_workers:
             raise ValueError(f"rank {event.rank} is outside of {self.num_workers} workers")
-        track = self._tracks.setdefault(event.rank, RankProgress())
+        progress = self._rank_progress.setdefault(event.rank, RankProgress())
         if isinstance(event, StepDone):
-            self._fold_step(event, track)
+            self._fold_step(event, progress)
         elif isinstance(event, MemorySample):
             self._fold_memory(event)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
         elif isinstance(event, MetricLogged):
-            self._fold_metric(event, track)
+            self._fold_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
-            track.device = cap_text(str(event.device), 32)
+            progress.device = cap_text(str(event.device), 32)
         elif isinstance(event, RankFailed):
             reason = next(iter(str(event.reason).splitlines()), "")
             self.failures[event.rank] = cap_text(reason, 120)
-            self._mark(track.last_x, "failed", event.rank, reason)
+            self._mark(progress.last_x, "failed", event.rank, reason)
         elif isinstance(event, Interrupted):
-            self._mark(track.last_x, "interrupted", event.rank, "")
+            self._mark(progress.last_x, "interrupted", event.rank, "")
         elif isinstance(event, CheckpointSaved):
-            self._fold_checkpoint(event, track)
+            self._fold_checkpoint(event, progress)
         elif isinstance(event, ControlApplied):
-            self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
+            self._mark(float(event.step) + progress.offset, "steered", event.rank, str(event.text))
         elif isinstance(event, EpochBegan):
             self._progress.begin_epoch(int(event.step), max(0, int(event.num_batches)))
         elif isinstance(event, RatePlanned):
-            self._fold_plan(event, track)
+            self._fold_plan(event, progress)
         elif isinstance(event, MemoryMapped):
             self._fold_map(event)
 
-    def _fold_checkpoint(self, event: CheckpointSaved, track: RankProgress) -> None:
-        x, url = float(event.step) + track.offset, str(event.url)
-        known = [mark for mark in self.marks if mark.kind == "checkpoint"]
-        if len(known) >= MAX_CHECKPOINT_MARKS:
-            dropped = set(map(id, known[1::2]))
+    def _fold_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
+        x, url = float(event.step) + progress.offset, str(event.url)
+        earlier = [mark for mark in self.marks if mark.kind == "checkpoint"]
+        if len(earlier) >= MAX_CHECKPOINT_MARKS:
+            dropped = set(map(id, earlier[1::2]))
             self.marks = [mark for mark in self.marks if id(mark) not in dropped]
         self._mark(x, "checkpoint", event.rank, f"saved to {url}")
-        if not self._is_outcome_final:
-            self.set_outcome(f"saved to {url}, after step {x:,.0f}")
+        if not self._is_result_final:
+            self.set_action_result(f"saved to {url}, after step {x:,.0f}")
 
     def _fold_map(self, event: MemoryMapped) -> None:
         numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
@@ -540,16 +548,18 @@ class PanelState:
             self.maps[event.rank] = event
             self.num_mapped += 1
 
-    def _fold_plan(self, event: RatePlanned, track: RankProgress) -> None:
+    def _fold_plan(self, event: RatePlanned, progress: RankProgress) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
-        rows = [(float(step) + track.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)]
+        rows = [
+            (float(step) + progress.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)
+        ]
         if num_plans >= MAX_PLANS or len(rows) > MAX_PLAN_ROWS or rows != sorted(rows, key=lambda row: row[0]):
             raise ValueError("a planned learning rate is unsorted or too long, or there are too many")
         table = self._table("plan", event.rank, str(num_plans), len(PLAN_COLUMNS))
         for row in rows:
             table.append(row)
 
-    def _fold_step(self, event: StepDone, track: RankProgress) -> None:
+    def _fold_step(self, event: StepDone, progress: RankProgress) -> None:
         loss, rate, step_s, time = (
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
@@ -557,13 +567,13 @@ class PanelState:
         is_new = curve not in self.loss_names
         if is_new and len(self.loss_names) >= MAX_CURVES:
             raise ValueError(f"more than {MAX_CURVES} losses")
-        before = track.last_x
-        x = self._place(event.rank, float(event.step), track)
+        before = progress.last_x
+        x = self._step_position(event.rank, float(event.step), progress)
         # One report may cover several steps, and some may be missing.
         num_steps = max(1, round(x - before)) if math.isfinite(before) else 1
-        self._note_time(track, time, step_s)
-        track.num_samples += num_samples
-        row = (x, loss, rate, step_s * 1e3, track.num_samples, time - self._start)
+        self._record_time(progress, time, step_s)
+        progress.num_samples += num_samples
+        row = (x, loss, rate, step_s * 1e3, progress.num_samples, time - self._start)
         if is_new:
             self.loss_names.append(curve)
         if is_new and len(self.loss_names) > 1:
@@ -571,34 +581,34 @@ class PanelState:
         self._table("step", event.rank, curve, len(STEP_COLUMNS)).append(row)
         if self.num_workers > 1:
             self._mean("step", curve, len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
-        if curve in track.num_by_curve:
-            track.recent.append((curve, num_steps, num_samples, step_s))
-        track.num_by_curve[curve] = track.num_by_curve.get(curve, 0) + num_steps
-        track.num_steps += num_steps
+        if curve in progress.num_by_curve:
+            progress.recent.append((curve, num_steps, num_samples, step_s))
+        progress.num_by_curve[curve] = progress.num_by_curve.get(curve, 0) + num_steps
+        progress.num_steps += num_steps
         if event.skipped:
-            self.num_skipped += event.rank == min(self._tracks)
+            self.num_skipped += event.rank == min(self._rank_progress)
             self._mark(x, "skipped", event.rank, "")
         is_nan = not math.isfinite(loss)
         if is_nan and x not in self._nan_at:  # several ranks may report the same step
             self.num_nan += 1
             self._nan_at.append(x)
-        if is_nan and not track.is_nan:
+        if is_nan and not progress.is_nan:
             self._mark(x, "nan", event.rank, "")
-        track.is_nan = is_nan
+        progress.is_nan = is_nan
 
-    def _fold_metric(self, event: MetricLogged, track: RankProgress) -> None:
+    def _fold_metric(self, event: MetricLogged, progress: RankProgress) -> None:
         name, value = cap_text(str(event.name), 64), float(event.value)
         if name not in self.metrics and len(self.metrics) >= MAX_METRICS:
             raise ValueError(f"more than {MAX_METRICS} metrics")
         table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
-        x = float(event.step) + track.offset
+        x = float(event.step) + progress.offset
         if len(table) and x <= (last := table.columns[0][-1]):
-            x = last if track.num_steps else last + 1  # a cell without steps: values are numbered
+            x = last if progress.num_steps else last + 1  # a cell without steps: values are numbered
         table.append((x, value))
         if self.num_workers > 1:
             self._mean("metric", name, len(METRIC_COLUMNS)).add(event.rank, x, 1, (value,))
         self.metrics[name] = value
-        self._note_time(track, float(event.time), 0.0)
+        self._record_time(progress, float(event.time), 0.0)
 
     def _fold_memory(self, event: MemorySample) -> None:
         time = float(event.time)
@@ -614,26 +624,26 @@ class PanelState:
         x = max(time - self._start, table.columns[0][-1] if len(table) else 0.0)
         table.append((x, *amounts, sum(amounts[:-1])))
 
-    def _place(self, rank: int, step: float, track: RankProgress) -> float:
-        """Return the x of a step; a count that restarts (a second loop) continues after the first one."""
-        x = step + track.offset
-        if x <= track.last_x:
-            if step < track.last_step:
-                self._mark(track.last_x, "restart", rank, "")
-            track.offset += track.last_x + 1 - x
-            x = track.last_x + 1
-        track.last_x, track.last_step = x, step
+    def _step_position(self, rank: int, step: float, progress: RankProgress) -> float:
+        """Return the x of a step; if the count restarts, as in a second loop, x continues after the first loop."""
+        x = step + progress.offset
+        if x <= progress.last_x:
+            if step < progress.last_step:
+                self._mark(progress.last_x, "restart", rank, "")
+            progress.offset += progress.last_x + 1 - x
+            x = progress.last_x + 1
+        progress.last_x, progress.last_step = x, step
         return x
 
-    def _note_time(self, track: RankProgress, time: float, step_s: float) -> None:
-        if math.isnan(track.first_time):
-            track.first_time = time - step_s
-        track.last_time = time
+    def _record_time(self, progress: RankProgress, time: float, step_s: float) -> None:
+        if math.isnan(progress.first_time):
+            progress.first_time = time - step_s
+        progress.last_time = time
         if math.isnan(self._start):
-            self._start = track.first_time
+            self._start = progress.first_time
 
     def _mark(self, x: float, kind: Any, rank: int, text: str) -> None:
-        """Add a mark; equal kinds at one x, as from several ranks, are one mark."""
+        """Add a mark, unless there is one of this kind at this x, as from another rank."""
         if any(mark.x == x and mark.kind == kind for mark in self.marks[-8:]):
             return
         if len(self.marks) < MAX_MARKS and math.isfinite(x):
@@ -643,7 +653,7 @@ class PanelState:
         table = self.tables.get((kind, rank, name))
         if table is None:
             key = num_columns - 1 if kind == "memory" else 1
-            table = Table(num_columns, key=key, row_limit=self._rooms[kind])
+            table = Table(num_columns, key=key, row_limit=self._row_limits[kind])
             self.tables[kind, rank, name] = table
         return table
 
@@ -654,30 +664,32 @@ class PanelState:
             self._means[kind, name] = mean
         return mean
 
-    def _last(self, name: str) -> float | None:
+    def _last_value(self, name: str) -> float | None:
         table = self.curve(name)
         return table.columns[STEP_COLUMNS.index(name)][-1] if table is not None and len(table) else None
 
     def _elapsed_s(self) -> float:
-        times = [track.last_time for track in self._tracks.values() if not math.isnan(track.last_time)]
-        starts = [track.first_time for track in self._tracks.values() if not math.isnan(track.first_time)]
+        times = [progress.last_time for progress in self._rank_progress.values() if not math.isnan(progress.last_time)]
+        starts = [
+            progress.first_time for progress in self._rank_progress.values() if not math.isnan(progress.first_time)
+        ]
         return max(0.0, max(times) - min(starts)) if times and starts else 0.0
 
 
-def jsonable(value: float | None) -> JsonNumber:
-    """Return the number, or its name if it is NaN or infinite, which JSON has not."""
+def to_json_number(value: float | None) -> JsonNumber:
+    """Return the number, or its name if it is NaN or infinite, which JSON cannot represent."""
     if value is None or math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def cap_text(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut a text of a user or a worker to a length."""
+    """Cut a text from a user or a worker to ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def packed(blocks: Sequence[Block]) -> tuple[list[BlockHeader], bytes]:
-    """Return the blocks' headers and one buffer of float64, block after block, column after column."""
+def pack_blocks(blocks: Sequence[Block]) -> tuple[list[BlockHeader], bytes]:
+    """Return the blocks' headers and one float64 buffer, which stores the blocks in order, each column by column."""
     headers: list[BlockHeader] = [
         {"table": block.table, "rank": block.rank, "name": block.name, "rows": len(block.columns[0])}
         for block in blocks
@@ -685,7 +697,7 @@ def packed(blocks: Sequence[Block]) -> tuple[list[BlockHeader], bytes]:
     return headers, b"".join(column.tobytes() for block in blocks for column in block.columns)
 
 
-def _weighted(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
+def _weighted_mean(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
     total = sum(weight for weight, _ in rows)
     weights = [weight / total for weight, _ in rows] if total > 0 else [1 / len(rows)] * len(rows)
     return [

@@ -14,7 +14,7 @@ BUNDLE = Path(__file__).parent / "static" / "widget.js"
 
 
 class PanelWidget(anywidget.AnyWidget):
-    """The kernel's side of the widget: streams are messages, the final state is in traits, which notebooks save."""
+    """The kernel's side of the widget. Updates are messages; the final state is in traits, which notebooks save."""
 
     _esm = BUNDLE
 

@@ -1,4 +1,4 @@
-/** The comm to the accel_nb extension in one notebook's kernel. The kernel's side is `accel_nb/ui/comm.py`. */
+/** The comm between the sidebar and the accel_nb extension in a notebook's kernel, whose side is `accel_nb/ui/comm.py`. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { KernelMessage, type Kernel } from '@jupyterlab/services';
@@ -13,7 +13,7 @@ const RENEW_MS = 20_000;
 const MAX_PRINTED = 1 << 20;
 const MAX_TRIES = 3;
 
-/** Exactly one of these holds at a time. */
+/** The state of the connection to the extension in the kernel. */
 export type ChannelState =
   | { readonly kind: 'no-kernel' }
   | { readonly kind: 'connecting' }
@@ -29,8 +29,8 @@ export type RunResult =
 /**
  * Follows one session's kernel through restarts and changes.
  *
- * A kernel without the extension closes the comm at once: the state is then "not loaded". When the extension is loaded
- * later, the kernel opens a comm.
+ * A kernel without the extension closes the comm at once; the state is then `not-loaded`. When the extension is loaded
+ * later, the kernel opens a new comm.
  */
 export class SidebarChannel {
   constructor(private readonly session: ISessionContext) {
@@ -44,17 +44,17 @@ export class SidebarChannel {
   }
 
   get stateChanged(): ISignal<this, ChannelState> {
-    return this.changed;
+    return this.stateChangedSignal;
   }
 
-  /** Emitted when the extension of a kernel has become reachable. */
+  /** Emitted when the connection to a kernel's extension has been established. */
   get connected(): ISignal<this, void> {
-    return this.hasConnected;
+    return this.connectedSignal;
   }
 
   /** Open a new comm: after a restart, or on the user's request. */
   connect(): void {
-    this.drop();
+    this.closeComm();
     const kernel = this.session.session?.kernel ?? null;
     if (kernel === null || kernel.isDisposed) {
       this.set({ kind: 'no-kernel' });
@@ -68,12 +68,12 @@ export class SidebarChannel {
     this.registerTarget(kernel);
     void kernel.info.then(info => {
       if (this.kernel === kernel && info.language_info.name !== 'python') {
-        this.drop();
+        this.closeComm();
         this.set({ kind: 'foreign', reason: 'language' });
       }
     });
     const comm = kernel.createComm(COMM_TARGET);
-    this.use(comm);
+    this.attachComm(comm);
     comm.open();
   }
 
@@ -97,7 +97,7 @@ export class SidebarChannel {
     }
   }
 
-  /** Send a request, also while a cell runs; rejects with the kernel's text if it is refused. */
+  /** Send a request, even while a cell runs; rejects with the text of the kernel's refusal. */
   request(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
     if (this.current.kind !== 'ready') {
       return Promise.reject(new Error('not connected'));
@@ -115,7 +115,7 @@ export class SidebarChannel {
     if (!kernel) {
       return { ok: false, error: '' };
     }
-    // A cell that fails aborts what is queued behind it; the magic does not depend on it and is sent again.
+    // A cell that fails aborts the queued requests. The magic does not depend on the cell, so it is sent again.
     for (let attempt = 1; ; attempt += 1) {
       let printed = '';
       const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
@@ -149,7 +149,7 @@ export class SidebarChannel {
   dispose(): void {
     if (!this.disposed) {
       this.disposed = true;
-      this.drop();
+      this.closeComm();
       window.clearInterval(this.renewal);
       this.kernel?.removeCommTarget(COMM_TARGET, this.onKernelComm);
       Signal.clearData(this);
@@ -170,17 +170,17 @@ export class SidebarChannel {
     comm: Kernel.IComm,
     message: KernelMessage.ICommOpenMsg
   ): void => {
-    this.drop();
-    this.use(comm);
+    this.closeComm();
+    this.attachComm(comm);
     this.onMessage(comm, message);
   };
 
-  private use(comm: Kernel.IComm): void {
+  private attachComm(comm: Kernel.IComm): void {
     this.comm = comm;
     comm.onMsg = message => this.onMessage(comm, message);
     comm.onClose = () => {
       if (this.comm === comm) {
-        this.forget();
+        this.releaseComm();
         this.set({ kind: 'not-loaded' });
       }
     };
@@ -192,7 +192,7 @@ export class SidebarChannel {
 
   private onStatusChanged(_session: ISessionContext, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting') {
-      this.forget();
+      this.releaseComm();
       this.set({ kind: 'connecting' });
       this.isRestarting = true;
     } else if (status === 'idle' && this.isRestarting) {
@@ -214,7 +214,7 @@ export class SidebarChannel {
       const isNew = this.current.kind !== 'ready';
       this.set({ kind: 'ready', info });
       if (isNew) {
-        this.hasConnected.emit();
+        this.connectedSignal.emit();
         if (this.isWatching) {
           this.watch(true);
         }
@@ -222,16 +222,16 @@ export class SidebarChannel {
       return;
     }
     const reply = parseReply(data);
-    const asked = reply && this.waiting.get(reply.id);
-    if (!reply || !asked) {
-      console.warn('accel_nb: dropped a sidebar message that is not one of this version');
+    const request = reply && this.waiting.get(reply.id);
+    if (!reply || !request) {
+      console.warn('accel_nb: dropped a sidebar message that is unknown to this version');
       return;
     }
     this.waiting.delete(reply.id);
     if ('body' in reply) {
-      asked.resolve(reply.body);
+      request.resolve(reply.body);
     } else {
-      asked.reject(new Error(reply.refusal));
+      request.reject(new Error(reply.refusal));
     }
   }
 
@@ -241,25 +241,25 @@ export class SidebarChannel {
     }
   }
 
-  private drop(): void {
+  private closeComm(): void {
     const comm = this.comm;
-    this.forget();
+    this.releaseComm();
     if (comm !== null && !comm.isDisposed) {
       comm.dispose();
     }
   }
 
-  private forget(): void {
+  private releaseComm(): void {
     this.comm = null;
     for (const { reject } of this.waiting.values()) {
-      reject(new Error('the kernel is gone'));
+      reject(new Error('the connection to the kernel was closed'));
     }
     this.waiting.clear();
   }
 
   private set(state: ChannelState): void {
     this.current = state;
-    this.changed.emit(state);
+    this.stateChangedSignal.emit(state);
   }
 
   private comm: Kernel.IComm | null = null;
@@ -277,6 +277,6 @@ export class SidebarChannel {
       readonly reject: (error: Error) => void;
     }
   >();
-  private readonly changed = new Signal<this, ChannelState>(this);
-  private readonly hasConnected = new Signal<this, void>(this);
+  private readonly stateChangedSignal = new Signal<this, ChannelState>(this);
+  private readonly connectedSignal = new Signal<this, void>(this);
 }

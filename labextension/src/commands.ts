@@ -1,4 +1,4 @@
-/** The commands of the palette: what the sidebar's buttons do, for the current notebook. */
+/** Commands for the command palette: the actions of the sidebar's buttons, for the current notebook. */
 
 import type { ICommandPalette } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';

@@ -37,7 +37,7 @@ const sidebar: JupyterFrontEndPlugin<void> = {
     const trans = (translator ?? nullTranslator).load('accel_nb');
     const sessions = new NotebookSessions(tracker);
     tracker.widgetAdded.connect((_, panel) => {
-      // After the widget manager has registered its renderer, and before outputs are rendered.
+      // Runs after the widget manager has registered its renderer, and before outputs are rendered.
       queueMicrotask(() => showSavedPictures(panel.content.rendermime));
     }, sessions);
     const panel = new Sidebar(sessions, trans, translator ?? nullTranslator);

@@ -1,6 +1,6 @@
 /**
- * Shows a panel whose kernel has ended as the picture that was saved with it. JupyterLab's renderer of widgets shows
- * "model not found" in a trusted notebook, also if the output has other formats.
+ * Shows the saved picture of a panel whose kernel has ended. In a trusted notebook JupyterLab's widget renderer would
+ * show "model not found", even if the output has other formats.
  */
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -12,10 +12,10 @@ type Renderer = ReturnType<Factory['createRenderer']>;
 const VIEW = 'application/vnd.jupyter.widget-view+json';
 const PICTURE = 'image/png';
 
-/** The rank of this renderer; lower than that of the widgets' own. */
+/** The rank of this renderer, lower than that of the widget renderer, so that it is preferred. */
 const RANK = -10;
 
-/** Make a notebook's renderer of widgets show the saved picture of a panel whose kernel has ended. */
+/** Register a widget renderer that shows the saved picture of a panel whose kernel has ended. */
 export function showSavedPictures(rendermime: Rendermime): void {
   const views = rendermime.getFactory(VIEW);
   if (views !== undefined) {

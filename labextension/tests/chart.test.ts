@@ -2,9 +2,9 @@ import { describe, expect, it } from 'vitest';
 import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
 import { ColumnTable } from '../src/chart/columns';
 import { markText } from '../src/chart/palette';
-import { usualRange } from '../src/chart/range';
+import { rangeWithoutOutliers } from '../src/chart/range';
 import { CurveChart, valueAt, type ICurveInput } from '../src/chart/curveChart';
-import { fileName, placesOf, toCsv } from '../src/chart/save';
+import { fileName, legendPositions, toCsv } from '../src/chart/save';
 import { SmoothedColumn } from '../src/chart/smooth';
 
 function table(numColumns: number, ...rows: number[][]): ColumnTable {
@@ -35,18 +35,18 @@ describe('axes', () => {
   it('are the steps themselves, or a column of the step table times a factor', () => {
     const steps = table(3, [1, 0.5, 8], [2, 0.4, 16]);
     const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 2);
-    expect([...STEP_AXIS.places(0, steps)]).toEqual([1, 2]);
-    expect([...axis.places(0, steps)]).toEqual([16, 32]);
+    expect([...STEP_AXIS.positions(0, steps)]).toEqual([1, 2]);
+    expect([...axis.positions(0, steps)]).toEqual([16, 32]);
     append(steps, [3, 0.3, 20]);
-    expect([...axis.places(0, steps)]).toEqual([16, 32, 40]);
+    expect([...axis.positions(0, steps)]).toEqual([16, 32, 40]);
   });
 
   it('find the place of a metric by its step, and never go back', () => {
     const steps = table(3, [1, 0, 8], [2, 0, 16], [3, 0, 12]);
     const metric = table(2, [2, 0.9], [3, 0.95], [9, 0.99]);
     const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 1);
-    expect([...axis.places(0, metric)]).toEqual([16, 16, 16]);
-    expect(axis.placeOf(1)).toBe(8);
+    expect([...axis.positions(0, metric)]).toEqual([16, 16, 16]);
+    expect(axis.positionOf(1)).toBe(8);
   });
 });
 
@@ -71,12 +71,12 @@ describe('a chart', () => {
       smoothing: 0,
       hidden: new Set<string>(),
       marks: [],
-      beside: [],
+      extra: [],
       ...input
     });
     return chart;
   };
-  const beside = {
+  const extra = {
     label: 'loss',
     table: other,
     column: 1,
@@ -86,18 +86,18 @@ describe('a chart', () => {
   };
 
   it('has the numbers of other runs in its file and its legend, each under a name of its own', () => {
-    const chart = draw({ beside: [beside, beside] });
+    const chart = draw({ extra: [extra, extra] });
     expect(chart.columns().map(({ label, xs }) => [label, [...Array.from(xs)]])).toEqual([
       ['loss (2)', [10, 20, 30]],
       ['loss (3)', [10, 20, 30]],
       ['loss', [1, 2]]
     ]);
     expect(chart.legend()[0]).toEqual({ label: 'loss (2)', color: '#8c6bb1', isDashed: true });
-    expect(draw({ beside: [beside], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
+    expect(draw({ extra: [extra], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
   });
 
   it('smooths a thinned run over as many steps as its own', () => {
-    const [column] = draw({ beside: [beside], smoothing: 0.9 }).columns();
+    const [column] = draw({ extra: [extra], smoothing: 0.9 }).columns();
     const expected = new SmoothedColumn(other, 1, 0.9 ** 10).values();
     expect(column!.label).toBe('loss (2), smoothed');
     expect([...Array.from(column!.ys)]).toEqual([...expected]);
@@ -106,8 +106,8 @@ describe('a chart', () => {
   it('breaks the legend of its picture into rows', () => {
     const entries = ['a', 'b', 'c'].map(label => ({ label, color: '#000', isDashed: false }));
     const context = { font: '', measureText: () => ({ width: 60 }) as TextMetrics };
-    expect(placesOf(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
-    expect(placesOf(entries, 10, context).map(({ row }) => row)).toEqual([0, 1, 2]);
+    expect(legendPositions(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
+    expect(legendPositions(entries, 10, context).map(({ row }) => row)).toEqual([0, 1, 2]);
   });
 });
 
@@ -145,16 +145,16 @@ describe('smoothing', () => {
 describe('the usual range', () => {
   it('leaves a spike out and keeps a straight line whole', () => {
     const line = Array.from({ length: 1000 }, (_, index) => index);
-    expect(usualRange(line)).toEqual([0, 999]);
-    const [low, high] = usualRange([...line, 1e9, null, undefined])!;
+    expect(rangeWithoutOutliers(line)).toEqual([0, 999]);
+    const [low, high] = rangeWithoutOutliers([...line, 1e9, null, undefined])!;
     expect(low).toBe(0);
     expect(high).toBeLessThan(2000);
-    expect(usualRange([null])).toBeNull();
+    expect(rangeWithoutOutliers([null])).toBeNull();
   });
 });
 
 describe('files', () => {
-  it('join columns by their places and lose no digit', () => {
+  it('join columns by their positions and lose no digit', () => {
     const text = toCsv('step', [
       { label: 'rank 0', xs: [1, 2], ys: [0.1 + 0.2, NaN] },
       { label: '=SUM(A1), "x"', xs: [2, 3], ys: [5, 6] }

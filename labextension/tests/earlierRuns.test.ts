@@ -55,7 +55,7 @@ describe('EarlierRuns', () => {
     runs.addCurve(stepCurve(1));
     const [line] = runs.lines(LOSS, 'samples');
     expect(line!.title).toBe('first');
-    expect([...line!.axis.places(0, line!.table)]).toEqual([16, 32]);
+    expect([...line!.axis.positions(0, line!.table)]).toEqual([16, 32]);
     runs.choose(1, false);
     expect(runs.lines(LOSS, 'step')).toEqual([]);
   });
@@ -70,7 +70,7 @@ describe('EarlierRuns', () => {
     expect(runs.lines(ACCURACY, 'step')).toHaveLength(1);
     runs.addCurve(stepCurve(1));
     const [line] = runs.lines(ACCURACY, 'samples');
-    expect([...line!.axis.places(0, line!.table)]).toEqual([32]);
+    expect([...line!.axis.positions(0, line!.table)]).toEqual([32]);
   });
 
   it('keeps nothing that was not asked for', () => {

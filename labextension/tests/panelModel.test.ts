@@ -25,7 +25,7 @@ describe('PanelModel', () => {
     const labels = model.curves().map(curve => curve.label);
     expect(labels.slice(0, 3)).toEqual(['d_loss', 'g_loss', 'learning rate of d_loss']);
     expect(new Set(model.curves().map(curve => curve.id)).size).toBe(6);
-    expect(model.axes.samples.placeOf(2)).toBe(0);
+    expect(model.axes.samples.positionOf(2)).toBe(0);
   });
 
   it('takes the CSV of the kernel, and none where no kernel answers', async () => {

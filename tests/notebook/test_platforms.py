@@ -137,7 +137,7 @@ def test_kaggles_panel_is_made_of_core_widgets_and_steers(monkeypatch: pytest.Mo
         assert "<b>x" not in line()
 
         front.click("pause")
-        front.follow(lambda: any(state["description"] == "go on drawing" for state in front.of("ButtonModel")))
+        front.follow(lambda: any(state["description"] == "resume drawing" for state in front.of("ButtonModel")))
         front.click("stop after step")
         front.follow(lambda: not front.of("ImageModel"))
         panel = next(data for data in front.shown.values() if "image/png" in data)

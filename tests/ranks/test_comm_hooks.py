@@ -102,7 +102,7 @@ def test_unused_parameters_are_found_under_a_hook_too(hook: str) -> None:
 
 
 def test_the_batched_hook_which_torch_cannot_run_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"batched_power_sgd.* is not served"):
+    with pytest.raises(ConfigError, match=r"batched_power_sgd.* is not supported"):
         resolve([Layer("code", {"ddp": {"comm_hook": "batched_power_sgd"}}, "here")])
 
 

@@ -82,7 +82,7 @@ def test_no_tracker_failed_and_only_the_main_rank_imported_any(job: tuple[Path, 
 def test_a_server_that_is_down_is_reported_once_and_the_others_go_on(job: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, said = job
     [problem] = said[4]["problems"]
-    assert problem.startswith("tracker mlflow failed and gets no more values; the run goes on")
+    assert problem.startswith("tracker mlflow failed and receives no more values; the run continues")
     lines = [json.loads(line) for line in (folder / "down.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
 

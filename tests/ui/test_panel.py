@@ -179,7 +179,7 @@ def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabSer
         use_theme(page, f"JupyterLab {theme}")
         output.screenshot(path=pictures / f"panel-core-{theme.lower()}.png")
     output.get_by_role("button", name="pause").click()
-    output.get_by_role("button", name="go on drawing").click()
+    output.get_by_role("button", name="resume drawing").click()
     output.get_by_role("button", name="stop after step").click()
     wait_until_ran(page, 1)
     expect(output.get_by_role("button")).to_have_count(0)
@@ -272,7 +272,7 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     wait_until_ran(page, 0)
     run_cell(1)
     panel = page.locator(".accel-nb-panel").first
-    said = panel.locator(".accel-nb-said")
+    said = panel.locator(".accel-nb-action-result")
     panel.get_by_role("button", name="÷ 2").click()
     expect(said).to_contain_text("learning rate 0.1 -> 0.05, after step")
     panel.get_by_label("New learning rate").fill("0.02")
@@ -290,7 +290,7 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     attached = page.locator(".accel-nb-panel").last
     use_theme(page, "JupyterLab Dark")
     attached.get_by_label("How often steps are reported").select_option("10")
-    expect(attached.locator(".accel-nb-said")).to_contain_text("every 10 steps are reported")
+    expect(attached.locator(".accel-nb-action-result")).to_contain_text("every 10 steps are reported")
     attached.screenshot(path=pictures / "steering-dark.png")
     attached.get_by_role("button", name="stop after step").press("Enter")
     expect(attached).to_have_attribute("data-status", "done")

@@ -196,7 +196,7 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
     expect(content.locator("[data-pool]")).to_have_attribute("data-pool", "busy", timeout=60_000)
     expect(content.get_by_text("rank 1")).to_be_visible()
     expect(content.locator(".accel-nb-running")).to_contain_text("no step yet")
-    content.get_by_role("group", name="Whose log").get_by_role("button", name="1").click()
+    content.get_by_role("group", name="Log of rank").get_by_role("button", name="1").click()
     log = content.get_by_role("log")
     expect(log).to_have_attribute("data-lines", "5001")
     expect(log.get_by_text("line 4999")).to_be_visible()

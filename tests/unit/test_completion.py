@@ -117,7 +117,7 @@ def test_each_command_is_in_the_help_text_that_completions_come_from() -> None:
 
 def test_an_unknown_shell_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bsh"]) == 2
-    assert "'bsh' is no shell; did you mean bash" in capsys.readouterr().err
+    assert "'bsh' is not a shell; did you mean bash" in capsys.readouterr().err
 
 
 def test_help_imports_no_heavy_modules() -> None:

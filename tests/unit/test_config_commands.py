@@ -92,7 +92,7 @@ def test_import_of_cpu_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("a: &x 1\nb: *x\n", "anchors"),
         ("!!python/object:os.system {}\n", "tags"),
         ("- 1\n", "holds a list"),
-        ("colour: red\n", "holds no value of an accelerate config file"),
+        ("colour: red\n", "has no value of an accelerate config file"),
     ],
 )
 def test_import_refuses_what_is_no_such_file(

@@ -200,7 +200,7 @@ def test_unknown_name_when_nothing_is_near():
 
 def test_planned_value_is_refused_by_name():
     (problem,) = problems_of(code(ddp={"comm_hook": "batched_power_sgd"}))
-    assert problem == "ddp.comm_hook: batched_power_sgd from Accelerator(...) (code) is not served by this version"
+    assert problem == "ddp.comm_hook: batched_power_sgd from Accelerator(...) (code) is not supported by this version"
 
 
 def test_unknown_strategy_lists_the_served_ones():
@@ -252,7 +252,7 @@ def test_gpus_and_cpus_of_one_strength_clash():
 def test_gpus_of_a_weaker_layer_are_set_aside():
     resolved = resolve([Layer("file", {"gpus": 4}, "f.yaml"), parse_flags("--cpus 2")])
     assert (resolved.config.gpus, resolved.config.cpus) == (None, 2)
-    assert resolved.notes == ("gpus from f.yaml (file) is set aside: cpus from --cpus 2 (flags) replaces it",)
+    assert resolved.notes == ("gpus from f.yaml (file) is ignored: cpus from --cpus 2 (flags) replaces it",)
     assert resolved.origins["gpus"].layer == "default"
 
 
@@ -324,7 +324,7 @@ def test_damaged_document_is_refused(text: str):
 
 
 def test_document_of_another_version_is_refused():
-    with pytest.raises(ConfigError, match="version 2; this one reads 1"):
+    with pytest.raises(ConfigError, match="version 2; this accel_nb reads 1"):
         Resolved.from_json('{"version": 2}')
 
 
@@ -347,7 +347,7 @@ def test_layer_of_an_unknown_kind_is_refused():
 
 def test_nested_and_dotted_twice_is_refused():
     (problem,) = problems_of(code(**{"ddp": {"static_graph": True}, "ddp.static_graph": False}))
-    assert "stands twice" in problem
+    assert "is set twice" in problem
     assert "is a group of options" in problems_of(code(ddp=5))[0]
 
 

@@ -79,7 +79,7 @@ def test_a_transformers_config_makes_the_model_or_asks_for_the_library(
     [
         ("estimate", "needs a MODEL"),
         ("estimate --cpus 2 a:b", "needs a MODEL, before any flag"),
-        ("estimate nothing", "names no model"),
+        ("estimate nothing", "is not a model"),
         ("estimate no.such.module:name", "No module named"),
         ("estimate math:pi", "gives no model"),
         ("estimate json:JSONEncoder", "is a JSONEncoder; name a torch module"),

@@ -55,7 +55,7 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         "fsdp.cpu_offload": True,
         "activation_checkpointing": True,
     }
-    assert found.needless["fsdp_config.fsdp_min_num_params"] == "nothing is chosen by size"
+    assert found.needless["fsdp_config.fsdp_min_num_params"] == "auto_wrap_policy does not use sizes"
     assert set(found.left) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
     assert len(found.taken) + len(found.needless) + len(found.left) == 4 + len(FILE["fsdp_config"])
 
@@ -96,10 +96,10 @@ def test_the_plugin_chooses_the_strategy_and_sets_its_options(values: dict[str, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"sharding_strategy": "NO_SHARD"}, "divides nothing, as strategy ddp does"),
+        ({"sharding_strategy": "NO_SHARD"}, "shards nothing: use strategy ddp"),
         ({"sharding_strategy": "HYBRID_SHARD"}, "set fsdp.hybrid_shard_size"),
-        ({"sharding_strategy": "MOST"}, "none of FULL_SHARD"),
-        ({"auto_wrap_policy": lambda module: True}, "the function <lambda>.* no known way"),
+        ({"sharding_strategy": "MOST"}, "not one of FULL_SHARD"),
+        ({"auto_wrap_policy": lambda module: True}, "the function <lambda>.* not a known wrap policy"),
         ({"mixed_precision_policy": "bf16", "ignored_modules": []}, "give mixed_precision.*ignored_modules"),
         ({"fsdp_version": 3}, "there is no version"),
     ],

@@ -164,11 +164,11 @@ def test_a_panel_sends_a_map_once_and_again_with_a_snapshot(monkeypatch: pytest.
     panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
     panel.refresh(force=True)
     panel.feed([mapped(), mapped(1)])
-    surface: Any = panel._surfaces[0]
-    surface._next_at = 0.0
+    panel_display: Any = panel._displays[0]
+    panel_display._next_at = 0.0
     panel.refresh()
     panel.refresh(force=True)
-    surface._on_message(None, {"kind": "resync"}, [])
+    panel_display._on_message(None, {"kind": "resync"}, [])
     panel.refresh(force=True)
     assert ["maps" in message for message in sent] == [False, True, False, True]
     assert [found["rank"] for found in sent[1]["maps"]] == [0, 1]

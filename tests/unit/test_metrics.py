@@ -164,7 +164,7 @@ def test_an_exporter_that_fails_is_reported_once_and_the_others_go_on(
             exporters.export([event])
     exporters.flush()
     assert [record.message for record in caplog.records] == [
-        f"metrics in {folder / 'a.prom'}: failed and is left out; the run goes on"
+        f"metrics in {folder / 'a.prom'}: export failed and is switched off; the run continues"
     ]
     assert _families(_get(lines[0]))["accel_nb_checkpoint_step", ()] == 3
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_opened_is_named_and_nothing_stays_open(exporters: Export
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"metrics.port: {port} cannot be used .*choose another"):
+        with pytest.raises(ConfigError, match=rf"metrics.port: {port} cannot be used .*use another value"):
             exporters.use(MetricsOptions(port=port))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"metrics\.textfile: .* cannot be used"):

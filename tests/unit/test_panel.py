@@ -17,7 +17,7 @@ EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets",
 
 
 @pytest.mark.parametrize(
-    ("change", "mode", "rung"),
+    ("change", "mode", "display_mode"),
     [
         ({}, "live", "widget"),
         ({}, "static", "picture"),
@@ -36,9 +36,9 @@ EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets",
         ({"has_kernel": False}, "live", "text"),
     ],
 )
-def test_rung_follows_the_facts(change: dict[str, Any], mode: Any, rung: str):
+def test_display_mode_follows_the_facts(change: dict[str, Any], mode: Any, display_mode: str):
     values = {name: getattr(EVERYTHING, name) for name in DisplayFacts.__slots__} | change
-    assert choose_display(DisplayFacts(**values), mode) == rung
+    assert choose_display(DisplayFacts(**values), mode) == display_mode
 
 
 class FakeDisplay:
@@ -127,7 +127,7 @@ def test_a_panel_that_fails_is_given_up_with_one_warning(
             panel.refresh(force=True)
         panel.finish("done")
     assert [record.message for record in caplog.records] == [
-        "the panel failed and is not drawn any more; the run goes on"
+        "the panel failed and is no longer drawn; the run continues"
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
     expected = {key: table.total for key, table in panel.state.tables.items() if table.total}
     assert browser.rows == [expected, expected]
     assert browser.said == "learning rate 0.1 -> 0.05"
-    second: Any = panel._surfaces[1]
+    second: Any = panel._displays[1]
     for message in (
         {"kind": "control", "action": {"kind": "stop"}},
         {"kind": "control"},
@@ -205,7 +205,7 @@ def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
     panel.feed(events[8:])
     panel.refresh(force=True)
     assert sum(size for _, size in sent) < 5000 * 3 * 6 * 8 / 4, "a share of all the rows"
-    surface: Any = panel._surfaces[0]
+    panel_display: Any = panel._displays[0]
     for wrong in (
         {"first": "1"},
         {"table": "memory"},
@@ -215,10 +215,10 @@ def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
         {"first": True},
     ):
         question = {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}
-        surface._on_message(None, question | wrong, [])
+        panel_display._on_message(None, question | wrong, [])
     panel.finish("done")
     before = len(sent)
-    surface._on_message(None, {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}, [])
+    panel_display._on_message(None, {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}, [])
     ((answer, size),) = sent[before:]
     assert answer["kind"] == "detail"
     assert {(block["rank"], block["rows"]) for block in answer["blocks"]} == {(0, 10), (1, 10), (-1, 10)}
@@ -231,8 +231,8 @@ def test_what_was_said_is_sent_although_nothing_else_is_new(display: FakeDisplay
     panel.feed(training_events(5))
     panel.refresh(force=True)
     panel.show_outcome("stopping after this step ...")
-    surface: Any = panel._surfaces[0]
-    surface._next_at = 0.0
+    panel_display: Any = panel._displays[0]
+    panel_display._next_at = 0.0
     panel.refresh()
     assert browser.said == "stopping after this step ..."
 
@@ -264,11 +264,11 @@ def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(
     panel.feed(training_events(10))
     panel.refresh()
     assert panel.state.facts()["num_earlier"] == 5
-    surface: Any = panel._surfaces[0]
+    panel_display: Any = panel._displays[0]
 
     def ask(**question: Any) -> list[tuple[dict[str, Any], bytes]]:
         sent.clear()
-        surface._on_message(None, {"kind": "earlier", "version": 1, **question}, [])
+        panel_display._on_message(None, {"kind": "earlier", "version": 1, **question}, [])
         panel.refresh(force=True)
         return list(sent)
 
@@ -306,9 +306,9 @@ def test_a_flood_of_queries_is_cut(display: FakeDisplay, monkeypatch: pytest.Mon
     panel = Panel("now", 2, display="widget")
     panel.feed(training_events(10))
     panel.refresh()
-    surface: Any = panel._surfaces[0]
+    panel_display: Any = panel._displays[0]
     for run in range(1000):
-        surface._on_message(None, {"kind": "earlier", "run": run, "table": "step", "name": ""}, [])
+        panel_display._on_message(None, {"kind": "earlier", "run": run, "table": "step", "name": ""}, [])
     panel.refresh(force=True)
     assert len(sent) == MAX_QUERIES
 
@@ -320,12 +320,12 @@ def test_a_page_that_was_reloaded_has_what_the_cell_prints(display: FakeDisplay,
     panel.feed(training_events(5))
     panel.add_text("epoch 0\n")
     panel.refresh(force=True)
-    surface: Any = panel._surfaces[0]
+    panel_display: Any = panel._displays[0]
     for page in ("first", "second"):
-        surface._on_message(None, {"kind": "resync", "version": 1, "seq": 0, "page": page}, [])
+        panel_display._on_message(None, {"kind": "resync", "version": 1, "seq": 0, "page": page}, [])
         panel.refresh(force=True)
     panel.add_text("epoch 1\n")
-    surface._next_at = 0.0
+    panel_display._next_at = 0.0
     panel.refresh()
     assert [(message.get("text"), message.get("page")) for message in sent] == [
         (None, None),
@@ -342,8 +342,8 @@ def test_the_csv_of_a_long_run_is_a_file(display: FakeDisplay, monkeypatch: pyte
     for num_steps, files in ((300, []), (20_000, ["a-b-run.csv"])):
         panel.state.fold(training_events(num_steps, num_ranks=1))
         panel.refresh(force=True)
-        surface: Any = panel._surfaces[0]
-        surface._on_message(None, {"kind": "csv"}, [])
+        panel_display: Any = panel._displays[0]
+        panel_display._on_message(None, {"kind": "csv"}, [])
         panel.refresh(force=True)
         answer = answers.pop()[0]
         assert [path.name for path in tmp_path.iterdir()] == files

@@ -8,7 +8,7 @@ import pytest
 from accel_nb.notebook.cells.loop_plan import find_loop_plan
 from accel_nb.telemetry.events import EpochBegan, StepDone
 from accel_nb.ui.progress import LoopPlan
-from accel_nb.ui.terminal import TerminalSurface, clock, progress_line
+from accel_nb.ui.terminal import TerminalDisplay, clock, progress_line
 from accel_nb.ui.view import PanelState
 
 EPOCHS = "for epoch in {}:\n    for x in loader:\n        loss.backward()"
@@ -78,13 +78,13 @@ def test_a_terminals_line_is_written_over_and_makes_room(monkeypatch: pytest.Mon
     written = Terminal()
     monkeypatch.setattr("sys.stdout", written)
     state = run(3, 20, plan=LoopPlan("epochs", 10))
-    surface = TerminalSurface()
-    surface.open(state)
+    display = TerminalDisplay()
+    display.open(state)
     assert written.getvalue().startswith("\r\x1b[Kepoch 3/10  ━━━━━━━───")
     assert "\n" not in written.getvalue()
-    surface.make_room()
+    display.make_room()
     assert written.getvalue().endswith("\r\x1b[K")
-    surface.close(state)
+    display.close(state)
     assert written.getvalue().endswith(state.summary() + "\n")
 
 
@@ -92,11 +92,11 @@ def test_lines_of_a_file_are_whole_and_few(monkeypatch: pytest.MonkeyPatch):
     written = io.StringIO()
     monkeypatch.setattr("sys.stdout", written)
     state = run(3, 20, plan=LoopPlan("epochs", 10))
-    surface = TerminalSurface()
-    surface.open(state)
-    surface.update(state, force=False)
-    surface.make_room()
-    surface.close(state)
+    display = TerminalDisplay()
+    display.open(state)
+    display.update(state, force=False)
+    display.make_room()
+    display.close(state)
     assert written.getvalue() == state.summary() + "\n"
 
 

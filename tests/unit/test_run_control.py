@@ -379,7 +379,7 @@ def test_a_panel_marks_and_says_what_was_done():
     for step in (1, 2, 12, 22):
         state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
     state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
-    state.set_outcome("learning rate 0.1 -> 0.05, after step 12\n<b>")
+    state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
     assert state.num_steps == 22, "a report stands for the steps since the last"
     assert state.facts()["said"] == "learning rate 0.1 -> 0.05, after step 12"

@@ -275,7 +275,7 @@ def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: RunRegist
         ("show", "required: RUN"),
         ("show nothing", "there is no run 'nothing'"),
         ("compare last last", "there is no run 'last'"),
-        ("list --limit 0", "--limit 0 is not at least 1"),
+        ("list --limit 0", "--limit 0 must be at least 1"),
         ("label", "required: RUN"),
         ("label last --tag a,b", "there is no run 'last'"),
     ],

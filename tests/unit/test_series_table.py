@@ -39,9 +39,9 @@ def test_picked_rows_end_with_the_last_one_which_is_read():
 
 def test_a_part_is_picked_by_its_places():
     table = filled([float(x) for x in range(1000)])
-    assert table.picked_between(10, 12.5, 64).tolist() == [[10, 11, 12], [10, 11, 12]]
-    assert table.picked_between(2000, 3000, 64).shape == (2, 0)
-    assert table.picked_between(0, 999, 64).shape[1] <= 64 + 1
+    assert table.downsampled_between(10, 12.5, 64).tolist() == [[10, 11, 12], [10, 11, 12]]
+    assert table.downsampled_between(2000, 3000, 64).shape == (2, 0)
+    assert table.downsampled_between(0, 999, 64).shape[1] <= 64 + 1
 
 
 def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():

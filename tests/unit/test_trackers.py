@@ -162,7 +162,7 @@ def test_a_tracker_that_hangs_is_left_behind(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, logger="accel_nb"):
         feed.close(timeout_s=0.05)
     may_end.set()
-    assert "left behind: hanging" in caplog.text
+    assert "their last values may be missing: hanging" in caplog.text
 
 
 def test_a_run_cannot_leave_its_folder(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_a_run_cannot_leave_its_folder(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'tensorbord' is no tracker; did you mean tensorboard"):
+    with pytest.raises(ConfigError, match="'tensorbord' is not a tracker; did you mean tensorboard"):
         Accelerator(cpu=True, log_with="tensorbord")
-    with pytest.raises(ConfigError, match="comet_ml needs a package; pip install comet_ml"):
+    with pytest.raises(ConfigError, match="comet_ml needs a package that is not installed: pip install comet_ml"):
         Accelerator(cpu=True, log_with=["jsonl", "comet_ml"])
     without_folder = Accelerator(cpu=True, log_with="jsonl")
     with pytest.raises(MisuseError, match=r"give Accelerator\(project_dir="):
@@ -325,8 +325,8 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
         accelerator.end_training()
     assert tracker.calls[1:-1] == [(4, {"digit": [(8, 8, 1)] * 2}, {"caption": "c"}), (str(tmp_path), "all")]
     assert [record.message for record in caplog.records] == [
-        "tracker keeping keeps no tables; they are left out there",
-        "tracker tensorboard keeps no artifacts; they are left out there",
+        "tracker keeping does not support tables; they are not logged there",
+        "tracker tensorboard does not support artifacts; they are not logged there",
     ]
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
@@ -403,7 +403,7 @@ def test_a_tracker_of_another_package_is_selected_by_its_name(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     (misnamed, absent, unknown), kind = json.loads(done.stdout)
-    assert "misnamed (my_tracker:Misnamed) must be a class of a tracker with name = 'misnamed'" in misnamed
+    assert "misnamed (my_tracker:Misnamed) must be a tracker class with name = 'misnamed'" in misnamed
     assert "absent (no_such_module:A) cannot be imported: ModuleNotFoundError" in absent
     assert "did you mean mine?" in unknown
     assert kind == "my_tracker"

@@ -16,7 +16,7 @@ from accel_nb.telemetry.events import (
     StepDone,
     WorkerPrepared,
 )
-from accel_nb.ui.view import MAX_BYTES, MAX_METRICS, MEAN_RANK, PanelState, packed
+from accel_nb.ui.view import MAX_BYTES, MAX_METRICS, MEAN_RANK, PanelState, pack_blocks
 from tests.ui.synthetic import training_events
 
 
@@ -222,7 +222,7 @@ def test_columns_since_stays_within_the_bytes_and_keeps_the_spike():
     state = PanelState("run", 2)
     state.fold(step(n, 99.0 if n == 500 else 1.0, rank=rank) for n in range(1, 5001) for rank in (0, 1))
     blocks, cursor = state.columns_since({}, 8000) or ([], {})
-    assert 0 < len(packed(blocks)[1]) <= 8000
+    assert 0 < len(pack_blocks(blocks)[1]) <= 8000
     assert {block.rank: max(block.columns[1]) for block in blocks} == {0: 99.0, 1: 99.0, MEAN_RANK: 99.0}
     assert state.columns_since(cursor) == ([], cursor), "what was picked stands for all"
     state.fold([step(5001)])
@@ -252,7 +252,7 @@ def test_snapshot_is_bounded_and_packs_into_one_buffer():
     state = PanelState("run", 2)
     state.fold(training_events(20_000))
     blocks, _ = state.snapshot(2000)
-    headers, buffer = packed(blocks)
+    headers, buffer = pack_blocks(blocks)
     assert max(header["rows"] for header in headers) <= 2000
     numbers = np.frombuffer(buffer)
     num_columns = {"step": 6, "metric": 2, "memory": 8}
@@ -266,7 +266,7 @@ def test_snapshot_is_bounded_and_packs_into_one_buffer():
 def test_snapshot_of_many_ranks_stays_small():
     state = PanelState("run", 256)
     state.fold(step(n, rank=rank) for n in range(1, 300) for rank in range(256))
-    assert len(packed(state.snapshot()[0])[1]) < 2_000_000
+    assert len(pack_blocks(state.snapshot()[0])[1]) < 2_000_000
 
 
 def test_folding_is_cheap():
@@ -297,12 +297,12 @@ def test_rates_leave_out_the_start_and_pauses():
 
 def test_an_outcome_that_is_not_final_becomes_final():
     state = fold(step(1), workers=1)
-    state.set_outcome("step 1 is being saved", is_final=False)
+    state.set_action_result("step 1 is being saved", is_final=False)
     state.fold([CheckpointSaved(0, 1, 1.0, "/runs/step_1", 0.1, 0.2, 99)])
-    assert state.said == "saved to /runs/step_1, after step 1"
-    state.set_outcome("stopping after this step ...", is_final=False)
+    assert state.action_result == "saved to /runs/step_1, after step 1"
+    state.set_action_result("stopping after this step ...", is_final=False)
     state.finish("done")
-    assert state.said == "not completed: stopping after this step"
+    assert state.action_result == "not completed: stopping after this step"
 
 
 def test_a_million_steps_are_all_kept():

@@ -1,4 +1,4 @@
-"""Metrics for monitoring systems, computed in the kernel from the workers' events, at no cost for training steps."""
+"""Metrics for monitoring systems, computed in the kernel from the workers' events, without cost for training steps."""
 
 from accel_nb.telemetry.metrics.exporters import Exporters as Exporters
 from accel_nb.telemetry.metrics.samples import METRICS as METRICS

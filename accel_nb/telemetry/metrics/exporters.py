@@ -1,4 +1,4 @@
-"""Opens the exporters that the options name and passes events on; one that fails is reported once and removed."""
+"""Opens the exporters that the options request and exports events; one that fails is reported once and removed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Exporter(Protocol):
         ...
 
     def flush(self) -> None:
-        """Send accepted samples: a run has ended."""
+        """Send accepted samples; called when a run has ended."""
         ...
 
     def describe(self) -> str:
-        """Return where the metrics go."""
+        """Return the destination of the metrics, as a line for the user."""
         ...
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class Exporter(Protocol):
 
 
 class Exporters:
-    """The exporters of one process; they stay open from one run to the next, while the options are the same."""
+    """The exporters of one process; they stay open between runs as long as the options stay the same."""
 
     def __init__(self) -> None:
         self._options = MetricsOptions()
@@ -44,16 +44,16 @@ class Exporters:
         self._names: set[str] = set()
 
     def use(self, options: MetricsOptions) -> list[str]:
-        """Open the exporters that the options name, close others; returns where the metrics go, one line each.
+        """Open the exporters that the options request and close all others; return a line for each destination.
 
-        Raises `ConfigError` for one that cannot be opened: no package, a port in use, an unknown host.
+        Raises `ConfigError` if one cannot be opened: a missing package, a port in use, an unknown host.
         """
         if options == self._options:
             return []
         self.close()
         try:
-            for name, build in _wanted(options):
-                self._open.append(_opened(name, build))
+            for name, build in _requested_exporters(options):
+                self._open.append(_build_exporter(name, build))
         except ConfigError:
             self.close()
             raise
@@ -64,12 +64,12 @@ class Exporters:
         """Export the samples of events; never raises."""
         if not self._open:
             return
-        samples = [sample for event in events if self._is_kept(event) for sample in samples_of(event)]
+        samples = [sample for event in events if self._is_exported(event) for sample in samples_of(event)]
         for exporter in list(self._open):
             self._guarded(exporter, lambda exporter=exporter: exporter.export(samples))
 
     def flush(self) -> None:
-        """Send exported samples; call when a run has ended."""
+        """Send the exported samples that are buffered; call when a run has ended."""
         for exporter in list(self._open):
             self._guarded(exporter, exporter.flush)
 
@@ -80,14 +80,14 @@ class Exporters:
         self._open.clear()
         self._options = MetricsOptions()
 
-    def _is_kept(self, event: Event) -> bool:
+    def _is_exported(self, event: Event) -> bool:
         if not isinstance(event, MetricLogged) or event.name in self._names:
             return True
         if len(self._names) == MAX_NAMES:
             return False
         self._names.add(event.name)
         if len(self._names) == MAX_NAMES:
-            logger.warning("metrics: %d names are logged; what comes after %r is not exported", MAX_NAMES, event.name)
+            logger.warning("metrics: %d names are logged; names after %r are not exported", MAX_NAMES, event.name)
         return True
 
     def _guarded(self, exporter: Exporter, call: Callable[[], None]) -> None:
@@ -95,15 +95,17 @@ class Exporters:
             call()
         except Exception:
             self._open.remove(exporter)
-            logger.warning("%s: failed and is left out; the run goes on", exporter.describe(), exc_info=True)
+            logger.warning(
+                "%s: export failed and is switched off; the run continues", exporter.describe(), exc_info=True
+            )
 
 
-def _wanted(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
-    """Return the exporters to open, by the option that requests each."""
+def _requested_exporters(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
+    """Return for each exporter to open the option that requests it and the function that opens it."""
     wanted: list[tuple[str, Callable[[], Exporter]]] = []
     port, textfile, statsd, otlp = options.port, options.textfile, options.statsd, options.otlp
     if port is not None or textfile is not None:
-        _need("prometheus_client", "metrics", "metrics.port" if port is not None else "metrics.textfile")
+        _require_package("prometheus_client", "metrics", "metrics.port" if port is not None else "metrics.textfile")
         from accel_nb.telemetry.metrics.prometheus import Endpoint, Textfile
 
         if port is not None:
@@ -116,20 +118,20 @@ def _wanted(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]
         tagged = options.statsd_tags
         wanted.append((f"metrics.statsd: {statsd}", lambda: Statsd(statsd, tagged=tagged)))
     if otlp is not None:
-        _need("opentelemetry", "otel", "metrics.otlp")
+        _require_package("opentelemetry", "otel", "metrics.otlp")
         from accel_nb.telemetry.metrics.otel import OpenTelemetry
 
         wanted.append((f"metrics.otlp: {otlp}", lambda: OpenTelemetry(otlp)))
     return wanted
 
 
-def _opened(name: str, build: Callable[[], Exporter]) -> Exporter:
+def _build_exporter(name: str, build: Callable[[], Exporter]) -> Exporter:
     try:
         return build()
     except (OSError, ImportError) as error:
-        raise ConfigError(f"{name} cannot be used ({error}); choose another, or leave the option out") from error
+        raise ConfigError(f"{name} cannot be used ({error}); use another value, or remove the option") from error
 
 
-def _need(package: str, extra: str, option: str) -> None:
+def _require_package(package: str, extra: str, option: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{option} needs a package; pip install accel_nb[{extra}]")
+        raise ConfigError(f"{option} needs the package {package}: pip install accel_nb[{extra}]")

@@ -1,4 +1,4 @@
-"""OpenTelemetry: metrics to a collector, by OTLP over HTTP."""
+"""OpenTelemetry: sends metrics to a collector, by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CLOSE_PATIENCE_MS = 3000
 
 
 class OpenTelemetry:
-    """Sends metrics every few seconds, in a thread of the SDK's; the SDK's own variables (``OTEL_...``) apply too."""
+    """Sends metrics every few seconds, in a thread of the SDK. The SDK's environment variables ``OTEL_...`` apply."""
 
     def __init__(self, endpoint: str) -> None:
-        """Build a separate provider: the global one of the process belongs to the user."""
+        """Create a separate meter provider: the process's global one belongs to the user."""
         sdk: Any = import_module("opentelemetry.sdk.metrics")
         export: Any = import_module("opentelemetry.sdk.metrics.export")
         otlp: Any = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
@@ -51,7 +51,7 @@ class OpenTelemetry:
         """Do nothing: the SDK's thread sends every few seconds, so that a slow collector does not block."""
 
     def describe(self) -> str:
-        """Return where the metrics go."""
+        """Return the destination of the metrics."""
         return f"metrics to {self._endpoint} by OpenTelemetry"
 
     def close(self) -> None:

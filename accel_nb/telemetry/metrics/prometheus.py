@@ -27,8 +27,8 @@ class PrometheusMetrics:
                     name, metric.help, metric.labels, registry=self.registry, buckets=_SECONDS
                 )
             else:
-                made = Counter if metric.kind == "counter" else Gauge
-                self._metrics[name] = made(name, metric.help, metric.labels, registry=self.registry)
+                metric_class = Counter if metric.kind == "counter" else Gauge
+                self._metrics[name] = metric_class(name, metric.help, metric.labels, registry=self.registry)
 
     def export(self, samples: Iterable[Sample]) -> None:
         """Accept samples."""
@@ -48,10 +48,10 @@ class PrometheusMetrics:
 
 
 class Endpoint(PrometheusMetrics):
-    """Serves ``http://127.0.0.1:PORT/metrics``, on loopback only; port 0 chooses a free one."""
+    """Serves ``http://127.0.0.1:PORT/metrics``, on the loopback interface only; port 0 stands for a free port."""
 
     def __init__(self, port: int) -> None:
-        """Listen; raises OSError if the port is in use."""
+        """Start to listen; raises OSError if the port is in use."""
         from prometheus_client import start_http_server
 
         super().__init__()
@@ -71,7 +71,7 @@ class Endpoint(PrometheusMetrics):
 
 
 class Textfile(PrometheusMetrics):
-    """Writes a ``.prom`` file, whole or not at all, every few seconds while samples come, and at the end."""
+    """Writes a ``.prom`` file atomically, every few seconds while samples arrive, and at the end of a run."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Textfile(PrometheusMetrics):
         self._write_at = 0.0
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Accept samples, and write if it is time."""
+        """Accept samples, and write the file if the last write was more than `WRITE_EVERY_S` ago."""
         super().export(samples)
         if time.monotonic() >= self._write_at:
             self.flush()

@@ -1,4 +1,4 @@
-"""Definitions of the exported metrics, and the samples of an event; independent of monitoring systems, no torch."""
+"""Definitions of the exported metrics, and the samples of an event. Independent of monitoring systems and of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accel_nb.telemetry.events import (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported metric: counters only grow, gauges hold the newest value, histograms hold the distribution."""
+    """One exported metric: a counter only increases, a gauge is the newest value, a histogram is a distribution."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -39,27 +39,29 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "accel_nb_step": Metric("gauge", "Number of the newest optimizer step."),
         "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
         "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
-        "accel_nb_time_seconds": Metric("counter", "What a rank's time was used for.", ("rank", "kind"), "s"),
-        "accel_nb_memory_bytes": Metric("gauge", "What fills the rank's device.", ("rank", "kind"), "By"),
+        "accel_nb_time_seconds": Metric("counter", "Time of the rank's training thread by use.", ("rank", "kind"), "s"),
+        "accel_nb_memory_bytes": Metric("gauge", "Memory of the rank's device by use.", ("rank", "kind"), "By"),
         "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
-        "accel_nb_worker": Metric("gauge", "1 for what a rank runs with.", ("rank", "device", "strategy", "precision")),
-        "accel_nb_failures": Metric("counter", "Ranks that raised or died."),
+        "accel_nb_worker": Metric(
+            "gauge", "1 for the rank's device, strategy and precision.", ("rank", "device", "strategy", "precision")
+        ),
+        "accel_nb_failures": Metric("counter", "Ranks that raised an exception or whose process ended."),
         "accel_nb_interrupts": Metric("counter", "Interrupts by the user."),
         "accel_nb_checkpoints": Metric("counter", "Checkpoints that are complete.", ()),
         "accel_nb_checkpoint_step": Metric("gauge", "Step of the newest checkpoint.", ()),
         "accel_nb_checkpoint_bytes": Metric("gauge", "Size of the newest checkpoint.", (), "By"),
-        "accel_nb_checkpoint_stall_seconds": Metric("gauge", "How long it held the training up.", (), "s"),
-        "accel_nb_checkpoint_write_seconds": Metric("gauge", "How long it took to be durable.", (), "s"),
+        "accel_nb_checkpoint_stall_seconds": Metric("gauge", "Time for which it blocked the training.", (), "s"),
+        "accel_nb_checkpoint_write_seconds": Metric("gauge", "Time until it was durable.", (), "s"),
     }
 )
 
 MAX_NAMES = 200
-"""How many logged names are exported: each is a separate time series."""
+"""Maximum number of exported logged names: each is a separate time series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value for one metric; ``labels`` in the metric's order. Counters grow by it."""
+    """One value of a metric, with labels in the metric's order. A counter increases by the value."""
 
     name: str
     labels: tuple[str, ...]

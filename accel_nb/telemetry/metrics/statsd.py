@@ -1,4 +1,4 @@
-"""StatsD: lines over UDP, plain or with Datadog's tags."""
+"""StatsD: sends lines over UDP, plain or with Datadog's tags."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from accel_nb.telemetry.metrics.samples import METRICS, Sample
 
 MAX_DATAGRAM = 1432
-"""Bytes that fit into one packet of an Ethernet network."""
+"""Maximum number of bytes in a packet, so that it fits into one Ethernet frame."""
 _RESERVED = str.maketrans(dict.fromkeys(":|@#,\n\r", "_"))
 _TYPES = {"counter": "c", "gauge": "g"}
 
 
 def line(sample: Sample, tagged: bool) -> str:
-    """Return the line of a sample; without tags its labels are parts of the name."""
+    """Return the line of a sample; if it is not ``tagged``, the labels are parts of the name."""
     metric = METRICS[sample.name]
     name, value = "accel_nb." + sample.name.removeprefix("accel_nb_"), sample.value
     kind = _TYPES.get(metric.kind, "ms")
@@ -24,12 +24,12 @@ def line(sample: Sample, tagged: bool) -> str:
     if tagged:
         tags = ",".join(f"{key}:{label}" for key, label in labels.items())
         return f"{name}:{value:.10g}|{kind}" + (f"|#{tags}" if tags else "")
-    parts = [name, *(f"rank{label}" if key == "rank" else _part(label) for key, label in labels.items())]
+    parts = [name, *(f"rank{label}" if key == "rank" else _escape_label(label) for key, label in labels.items())]
     return f"{'.'.join(parts)}:{value:.10g}|{kind}"
 
 
 def datagrams(lines: Iterable[str]) -> list[bytes]:
-    """Join lines into as few packets as hold them."""
+    """Join successive lines into packets of at most `MAX_DATAGRAM` bytes."""
     packets: list[bytes] = []
     for text in lines:
         data = text.encode()
@@ -41,10 +41,10 @@ def datagrams(lines: Iterable[str]) -> list[bytes]:
 
 
 class Statsd:
-    """Sends samples to ``HOST:PORT``; packets that cannot be sent are lost, as is usual with UDP."""
+    """Sends samples to ``HOST:PORT``; packets that cannot be sent are dropped, as usual with UDP."""
 
     def __init__(self, address: str, *, tagged: bool) -> None:
-        """Resolve the host once; raises OSError for an unknown name."""
+        """Resolve the host once; raises OSError for an unknown host."""
         host, _, port = address.rpartition(":")
         family, kind, protocol, _, self._address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
         self._name, self._tagged = address, tagged
@@ -52,7 +52,7 @@ class Statsd:
         self._socket.setblocking(False)
 
     def export(self, samples: Iterable[Sample]) -> None:
-        """Send samples: of a gauge the newest only, of a counter the sum."""
+        """Send samples: only the newest of each gauge, the sum of each counter, and all of a histogram."""
         merged: dict[tuple[str, ...], Sample] = {}
         times: list[Sample] = []
         for sample in samples:
@@ -71,10 +71,10 @@ class Statsd:
                 continue
 
     def flush(self) -> None:
-        """Do nothing: samples are sent as they come."""
+        """Do nothing: `export` sends samples at once."""
 
     def describe(self) -> str:
-        """Return where the metrics go."""
+        """Return the destination of the metrics."""
         return f"metrics to {self._name} by {'DogStatsD' if self._tagged else 'StatsD'}"
 
     def close(self) -> None:
@@ -82,5 +82,5 @@ class Statsd:
         self._socket.close()
 
 
-def _part(label: str) -> str:
+def _escape_label(label: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in label)

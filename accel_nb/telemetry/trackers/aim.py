@@ -14,14 +14,14 @@ from accel_nb.telemetry.trackers.pictures import pictures, squeeze_channel
 class AimTracker(GeneralTracker):
     """A run of the experiment that `init_trackers` names, in the repository ``LOGGING_DIR``.
 
-    A run gets its hash when it is opened; checkpoints store it from then on.
+    Aim assigns the run's hash when it is opened; later checkpoints store it.
     """
 
     name = "aim"
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Name the experiment; ``kwargs`` go to ``aim.Run``. By default nothing is recorded automatically."""
+        """Set the experiment's name; ``kwargs`` are passed to ``aim.Run``. Automatic recording is off by default."""
         super().__init__()
         self.run_id = kwargs.pop("run_hash", None)
         self._options = {
@@ -46,7 +46,7 @@ class AimTracker(GeneralTracker):
         repo = self._options["repo"]
         if isinstance(repo, str) and "://" not in repo:
             Path(repo).mkdir(parents=True, exist_ok=True)
-        # A killed run still holds a lock, which may be overridden.
+        # The lock of a run remains if its process was killed; force_resume overrides it.
         self._run = aim.Run(**{"force_resume": self.run_id is not None, **self._options}, run_hash=self.run_id)
         self.run_id = self._run.hash
 
@@ -55,13 +55,13 @@ class AimTracker(GeneralTracker):
         self._run["hparams"] = json_value(values)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Track numbers and texts; ``kwargs`` go to ``Run.track``."""
+        """Track numbers and texts; ``kwargs`` are passed to ``Run.track``."""
         aim: Any = import_module("aim")
         for name, value in flatten_names(values).items():
             self._run.track(aim.Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Track pictures; ``kwargs`` go to ``aim.Image``."""
+        """Track pictures; ``kwargs`` are passed to ``aim.Image``."""
         aim: Any = import_module("aim")
         for name, value in values.items():
             self._run.track(

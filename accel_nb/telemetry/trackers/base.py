@@ -1,4 +1,4 @@
-"""The tracker interface, compatible with that of Hugging Face Accelerate: its trackers work unchanged."""
+"""The tracker interface. Trackers written for Hugging Face Accelerate work unchanged."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class NotKept(MisuseError):
 
 
 class GeneralTracker:
-    """A place that values of a run are logged to.
+    """Base class of trackers, which log the values of a run to a backend.
 
-    Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override what the backend
-    supports. All methods are called in one thread of the main rank, `start` first and `finish` last. An error
+    Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override the methods that the
+    backend supports. All methods are called in one thread of the main rank, `start` first and `finish` last. An error
     is reported once, and the training continues without the tracker.
     """
 
@@ -25,11 +25,11 @@ class GeneralTracker:
     requires_logging_directory: bool = False
     main_process_only: bool = True
     run_id: str | None = None
-    """The backend's id of the run, once it is assigned; checkpoints store it, so that a resumed training continues the
-    same run."""
+    """The id of the run in the backend, once assigned. Checkpoints store it, so that a resumed training continues the
+    run."""
 
     def __init__(self, _blank: bool = False) -> None:
-        """Open nothing yet; `start` does."""
+        """Do nothing: `start` opens the run."""
 
     @property
     def tracker(self) -> Any:
@@ -37,11 +37,11 @@ class GeneralTracker:
         return None
 
     def resume(self, run_id: str, step: int) -> None:
-        """Continue the run that a checkpoint of step ``step`` names; called before `start`, if at all."""
+        """Continue the run whose id a checkpoint of step ``step`` stores; called before `start`, on a resume only."""
         self.run_id = run_id
 
     def start(self) -> None:
-        """Open the run, or the one that `resume` has named."""
+        """Open a new run, or the run that was passed to `resume`."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the run's configuration, from which secrets have been removed."""
@@ -50,21 +50,21 @@ class GeneralTracker:
         """Log values of one step: numbers, texts, and dictionaries of numbers."""
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures by name: what `accel_nb.telemetry.trackers.pictures` takes."""
-        raise NotKept(f"tracker {self.name} keeps no images")
+        """Log pictures by name, of the types that `accel_nb.telemetry.trackers.pictures` converts."""
+        raise NotKept(f"tracker {self.name} does not support images")
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
         """Log a table of numbers and texts, row by row."""
-        raise NotKept(f"tracker {self.name} keeps no tables")
+        raise NotKept(f"tracker {self.name} does not support tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
         """Store a file or a folder with the run."""
-        raise NotKept(f"tracker {self.name} keeps no artifacts")
+        raise NotKept(f"tracker {self.name} does not support artifacts")
 
     def flush(self) -> None:
-        """Write what was logged; called when the queue is empty."""
+        """Write buffered values; called when the queue is empty."""
 
     def finish(self) -> None:
         """Close the run."""
@@ -86,12 +86,12 @@ class NoTracker(GeneralTracker):
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with their secrets hidden, at any depth."""
+    """Return the values with secrets hidden at any depth."""
     return redacted(values)
 
 
 def flatten_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under names as ``outer/inner``, for backends that have no nesting."""
+    """Return nested values as a flat dict with names such as ``outer/inner``, for backends without nested values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def flatten_names(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as what JSON can hold; anything else by its text."""
+    """Return a value that JSON can represent; values of other types are converted to text."""
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):

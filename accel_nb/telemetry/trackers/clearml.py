@@ -12,16 +12,16 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_cha
 
 
 class ClearmlTracker(GeneralTracker):
-    """A task of the project that `init_trackers` names; ``CLEARML_OFFLINE_MODE=1`` keeps it on this disk.
+    """A task of the project that `init_trackers` names; ``CLEARML_OFFLINE_MODE=1`` stores it on the local disk.
 
-    A task gets its id from the server when it is opened. Offline tasks cannot be continued: a resumed training starts
-    another, which ``Task.import_offline_session(..., previous_task_id=...)`` joins to the first.
+    The server assigns the id of a task when it is opened. Offline tasks cannot be continued: a resumed training starts
+    a new one, which ``Task.import_offline_session(..., previous_task_id=...)`` appends to the first.
     """
 
     name = "clearml"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``Task.init``. By default nothing is recorded automatically."""
+        """Set the project's name; ``kwargs`` are passed to ``Task.init``. Automatic recording is off by default."""
         super().__init__()
         self._options = {
             "project_name": run_name,
@@ -45,11 +45,11 @@ class ClearmlTracker(GeneralTracker):
     def start(self) -> None:
         """Open the task."""
         task: Any = import_module("clearml").Task
-        # Its reporter forks this process; the child would wait for ever for threads that it does not have.
+        # ClearML's reporter forks this process; the child would deadlock on threads that exist in the parent only.
         task._report_subprocess_enabled = False
-        goes_on = {} if self.run_id is None or task.is_offline() else {"continue_last_task": self.run_id}
-        self._task = task.init(**{**self._options, **goes_on})
-        if goes_on:
+        resume_options = {} if self.run_id is None or task.is_offline() else {"continue_last_task": self.run_id}
+        self._task = task.init(**{**self._options, **resume_options})
+        if resume_options:
             self._task.set_initial_iteration(0)
         self.run_id = self._task.id
 
@@ -58,7 +58,7 @@ class ClearmlTracker(GeneralTracker):
         self._task.connect_configuration(json_value(values), name="configuration")
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Report scalars, those of a dictionary in one chart, and texts; single values where there is no step."""
+        """Report texts and scalars, those of a dictionary in one chart; without a step, report single values."""
         logger = self._task.get_logger()
         for name, value in values.items():
             if isinstance(value, str):
@@ -72,7 +72,7 @@ class ClearmlTracker(GeneralTracker):
                     logger.report_scalar(name, key, number, step)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Report pictures; ``kwargs`` go to ``report_image``."""
+        """Report pictures; ``kwargs`` are passed to ``report_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
                 self._task.get_logger().report_image(

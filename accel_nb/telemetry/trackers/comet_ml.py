@@ -13,15 +13,15 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_cha
 
 
 class CometTracker(GeneralTracker):
-    """An experiment of the project that `init_trackers` names; ``online=False`` keeps it on this disk."""
+    """An experiment of the project that `init_trackers` names; ``online=False`` stores it on the local disk."""
 
     name = "comet_ml"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``comet_ml.start``.
+        """Set the project's name; ``kwargs`` are passed to ``comet_ml.start``.
 
-        Unless ``experiment_config`` says otherwise, only the run's values are logged: no code, no output, and
-        PyTorch is not instrumented.
+        Without an ``experiment_config``, only the run's values are logged: no code, no output, and PyTorch is not
+        instrumented.
         """
         super().__init__()
         self.run_id = str(kwargs.pop("experiment_key", None) or uuid.uuid4().hex)
@@ -37,7 +37,7 @@ class CometTracker(GeneralTracker):
     writer = tracker  # the name in Hugging Face Accelerate
 
     def resume(self, run_id: str, step: int) -> None:
-        """Go on with an experiment."""
+        """Continue an experiment."""
         self.run_id, self._resumes = run_id, True
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class CometTracker(GeneralTracker):
         self._experiment.log_parameters(values)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log metrics, and texts among the other values; ``kwargs`` go to ``log_metrics``."""
+        """Log numbers as metrics and texts as other values; ``kwargs`` are passed to ``log_metrics``."""
         numbers = {name: value for name, value in flatten_names(values).items() if not isinstance(value, str)}
         self._experiment.log_metrics(numbers, step=step, **kwargs)
         for name, value in values.items():
@@ -73,7 +73,7 @@ class CometTracker(GeneralTracker):
                 self._experiment.log_other(name, value)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures; ``kwargs`` go to ``log_image``."""
+        """Log pictures; ``kwargs`` are passed to ``log_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
                 self._experiment.log_image(squeeze_channel(item), name=key, step=step, **kwargs)

@@ -19,9 +19,9 @@ class DvcliveTracker(GeneralTracker):
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Name the folder; ``kwargs`` go to ``dvclive.Live``.
+        """Set the folder; ``kwargs`` are passed to ``dvclive.Live``.
 
-        Unless they say otherwise, no experiment is saved in Git, and no ``dvc.yaml`` is written.
+        By default no experiment is saved in Git, and no ``dvc.yaml`` is written.
         """
         super().__init__()
         self.run_id = run_name
@@ -47,7 +47,7 @@ class DvcliveTracker(GeneralTracker):
         self._live.log_params(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log metrics; ``kwargs`` go to ``log_metric``."""
+        """Log numbers as metrics and texts in the summary; ``kwargs`` are passed to ``log_metric``."""
         if step is not None:
             self._live.step = step
         for name, value in flatten_names(values).items():
@@ -57,7 +57,7 @@ class DvcliveTracker(GeneralTracker):
                 self._live.log_metric(name, value, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures as PNG files; of each name the newest, or one for each step with ``cache_images``."""
+        """Log pictures as PNG files: the newest of each name, or with ``cache_images`` one for each step."""
         if step is not None:
             self._live.step = step
         for name, value in values.items():
@@ -68,12 +68,12 @@ class DvcliveTracker(GeneralTracker):
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
         """Raise `NotKept`: DVCLive has no tables."""
-        raise NotKept(f"tracker {self.name} keeps no tables")
+        raise NotKept(f"tracker {self.name} does not support tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
-        """Track a file or folder with DVC; needs a DVC repository around the current folder."""
+        """Track a file or folder with DVC; the current folder must be in a DVC repository."""
         if import_module("dvclive.dvc").get_dvc_repo() is None:
-            raise NotKept(f"tracker {self.name} keeps no artifacts outside of a DVC repository")
+            raise NotKept(f"tracker {self.name} does not support artifacts outside of a DVC repository")
         self._live.log_artifact(local_path, name=name)
 
     def flush(self) -> None:

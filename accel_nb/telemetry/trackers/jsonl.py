@@ -22,7 +22,7 @@ class JsonlTracker(GeneralTracker):
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
-        """Name the file; `start` opens it."""
+        """Set the path of the file; `start` opens it."""
         super().__init__()
         self.run_id = run_name
         self.path = Path(logging_dir) / f"{run_name}.jsonl"
@@ -35,7 +35,7 @@ class JsonlTracker(GeneralTracker):
         return self._file
 
     def resume(self, run_id: str, step: int) -> None:
-        """Record the resume in the file: the resumed training repeats later steps."""
+        """Record the resume in the file, since the resumed training repeats the steps after ``step``."""
         self._resumed_step = step
 
     def start(self) -> None:
@@ -50,11 +50,11 @@ class JsonlTracker(GeneralTracker):
         self._write({"config": values})
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Write one line; NaN and infinities are written as texts."""
+        """Write one line; NaN and infinities are written as strings."""
         self._write({"step": step, "time": time.time(), "values": values})
 
     def flush(self) -> None:
-        """Flush buffered lines to the system."""
+        """Write buffered lines to the file."""
         if self._file is not None:
             self._file.flush()
 

@@ -1,4 +1,4 @@
-"""MLflow, by its client: no active run is set in the process, so runs of other code are not affected."""
+"""MLflow, through its client: no active run is set in the process, so runs of other code are not affected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures
 
 _MARK = "accel_nb.run"
 _MAX_METRICS = 1000
-"""What one request may hold."""
+"""Maximum number of metrics in one request."""
 _MAX_PARAMS = 100
 
 
 class MlflowTracker(GeneralTracker):
-    """A run of the experiment that `init_trackers` names, in the store that ``tracking_uri`` or MLflow itself names."""
+    """A run of the experiment that `init_trackers` names, at ``tracking_uri`` or at MLflow's default URI."""
 
     name = "mlflow"
 
@@ -32,9 +32,9 @@ class MlflowTracker(GeneralTracker):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Name the experiment, which has its artifacts at ``artifact_location`` if it is new.
+        """Set the experiment's name; ``artifact_location`` is used if the experiment is new.
 
-        ``kwargs`` go to ``MlflowClient.create_run``. A tag identifies the run when training is resumed.
+        ``kwargs`` are passed to ``MlflowClient.create_run``. A tag identifies the run when training is resumed.
         """
         super().__init__()
         self.run_id = uuid.uuid4().hex[:12]
@@ -54,29 +54,29 @@ class MlflowTracker(GeneralTracker):
     def start(self) -> None:
         """Open the run."""
         self._client = client = import_module("mlflow").MlflowClient(self._uri)
-        known = client.get_experiment_by_name(self._experiment)
-        if known is None:
+        existing = client.get_experiment_by_name(self._experiment)
+        if existing is None:
             experiment = client.create_experiment(self._experiment, artifact_location=self._artifacts)
         else:
-            experiment = known.experiment_id
-        found = client.search_runs([experiment], f"tags.`{_MARK}` = '{self.run_id}'", max_results=1)
-        if found:
-            self._run = found[0]
+            experiment = existing.experiment_id
+        runs = client.search_runs([experiment], f"tags.`{_MARK}` = '{self.run_id}'", max_results=1)
+        if runs:
+            self._run = runs[0]
             client.update_run(self._run.info.run_id, status="RUNNING")
         else:
             tags = {**self._tags, _MARK: self.run_id}
             self._run = client.create_run(experiment, tags=tags, **self._options)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store parameters, texts of at most 6,000 characters; existing ones of a resumed run are not changed."""
+        """Store parameters as texts of at most 6,000 characters; those that a resumed run has are not changed."""
         param: Any = import_module("mlflow.entities").Param
-        known = self._client.get_run(self._id).data.params
-        params = [param(name, str(value)[:6000]) for name, value in flatten_names(values).items() if name not in known]
+        stored = self._client.get_run(self._id).data.params
+        params = [param(name, str(value)[:6000]) for name, value in flatten_names(values).items() if name not in stored]
         for begin in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log metrics; texts are tags."""
+        """Log numbers as metrics and texts as tags."""
         metric: Any = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
         for name, value in flatten_names(values).items():
@@ -101,16 +101,16 @@ class MlflowTracker(GeneralTracker):
         self._client.log_dict(self._id, table, f"tables/{_file_name(table_name)}_{step or 0}.json")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
-        """Log a file or folder; ``name`` is the folder of artifacts that it goes to."""
+        """Log a file or folder; ``name`` is the destination folder among the run's artifacts."""
         log = self._client.log_artifacts if os.path.isdir(local_path) else self._client.log_artifact
         log(self._id, local_path, name)
 
     def log_figure(self, figure: Any, artifact_file: str, **kwargs: Any) -> None:
-        """Log a figure of matplotlib or plotly as a file; ``kwargs`` go to ``MlflowClient.log_figure``."""
+        """Log a figure of matplotlib or plotly as a file; ``kwargs`` are passed to ``MlflowClient.log_figure``."""
         self._client.log_figure(self._id, figure, artifact_file, **kwargs)
 
     def flush(self) -> None:
-        """Send what was logged."""
+        """Send buffered metrics."""
         waiting, self._waiting = self._waiting, []
         for begin in range(0, len(waiting), _MAX_METRICS):
             self._client.log_batch(self._id, metrics=waiting[begin : begin + _MAX_METRICS])

@@ -13,11 +13,12 @@ _CHANNELS = (1, 3, 4)
 
 
 def pictures(value: Any) -> list[np.ndarray]:
-    """Return copies of one picture or of several as arrays (height, width, channels) of bytes.
+    """Return copies of one or several pictures as uint8 arrays of shape (height, width, channels).
 
-    A picture is a PIL image, an array or a tensor: (height, width), or with 1, 3 or 4 channels, last in an array and
-    first in a tensor where both are possible; bytes from 0 to 255, or floats from 0 to 1. Several are a list, or have
-    one more dimension. Raises `MisuseError` for anything else.
+    A picture is a PIL image, an array or a tensor of shape (height, width), or with a first or last dimension of 1, 3
+    or 4 channels; if both are possible, the last one in an array and the first one in a tensor. Values are integers
+    from 0 to 255 or floats from 0 to 1. Several pictures are a list, or have one more dimension. Raises `MisuseError`
+    for any other value.
     """
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [picture for item in value for picture in pictures(item)]  # pyright: ignore[reportUnknownVariableType]
@@ -25,14 +26,16 @@ def pictures(value: Any) -> list[np.ndarray]:
     array = np.asarray(value) if detach is None else detach().cpu().numpy()
     shape = array.shape
     if array.dtype.kind not in "biuf" or not 2 <= array.ndim <= 4:
-        raise MisuseError(f"log_images got a {type(value).__name__}; a picture is one of PIL, an array or a tensor")
+        raise MisuseError(f"log_images got a {type(value).__name__}; a picture is a PIL image, an array or a tensor")
     if array.ndim == 2:
         array = array[..., None]
     else:
-        ways = [axis for axis in ((-1, -3) if detach is None else (-3, -1)) if array.shape[axis] in _CHANNELS]
-        if not ways:
-            raise MisuseError(f"log_images got a picture of shape {shape}: none of its ends is 1, 3 or 4 channels")
-        array = np.moveaxis(array, ways[0], -1)
+        axes = [axis for axis in ((-1, -3) if detach is None else (-3, -1)) if array.shape[axis] in _CHANNELS]
+        if not axes:
+            raise MisuseError(
+                f"log_images got a picture of shape {shape}; its first or last dimension must be 1, 3 or 4 channels"
+            )
+        array = np.moveaxis(array, axes[0], -1)
     if array.dtype.kind == "f":
         array = np.nan_to_num(array).clip(0, 1) * 255
     elif array.dtype.kind == "b":
@@ -42,10 +45,10 @@ def pictures(value: Any) -> list[np.ndarray]:
 
 
 def numbered(name: str, images: Sequence[Any]) -> dict[str, Any]:
-    """Return several pictures under numbered names; a single one keeps the name."""
+    """Return pictures by numbered names such as ``name/0``; a single picture has the plain name."""
     return {name: images[0]} if len(images) == 1 else {f"{name}/{index}": item for index, item in enumerate(images)}
 
 
 def squeeze_channel(picture: np.ndarray) -> np.ndarray:
-    """Return a picture in the shape that most libraries expect: a single channel without its dimension."""
+    """Return a picture in the shape that most libraries expect: the dimension of a single channel is removed."""
     return picture[..., 0] if picture.shape[-1] == 1 else picture

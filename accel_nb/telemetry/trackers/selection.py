@@ -1,7 +1,7 @@
 """Selection of trackers by ``log_with``.
 
-Another package installs a tracker by an entry point in the group ``accel_nb.trackers``: the name is that of the
-tracker, the value is the class.
+Another package adds a tracker by an entry point in the group ``accel_nb.trackers``, whose name is the tracker's and
+whose value is the class.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dvclive": ("DvcliveTracker", "dvclive"),
     }
 )
-"""By module name: the class, and the package that it imports when it is started."""
+"""The class by module name, and the package that it imports when it is started."""
 
 TRACKER_GROUP = "accel_nb.trackers"
-"""The entry points under which other packages install trackers."""
+"""The group of entry points by which other packages add trackers."""
 
 
 def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
-    """Return the names and trackers in ``log_with``; raises `ConfigError` for unknown or missing ones.
+    """Return the names and trackers in ``log_with``; raises `ConfigError` for unknown names and missing packages.
 
-    ``all`` means every installed tracker, those of other packages too.
+    ``all`` stands for every installed tracker, including those of other packages.
     """
     if log_with is None:
         return ()
     wanted: list[Any] = list(log_with) if isinstance(log_with, list | tuple) else [log_with]  # pyright: ignore[reportUnknownArgumentType]
     chosen: list[str | GeneralTracker] = []
     problems: list[str] = []
-    of_others = _installed_by_others()
+    external = _external_trackers()
     for item in wanted:
         if _is_tracker(item):
             chosen.append(item)
@@ -58,16 +58,16 @@ def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
         name = str(item.value if isinstance(item, Enum) else item).lower()
         if name == "all":
             chosen += [known for known, (_, package) in BUILT_IN.items() if _is_installed(package)]
-            chosen += of_others
-        elif name in of_others:
+            chosen += external
+        elif name in external:
             chosen.append(name)
         elif name not in BUILT_IN:
-            names = [*BUILT_IN, *of_others]
+            names = [*BUILT_IN, *external]
             problems.append(
-                f"log_with: {name!a} is no tracker{did_you_mean(name, names)}; there are {', '.join(names)}"
+                f"log_with: {name!a} is not a tracker{did_you_mean(name, names)}; there are {', '.join(names)}"
             )
         elif not _is_installed(BUILT_IN[name][1]):
-            problems.append(f"log_with: {name} needs a package; pip install {BUILT_IN[name][1]}")
+            problems.append(f"log_with: {name} needs a package that is not installed: pip install {BUILT_IN[name][1]}")
         else:
             chosen.append(name)
     if problems:
@@ -81,21 +81,23 @@ def chosen_trackers(
     folder: str | os.PathLike[str] | None,
     options: Mapping[str, Mapping[str, Any]],
 ) -> list[GeneralTracker]:
-    """Build the trackers of a choice; ``options`` are keyword arguments for each by name. Opens nothing.
+    """Build the trackers of a choice, without opening a run; ``options`` are keyword arguments by tracker name.
 
-    Raises `MisuseError` where a tracker needs a folder and there is none, for options of a tracker not chosen, and for
-    a tracker of another package that cannot be used.
+    Raises `MisuseError` if a tracker needs a folder and there is none, if there are options for a tracker that is not
+    chosen, and if a tracker of another package cannot be imported.
     """
     names = [item if isinstance(item, str) else item.name for item in choice]
     if unknown := [name for name in options if name not in names]:
-        raise MisuseError(f"init_kwargs names {', '.join(unknown)}, and log_with has {', '.join(names) or 'nothing'}")
+        raise MisuseError(
+            f"init_kwargs names {', '.join(unknown)}, but log_with has only {', '.join(names) or 'no tracker'}"
+        )
     trackers: list[GeneralTracker] = []
     for item in choice:
         if not isinstance(item, str):
             trackers.append(item)
             continue
         kind = _tracker_class(item)
-        arguments: dict[str, Any] = {"run_name": _safe(run)}
+        arguments: dict[str, Any] = {"run_name": _file_name(run)}
         if kind.requires_logging_directory:
             if folder is None:
                 raise MisuseError(f"{item} writes files and has no folder; give Accelerator(project_dir=...)")
@@ -104,8 +106,8 @@ def chosen_trackers(
     return trackers
 
 
-def _installed_by_others() -> dict[str, EntryPoint]:
-    """Return the trackers of other packages by name; a built-in tracker keeps its name."""
+def _external_trackers() -> dict[str, EntryPoint]:
+    """Return the trackers of other packages by name, except those with the name of a built-in tracker."""
     points = {point.name.lower(): point for point in installed_entry_points(TRACKER_GROUP)}
     return {name: point for name, point in points.items() if name not in BUILT_IN}
 
@@ -113,28 +115,28 @@ def _installed_by_others() -> dict[str, EntryPoint]:
 def _tracker_class(name: str) -> type[Any]:
     if name in BUILT_IN:
         return getattr(importlib.import_module(f"accel_nb.telemetry.trackers.{name}"), BUILT_IN[name][0])
-    point = _installed_by_others()[name]
+    point = _external_trackers()[name]
     try:
-        found: Any = point.load()
-    except Exception as error:  # whatever importing another package's module raises
+        loaded: Any = point.load()
+    except Exception as error:  # importing another package's module may raise any exception
         raise MisuseError(f"log_with: {name} ({point.value}) cannot be imported: {error!r}") from error
-    if not isinstance(found, type) or getattr(found, "name", None) != name:
-        raise MisuseError(f"log_with: {name} ({point.value}) must be a class of a tracker with name = {name!r}")
-    return found
+    if not isinstance(loaded, type) or getattr(loaded, "name", None) != name:
+        raise MisuseError(f"log_with: {name} ({point.value}) must be a tracker class with name = {name!r}")
+    return loaded
 
 
 def _is_installed(package: str) -> bool:
-    # A folder of results that some packages create under their own name is not the package.
+    # Some packages create a folder of results under their own name, which imports as a namespace package.
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def _is_tracker(item: Any) -> bool:
-    # By its attributes: trackers written for Hugging Face Accelerate are no subclasses.
+    # Check attributes, because trackers written for Hugging Face Accelerate are not subclasses of GeneralTracker.
     return not isinstance(item, str | Enum) and callable(getattr(item, "log", None)) and hasattr(item, "name")
 
 
-def _safe(run: str) -> str:
-    """Return a run's name as a file name without path separators."""
+def _file_name(run: str) -> str:
+    """Return a file name without path separators made from a run's name."""
     name = "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in run).strip(". ")
     return name[:128] or "run"

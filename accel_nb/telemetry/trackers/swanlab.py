@@ -11,15 +11,15 @@ from accel_nb.telemetry.trackers.pictures import pictures, squeeze_channel
 
 
 class SwanlabTracker(GeneralTracker):
-    """An experiment of the project that `init_trackers` names; ``mode="offline"`` keeps it on this disk.
+    """An experiment of the project that `init_trackers` names; ``mode="offline"`` stores it on the local disk.
 
-    A process has one at a time. After a resume an offline experiment gets a second folder with the same id.
+    A process can have one experiment at a time. A resumed offline experiment is a second folder with the same id.
     """
 
     name = "swanlab"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``swanlab.init``."""
+        """Set the project's name; ``kwargs`` are passed to ``swanlab.init``."""
         super().__init__()
         self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:21])
         self._options = {"project": run_name, "resume": "allow", **kwargs}
@@ -51,7 +51,7 @@ class SwanlabTracker(GeneralTracker):
         self._run.log(row, step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures; ``kwargs`` go to ``swanlab.Image``."""
+        """Log pictures; ``kwargs`` are passed to ``swanlab.Image``."""
         swanlab: Any = import_module("swanlab")
         rows = {
             name: [swanlab.Image(squeeze_channel(item), **kwargs) for item in pictures(value)]

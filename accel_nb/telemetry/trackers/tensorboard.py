@@ -1,4 +1,4 @@
-"""TensorBoard's files, by PyTorch's own writer."""
+"""TensorBoard, through PyTorch's `SummaryWriter`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TensorBoardTracker(GeneralTracker):
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Name the folder; ``kwargs`` go to ``SummaryWriter``."""
+        """Set the folder; ``kwargs`` are passed to ``SummaryWriter``."""
         super().__init__()
         self.run_id = run_name
         self.folder = Path(logging_dir) / run_name
@@ -35,7 +35,7 @@ class TensorBoardTracker(GeneralTracker):
     writer = tracker  # the name in Hugging Face Accelerate
 
     def resume(self, run_id: str, step: int) -> None:
-        """Hide later steps in the files, which the resumed training repeats."""
+        """Hide the recorded steps after ``step``, which the resumed training repeats."""
         self._options["purge_step"] = step + 1
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class TensorBoardTracker(GeneralTracker):
         self._writer = SummaryWriter(str(self.folder), **self._options)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Show the configuration among the hyperparameters."""
+        """Add the configuration as hyperparameters."""
         flat = {
             name: value if isinstance(value, int | float | str | bool) else repr(value)
             for name, value in values.items()
@@ -53,7 +53,7 @@ class TensorBoardTracker(GeneralTracker):
         self._writer.add_hparams(flat, {}, run_name=".")
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Add scalars, texts, and dictionaries of scalars to be shown in one chart."""
+        """Add scalars, texts, and dictionaries of scalars, each of which is one chart."""
         for name, value in values.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, global_step=step, **kwargs)
@@ -63,7 +63,7 @@ class TensorBoardTracker(GeneralTracker):
                 self._writer.add_scalar(name, value, global_step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add pictures; with ``dataformats`` among ``kwargs``, as ``SummaryWriter.add_images`` takes them."""
+        """Add pictures; with ``dataformats`` in ``kwargs``, pass values to ``SummaryWriter.add_images`` unchanged."""
         for name, value in values.items():
             if "dataformats" in kwargs:
                 self._writer.add_images(name, value, global_step=step, **kwargs)
@@ -74,13 +74,13 @@ class TensorBoardTracker(GeneralTracker):
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Add the table as a text, which TensorBoard draws as one."""
+        """Add the table as Markdown text, which TensorBoard renders as a table."""
         rows = [list(columns), ["---"] * len(columns), *data]
         text = "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
         self._writer.add_text(table_name, text, global_step=step)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write buffered values."""
         self._writer.flush()
 
     def finish(self) -> None:

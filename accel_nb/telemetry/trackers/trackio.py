@@ -15,13 +15,13 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_cha
 class TrackioTracker(GeneralTracker):
     """A run of the project that `init_trackers` names, in the folder ``TRACKIO_DIR``.
 
-    The dashboard is not opened, since that would start a server in this process: ``trackio show`` does it.
+    The dashboard is not opened, since that would start a server in this process: run ``trackio show`` in a shell.
     """
 
     name = "trackio"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``trackio.init``."""
+        """Set the project's name; ``kwargs`` are passed to ``trackio.init``."""
         super().__init__()
         self.run_id = str(kwargs.pop("name", None) or f"run-{uuid.uuid4().hex[:12]}")
         self._options = {
@@ -47,15 +47,15 @@ class TrackioTracker(GeneralTracker):
         self._run = trackio.init(**self._options, name=self.run_id)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Add the configuration to the run's, which is stored with its first row."""
+        """Add the values to the run's configuration, which is stored with the first row."""
         self._run.config.update(json_value(values))
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log a row."""
+        """Log numbers and texts as one row."""
         self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures; ``kwargs`` go to ``trackio.Image``."""
+        """Log pictures; ``kwargs`` are passed to ``trackio.Image``."""
         trackio: Any = import_module("trackio")
         rows = {
             key: trackio.Image(squeeze_channel(item), **kwargs)

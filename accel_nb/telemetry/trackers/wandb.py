@@ -13,12 +13,15 @@ from accel_nb.telemetry.trackers.pictures import pictures
 
 
 class WandbTracker(GeneralTracker):
-    """A run of the project that `init_trackers` names; ``mode="offline"``, or ``WANDB_MODE``, keeps it on this disk."""
+    """A run of the project that `init_trackers` names.
+
+    ``mode="offline"`` or ``WANDB_MODE=offline`` stores it on the local disk.
+    """
 
     name = "wandb"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``wandb.init``. Printed output is not recorded."""
+        """Set the project's name; ``kwargs`` are passed to ``wandb.init``. Printed output is not recorded."""
         super().__init__()
         self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:12])
         self._options = {"project": run_name, "resume": "allow", **kwargs}
@@ -38,15 +41,15 @@ class WandbTracker(GeneralTracker):
         self._run = wandb.init(**{"settings": settings, "reinit": "create_new", **self._options, "id": self.run_id})
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Add the configuration to the run's."""
+        """Add the values to the run's configuration."""
         self._run.config.update(values, allow_val_change=True)
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log a row; dictionaries under names as ``outer/inner``. ``kwargs`` go to ``Run.log``."""
+        """Log one row, nested values as ``outer/inner``; ``kwargs`` are passed to ``Run.log``."""
         self._run.log(flatten_names(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log pictures; ``kwargs`` go to ``wandb.Image``."""
+        """Log pictures; ``kwargs`` are passed to ``wandb.Image``."""
         wandb: Any = import_module("wandb")
         rows = {name: [wandb.Image(item, **kwargs) for item in pictures(value)] for name, value in values.items()}
         self._run.log(rows, step=step)

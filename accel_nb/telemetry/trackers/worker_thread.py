@@ -1,4 +1,4 @@
-"""Calls trackers in a separate thread: one that is slow, offline or broken never blocks the training."""
+"""Calls trackers in a separate thread, so that a slow, offline or broken tracker never blocks the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOSE_PATIENCE_S = 30.0
 class TrackerThread:
     """The trackers of one run. Methods return at once, except `wait_started` and `close`.
 
-    The run is opened with the first value: until then `resume` can choose an existing one.
+    The first logged value opens the run; before it, `resume` can select an existing run.
     """
 
     def __init__(self, trackers: Sequence[GeneralTracker], config: Mapping[str, Any] | None) -> None:
@@ -33,7 +33,7 @@ class TrackerThread:
         self._alive = list(trackers)
         self._started = threading.Event()
         self._num_dropped = 0
-        self._left_out: set[str] = set()
+        self._unsupported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="accel_nb trackers", daemon=True)
 
     def run_ids(self) -> dict[str, str]:
@@ -42,14 +42,14 @@ class TrackerThread:
         return {name: run_id for name, run_id in ids.items() if isinstance(run_id, str)}
 
     def resume(self, run_ids: Mapping[str, str], step: int) -> None:
-        """Continue the runs that a checkpoint names; call before the first value."""
+        """Continue the runs whose ids a checkpoint stores; call before the first value."""
         for tracker in self.trackers:
             # Trackers written for Hugging Face Accelerate have no such method.
             if tracker.name in run_ids and hasattr(tracker, "resume"):
                 tracker.resume(run_ids[tracker.name], step)
 
     def log(self, values: dict[str, Any], step: int | None, options: Mapping[str, Any]) -> None:
-        """Log values of one step; ``options`` are keyword arguments of a tracker's ``log`` by its name."""
+        """Log values of one step; ``options`` are keyword arguments of ``log`` by the tracker's name."""
         if not self.has_begun:
             self._begin()
         if self._waiting.qsize() < MAX_WAITING:
@@ -60,26 +60,28 @@ class TrackerThread:
     def call(
         self, method: str, *arguments: Any, by_name: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
     ) -> None:
-        """Queue a call of a method of every tracker; ``by_name`` has more options for a tracker by its name."""
+        """Queue a call of a method of every tracker; ``by_name`` has further options by the tracker's name."""
         if not self.has_begun:
             self._begin()
         self._waiting.put(partial(_call, method, arguments, options, by_name or {}))
 
     def wait_started(self, timeout_s: float = CLOSE_PATIENCE_S) -> bool:
-        """Wait until every tracker has been started, or has failed to; returns whether that happened in time."""
+        """Wait until every tracker has started or failed; return False if the timeout has passed before."""
         if not self.has_begun:
             self._begin()
         return self._started.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
-        """Log what is queued and finish every tracker; after the timeout, warn about those that have not."""
+        """Log queued values and finish every tracker; warn about those that have not finished within the timeout."""
         if not self.has_begun:
             self._begin()
         self._waiting.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             names = ", ".join(tracker.name for tracker in self._alive)
-            logger.warning("trackers did not finish within %.0f s and are left behind: %s", timeout_s, names)
+            logger.warning(
+                "trackers did not finish within %.0f s, and their last values may be missing: %s", timeout_s, names
+            )
         if self._num_dropped:
             logger.warning("trackers were too slow: %d calls of log() were dropped", self._num_dropped)
 
@@ -93,12 +95,12 @@ class TrackerThread:
             config = self._config
             self._each(lambda tracker: tracker.store_init_configuration(dict(config)))
         self._started.set()
-        while (item := self._take()) is not None:
+        while (item := self._next_item()) is not None:
             self._each(partial(_log, item) if isinstance(item, tuple) else item)
         self._each(_flush)
         self._each(lambda tracker: tracker.finish())
 
-    def _take(self) -> Any:
+    def _next_item(self) -> Any:
         try:
             return self._waiting.get_nowait()
         except queue.Empty:
@@ -110,13 +112,15 @@ class TrackerThread:
             try:
                 call(tracker)
             except NotKept as problem:
-                if str(problem) not in self._left_out:
-                    self._left_out.add(str(problem))
-                    logger.warning("%s; they are left out there", problem)
+                if str(problem) not in self._unsupported:
+                    self._unsupported.add(str(problem))
+                    logger.warning("%s; they are not logged there", problem)
             except Exception:
                 self._alive.remove(tracker)
                 why = redact(traceback.format_exc().rstrip())  # errors of services may contain addresses and tokens
-                logger.warning("tracker %s failed and gets no more values; the run goes on\n%s", tracker.name, why)
+                logger.warning(
+                    "tracker %s failed and receives no more values; the run continues\n%s", tracker.name, why
+                )
 
 
 def _log(item: tuple[dict[str, Any], int | None, Mapping[str, Any]], tracker: GeneralTracker) -> None:
@@ -131,10 +135,10 @@ def _call(
     by_name: Mapping[str, Mapping[str, Any]],
     tracker: GeneralTracker,
 ) -> None:
-    found = getattr(tracker, method, None)
-    if found is None:
+    function = getattr(tracker, method, None)
+    if function is None:
         raise NotKept(f"tracker {tracker.name} has no {method}")
-    found(*arguments, **options, **by_name.get(tracker.name, {}))
+    function(*arguments, **options, **by_name.get(tracker.name, {}))
 
 
 def _flush(tracker: GeneralTracker) -> None:

@@ -1,30 +1,30 @@
-/** Horizontal axes of curves: steps, or samples and time at each step, from the step tables. */
+/** Horizontal axes of curves: steps, or the samples or time at each step, which are read from the step tables. */
 
 import { lowerBound, type ColumnTable } from './columns';
 import { formatCount, formatSeconds } from './format';
 
 export interface IAxis {
   readonly label: string;
-  /** Whether places are seconds. */
+  /** Whether positions are seconds. */
   readonly isTime: boolean;
-  /** The places of a table's rows, in the order of the rows; they do not decrease. */
-  places(rank: number, table: ColumnTable): Float64Array;
-  /** The place of a step that no table is asked for, such as a mark's. */
-  placeOf(step: number): number;
+  /** The positions of a table's rows, in the order of the rows; they do not decrease. */
+  positions(rank: number, table: ColumnTable): Float64Array;
+  /** The position of a step without a table, such as that of a mark. */
+  positionOf(step: number): number;
 }
 
 export const STEP_AXIS: IAxis = {
   label: 'step',
   isTime: false,
-  places: (_rank, table) => table.column(0),
-  placeOf: step => step
+  positions: (_rank, table) => table.column(0),
+  positionOf: step => step
 };
 
-/** A place as a person reads it: `step 1,200`, `1m 20s`. */
-export function placeText(axis: IAxis, place: number): string {
+/** The text of a position: `step 1,200`, `1m 20s`. */
+export function positionText(axis: IAxis, position: number): string {
   return axis.isTime
-    ? formatSeconds(Number(place.toPrecision(3)))
-    : `${axis.label} ${formatCount(place)}`;
+    ? formatSeconds(Number(position.toPrecision(3)))
+    : `${axis.label} ${formatCount(position)}`;
 }
 
 /** An axis that reads a column of the step tables; `scale` multiplies it. */
@@ -37,41 +37,41 @@ export class ColumnAxis implements IAxis {
     readonly isTime: boolean = false
   ) {}
 
-  places(rank: number, table: ColumnTable): Float64Array {
-    // A table of steps has the column itself; those of metrics are placed by the rank's steps.
-    const guide =
+  positions(rank: number, table: ColumnTable): Float64Array {
+    // A step table has the column; for a metric's table, positions are looked up in the rank's step table.
+    const source =
       table.numColumns > this.column ? table : (this.steps.get(rank) ?? this.tableAt(-Infinity));
-    if (guide === undefined) {
+    if (source === undefined) {
       return table.column(0);
     }
-    const known = this.known.get(table) ?? new Places();
-    this.known.set(table, known);
+    const cached = this.cache.get(table) ?? new Positions();
+    this.cache.set(table, cached);
     const steps = table.column(0);
     const read = (row: number) =>
-      guide === table ? this.at(guide, row) : this.lookUp(guide, steps[row]!);
-    return known.upTo(
+      source === table ? this.at(source, row) : this.lookUp(source, steps[row]!);
+    return cached.upTo(
       steps.length,
-      `${this.scale()} ${guide.generation} ${table.generation}`,
+      `${this.scale()} ${source.generation} ${table.generation}`,
       read
     );
   }
 
-  placeOf(step: number): number {
-    const guide = this.tableAt(step);
-    return guide === undefined ? step : this.lookUp(guide, step);
+  positionOf(step: number): number {
+    const source = this.tableAt(step);
+    return source === undefined ? step : this.lookUp(source, step);
   }
 
-  private lookUp(guide: ColumnTable, step: number): number {
-    const row = lowerBound(guide.column(0), step);
-    return this.at(guide, Math.min(row, guide.length - 1));
+  private lookUp(source: ColumnTable, step: number): number {
+    const row = lowerBound(source.column(0), step);
+    return this.at(source, Math.min(row, source.length - 1));
   }
 
-  private at(guide: ColumnTable, row: number): number {
-    const value = guide.column(this.column)[row] ?? 0;
+  private at(source: ColumnTable, row: number): number {
+    const value = source.column(this.column)[row] ?? 0;
     return Number.isFinite(value) ? value * this.scale() : 0;
   }
 
-  /** The first table that reaches the step, else the last one. */
+  /** The first step table that contains the step or later ones, else the last table. */
   private tableAt(step: number): ColumnTable | undefined {
     const filled = [...this.steps.values()].filter(table => table.length > 0);
     return (
@@ -79,29 +79,29 @@ export class ColumnAxis implements IAxis {
     );
   }
 
-  private readonly known = new WeakMap<ColumnTable, Places>();
+  private readonly cache = new WeakMap<ColumnTable, Positions>();
 }
 
-/** The places of a growing table's rows: each row is looked up once, unless the tables were rewritten. */
-class Places {
+/** Cached positions of a growing table's rows: each row is computed once, unless `stamp` changes. */
+class Positions {
   upTo(numRows: number, stamp: string, read: (row: number) => number): Float64Array {
     if (stamp !== this.stamp) {
       this.stamp = stamp;
       this.numDone = 0;
     }
-    if (this.places.length < numRows) {
-      const grown = new Float64Array(Math.max(256, numRows, 2 * this.places.length));
-      grown.set(this.places.subarray(0, this.numDone));
-      this.places = grown;
+    if (this.positions.length < numRows) {
+      const grown = new Float64Array(Math.max(256, numRows, 2 * this.positions.length));
+      grown.set(this.positions.subarray(0, this.numDone));
+      this.positions = grown;
     }
     for (; this.numDone < numRows; this.numDone++) {
-      const before = this.numDone > 0 ? this.places[this.numDone - 1]! : -Infinity;
-      this.places[this.numDone] = Math.max(before, read(this.numDone));
+      const before = this.numDone > 0 ? this.positions[this.numDone - 1]! : -Infinity;
+      this.positions[this.numDone] = Math.max(before, read(this.numDone));
     }
-    return this.places.subarray(0, numRows);
+    return this.positions.subarray(0, numRows);
   }
 
-  private places = new Float64Array(0);
+  private positions = new Float64Array(0);
   private numDone = 0;
   private stamp = '';
 }

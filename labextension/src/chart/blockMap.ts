@@ -1,20 +1,20 @@
-/** Where the blocks of a memory map go: one strip of all segments, broken into lines as a text is. */
+/** Layout of a memory map: one strip of all segments, wrapped into lines of equal length. */
 
 import type { IMemoryMap } from '../model/memoryMap';
 
-/** Where something begins; `left` is a share of the line. */
+/** The start of a segment or of a piece; `left` is a fraction of the line. */
 export interface IBorder {
   readonly line: number;
   readonly left: number;
 }
 
-/** A piece of a block on one line; `width` is a share of the line too. */
+/** The part of a block on one line; `width` is a fraction of the line. */
 export interface IPiece extends IBorder {
   readonly block: number;
   readonly width: number;
 }
 
-/** A byte takes the same room wherever it is. */
+/** Compute the pieces of all blocks, and the borders between segments; every byte has the same width. */
 export function layOut(
   map: Pick<IMemoryMap, 'segments' | 'blocks'>,
   numLines: number

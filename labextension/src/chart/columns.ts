@@ -1,17 +1,17 @@
-/** Rows of numbers kept by column in typed arrays, which grow by doubling and never pass a limit. */
+/** Tables of numbers, stored by column in typed arrays, which grow by doubling up to a limit. */
 
-/** Above this many rows the older half is thinned. */
+/** In a table with more rows the older ones are thinned to about half. */
 export const MAX_ROWS = 1 << 20;
 
-/** The newest rows, which are not thinned. */
+/** The number of newest rows that are not thinned. */
 const KEPT_RAW = 1 << 12;
 
-/** Rows are thinned in blocks of this many, of which the lowest and the highest stay. */
+/** The number of successive rows of which thinning keeps the lowest and the highest. */
 const THINNED_BLOCK = 4;
 
 export class ColumnTable {
   /**
-   * The first column is x and must not decrease; `keyColumn` is the one whose extremes survive thinning.
+   * The first column is x and must not decrease; thinning keeps the minima and maxima of `keyColumn`.
    */
   constructor(
     readonly numColumns: number,
@@ -25,12 +25,12 @@ export class ColumnTable {
     return this.rows;
   }
 
-  /** Increases whenever rows that were there before have changed place. */
+  /** A number that increases whenever the indices of existing rows have changed. */
   get generation(): number {
     return this.numRewrites;
   }
 
-  /** The column's values so far: a view that the next append may leave behind. */
+  /** A view of the column's values; the next append may move the data to another array. */
   column(index: number): Float64Array {
     const column = this.columns[index];
     if (column === undefined) {
@@ -39,7 +39,7 @@ export class ColumnTable {
     return column.subarray(0, this.rows);
   }
 
-  /** Add rows given as one array, column after column. */
+  /** Append rows from one array, in which each column is stored after the other. */
   append(block: Float64Array, numRows: number): void {
     if (block.length !== numRows * this.numColumns) {
       throw new RangeError(`${block.length} values are not ${numRows} rows of ${this.numColumns}`);
@@ -55,17 +55,17 @@ export class ColumnTable {
   }
 
   /**
-   * Replace the rows with x in `[first, last]` by rows given as one array, column after column. Rows after the newest
-   * one here are left out: later messages bring them.
+   * Replace the rows with x in `[first, last]` by rows from one array, in which each column is stored after the other.
+   * Rows after the newest one of this table are left out, since later messages contain them.
    */
   refine(block: Float64Array, numRows: number, first: number, last: number): void {
     if (block.length !== numRows * this.numColumns) {
       throw new RangeError(`${block.length} values are not ${numRows} rows of ${this.numColumns}`);
     }
-    const places = this.column(0);
-    const from = lowerBound(places, first);
-    const to = Math.max(from, upperBound(places, last));
-    const newest = places[this.rows - 1] ?? -Infinity;
+    const xs = this.column(0);
+    const from = lowerBound(xs, first);
+    const to = Math.max(from, upperBound(xs, last));
+    const newest = xs[this.rows - 1] ?? -Infinity;
     const added = upperBound(block.subarray(0, numRows), newest);
     const total = from + added + (this.rows - to);
     if (added <= to - from || total > this.maxRows) {
@@ -154,8 +154,8 @@ function upperBound(xs: Float64Array, x: number): number {
 }
 
 /**
- * The rows of the lowest and the highest value in `[start, end)`, in row order; values that are not finite come after every
- * number, and a range without numbers returns its first row twice.
+ * The rows of the lowest and the highest finite value in `[start, end)`, in row order; a range without finite values
+ * returns its first row twice.
  */
 export function extremes(values: Float64Array, start: number, end: number): [number, number] {
   let low = -1;

@@ -1,4 +1,4 @@
-/** One value over steps, samples or time: a faint line for each rank and a bold one for their mean. */
+/** The chart of one value over steps, samples or time: a faint line for each rank and a bold one for their mean. */
 
 import uPlot from 'uplot';
 import type { IAxis } from './axis';
@@ -7,41 +7,41 @@ import { RowPicker, pickRows } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
 import type { IMark } from '../generated/messages';
 import { MARK_COLORS, rankColor } from './palette';
-import { usualRange } from './range';
+import { rangeWithoutOutliers } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
 import type { ITheme } from './theme';
 
-/** Ranks beyond these are in the mean only. */
+/** Maximum number of ranks with a line; further ranks are in the mean only. */
 export const MAX_RANK_LINES = 16;
 
-/** There is no half step and no half sample. */
+/** Tick distances of axes that count steps or samples: whole numbers. */
 const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>
   [1, 2, 5].map(digit => digit * 10 ** power)
 ).flat();
 
-/** How near to a mark points at it, in pixels. */
-const MARK_REACH = 5;
+/** Maximum distance of the pointer from a mark, in pixels, at which the mark's text is shown. */
+const MARK_TOLERANCE = 5;
 
-/** How long the pointer rests before the kernel is queried for the values there. */
+/** Time that the pointer must rest before the kernel is queried for the values at its position. */
 const HOVER_MS = 80;
 
-/** Below this height a chart has no name of its axis. */
+/** Height in pixels below which a chart shows no axis label. */
 const SMALL = 200;
 
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
 
-/** A line beside those of this run's ranks: thin, dashed, below the others. */
-export interface IBesideLine {
+/** A line in addition to those of this run's ranks: thin, dashed, drawn below the others. */
+export interface IExtraLine {
   readonly label: string;
   readonly table: ColumnTable;
   readonly column: number;
   readonly axis: IAxis;
-  /** The text's own color where none is given. */
+  /** The line's color; null for the color of text. */
   readonly color: string | null;
-  /** Whether it is smoothed as the bold line is, and then in place of its raw values. */
+  /** Whether the line is smoothed as the bold line is; its raw values are then not drawn. */
   readonly isSmoothed: boolean;
 }
 
@@ -51,12 +51,12 @@ export interface ICurveInput {
   readonly column: number;
   readonly meanRank: number;
   readonly axis: IAxis;
-  /** How much of the past the bold line keeps, from 0, which is not at all, to below 1. */
+  /** Weight of earlier values in the bold line's moving average, from 0 (no smoothing) to below 1. */
   readonly smoothing: number;
-  /** Labels of lines that are not drawn; a change is another set. */
+  /** Labels of lines that are not drawn; every change creates a new set. */
   readonly hidden: ReadonlySet<string>;
   readonly marks: readonly IMark[];
-  readonly beside: readonly IBesideLine[];
+  readonly extra: readonly IExtraLine[];
 }
 
 interface ILine {
@@ -65,13 +65,13 @@ interface ILine {
   readonly isBold: boolean;
   readonly table: ColumnTable;
   readonly column: number;
-  readonly beside: IBesideLine | null;
+  readonly extra: IExtraLine | null;
   readonly picker: RowPicker;
-  /** What is drawn in place of the raw values, which stay behind it as a faint line. */
+  /** The smoothed values, drawn instead of the raw ones, which another, faint line may show; null: not smoothed. */
   readonly smoothed: SmoothedColumn | null;
 }
 
-/** What the legend shows under the pointer, or at the end of the run when there is none. */
+/** A line's value at the pointer, or its last value if the pointer is not over the chart. */
 export interface IReading {
   readonly label: string;
   readonly color: string;
@@ -91,11 +91,11 @@ export class CurveChart {
     ) => void,
     /** Called with the first and the last step of the visible range. */
     private readonly onZoom: (first: number, last: number) => void,
-    /** Charts of one name have one cursor. */
+    /** The name of the cursor, which charts of the same name share. */
     private readonly cursor: string
   ) {}
 
-  /** The points drawn last, over all lines. */
+  /** The number of points of all lines in the latest drawing. */
   numDrawn = 0;
 
   setLogScale(isLog: boolean): void {
@@ -117,33 +117,33 @@ export class CurveChart {
     this.rebuild();
   }
 
-  /** The canvas as it is now, if anything is drawn. */
+  /** The current canvas; null if nothing is drawn. */
   get canvas(): HTMLCanvasElement | null {
     return this.plot?.ctx.canvas ?? null;
   }
 
-  /** Every number of the lines, however few of them are drawn. */
+  /** All values of the lines, including those that are not drawn. */
   columns(): IColumn[] {
     return this.lines.map(line => ({
       label: line.smoothed === null ? line.label : `${line.label}, smoothed`,
-      xs: this.placesOf(line),
+      xs: this.positionsOf(line),
       ys: this.valuesOf(line)
     }));
   }
 
-  /** The lines that are drawn, for a legend: each label once. */
+  /** The legend's entries for the drawn lines; each label occurs once. */
   legend(): ILegendEntry[] {
     const entries = this.lines
       .map((line, index) => ({
         label: line.label,
         color: this.colorOf(index),
-        isDashed: line.beside !== null
+        isDashed: line.extra !== null
       }))
       .filter(entry => !(this.input?.hidden.has(entry.label) ?? false));
     return [...new Map(entries.map(entry => [entry.label, entry])).values()];
   }
 
-  /** How many digits distinguish values that are drawn apart. */
+  /** The number of digits that distinguish values in the visible range. */
   get numDigits(): number {
     const { min, max } = this.plot?.scales.y ?? {};
     if (typeof min !== 'number' || typeof max !== 'number' || max <= min) {
@@ -153,7 +153,7 @@ export class CurveChart {
     return Math.min(MAX_DIGITS, Math.max(MIN_DIGITS, needed));
   }
 
-  /** Show a part of the axis: `centre` and `factor` are relative to what is shown, 1 shows as much as now. */
+  /** Zoom: the new range is `factor` times the visible one, and centred at `centre`, a fraction of the visible one. */
   zoomBy(factor: number, centre: number): void {
     const { min, max } = this.plot?.scales.x ?? {};
     if (typeof min !== 'number' || typeof max !== 'number') {
@@ -166,7 +166,7 @@ export class CurveChart {
     const to = Math.min(last, middle + half);
     this.zoom = from <= first && to >= last ? null : [from, Math.max(to, from + 1e-9)];
     this.refresh();
-    this.tellZoom();
+    this.reportZoom();
   }
 
   resize(width: number, height: number): void {
@@ -198,16 +198,16 @@ export class CurveChart {
     this.plot = null;
   }
 
-  /** Update the list of lines; true if it has changed. */
+  /** Update the list of lines; returns whether it has changed. */
   private updateLines(input: ICurveInput): boolean {
-    const wanted = linesOf(input);
+    const lineSources = linesOf(input);
     const isSame =
-      wanted.length === this.wanted.length &&
+      lineSources.length === this.lineSources.length &&
       this.column === input.column &&
       this.axis === input.axis &&
       this.smoothing === input.smoothing &&
-      wanted.every((line, index) => {
-        const now = this.wanted[index];
+      lineSources.every((line, index) => {
+        const now = this.lineSources[index];
         return now?.table === line.table && now.isBold === line.isBold && now.label === line.label;
       });
     if (isSame) {
@@ -219,16 +219,16 @@ export class CurveChart {
     this.column = input.column;
     this.axis = input.axis;
     this.smoothing = input.smoothing;
-    this.wanted = wanted;
-    this.lines = wanted.flatMap(line => this.linesFor(line, input));
+    this.lineSources = lineSources;
+    this.lines = lineSources.flatMap(line => this.linesFor(line, input));
     return true;
   }
 
-  private linesFor(line: IWanted, { smoothing }: ICurveInput): ILine[] {
+  private linesFor(line: ILineSource, { smoothing }: ICurveInput): ILine[] {
     const { table, column } = line;
     const picker = new RowPicker(table, column);
-    if (smoothing > 0 && line.beside?.isSmoothed) {
-      // Its rows are thinned: as much of the past in steps is less in rows.
+    if (smoothing > 0 && line.extra?.isSmoothed) {
+      // The rows of earlier runs are thinned: adapt the weight to the number of steps per row.
       const weight = smoothing ** stepsPerRow(table);
       return [{ ...line, picker, smoothed: new SmoothedColumn(table, column, weight) }];
     }
@@ -275,7 +275,7 @@ export class CurveChart {
   }
 
   private pointsOf(line: ILine): [number[], (number | null)[]] {
-    const xs = this.placesOf(line);
+    const xs = this.positionsOf(line);
     const ys = this.valuesOf(line);
     const maxBlocks = Math.max(64, this.width);
     let rows: number[];
@@ -289,9 +289,9 @@ export class CurveChart {
     return [rows.map(row => xs[row]!), rows.map(row => this.drawable(ys[row]!))];
   }
 
-  private placesOf(line: ILine): Float64Array {
-    const axis = line.beside?.axis ?? this.axis;
-    return axis?.places(line.rank, line.table) ?? line.table.column(0);
+  private positionsOf(line: ILine): Float64Array {
+    const axis = line.extra?.axis ?? this.axis;
+    return axis?.positions(line.rank, line.table) ?? line.table.column(0);
   }
 
   private valuesOf(line: ILine): Float64Array {
@@ -299,11 +299,11 @@ export class CurveChart {
   }
 
   private extent(): [number, number] {
-    const ends = this.lines.map(line => this.placesOf(line)).filter(xs => xs.length > 0);
+    const ends = this.lines.map(line => this.positionsOf(line)).filter(xs => xs.length > 0);
     return [Math.min(...ends.map(xs => xs[0]!)), Math.max(...ends.map(xs => xs[xs.length - 1]!))];
   }
 
-  /** NaN and infinities are gaps, and so is what a log scale cannot show. */
+  /** The value, or null, which is a gap, for NaN, infinities, and values that a log scale cannot show. */
   private drawable(value: number): number | null {
     return Number.isFinite(value) && (!this.isLog || value > 0) ? value : null;
   }
@@ -363,7 +363,7 @@ export class CurveChart {
         },
         {
           ...axis,
-          size: (plot, texts) => this.roomFor(plot, texts),
+          size: (plot, texts) => this.verticalAxisWidth(plot, texts),
           gap: 4,
           values: (_plot, ticks, _axis, _space, step) =>
             this.isLog ? ticks.map(logTickText) : formatTicks(ticks, step)
@@ -371,15 +371,15 @@ export class CurveChart {
       ],
       series: [{}, ...this.lines.map((line, index) => this.series(line, index))],
       hooks: {
-        draw: [plot => this.drawMarks(plot), plot => this.sayWhatIsMissing(plot)],
+        draw: [plot => this.drawMarks(plot), plot => this.drawEmptyNotice(plot)],
         setCursor: [plot => this.report(plot.cursor.idx)],
         setSelect: [plot => this.zoomTo(plot)]
       }
     };
   }
 
-  /** The width of the vertical axis: what its longest text takes, and never less than before, so that nothing jumps. */
-  private roomFor(plot: uPlot, texts: readonly string[] | null): number {
+  /** The width of the vertical axis: that of its longest text. It never shrinks, so that the chart does not jump. */
+  private verticalAxisWidth(plot: uPlot, texts: readonly string[] | null): number {
     if (texts !== null) {
       plot.ctx.font = this.theme.font;
       const widths = texts.map(text => plot.ctx.measureText(text).width);
@@ -389,7 +389,7 @@ export class CurveChart {
   }
 
   private focusedRange(plot: uPlot): [number, number] | null {
-    const found = usualRange(plot.data.slice(1).flatMap(values => [...values]));
+    const found = rangeWithoutOutliers(plot.data.slice(1).flatMap(values => [...values]));
     return found === null || found[0] === found[1] ? null : found;
   }
 
@@ -398,9 +398,9 @@ export class CurveChart {
     return {
       label: line.label,
       show: !(this.input?.hidden.has(line.label) ?? false),
-      stroke: line.isBold || line.beside ? color : faint(color, this.smoothing > 0 ? 0.3 : 0.5),
-      width: line.isBold ? 2 : line.beside ? 1.25 : 1,
-      ...(line.beside ? { dash: [5, 4] } : {}),
+      stroke: line.isBold || line.extra ? color : faint(color, this.smoothing > 0 ? 0.3 : 0.5),
+      width: line.isBold ? 2 : line.extra ? 1.25 : 1,
+      ...(line.extra ? { dash: [5, 4] } : {}),
       points: { show: () => line.table.length < 3, size: 5 },
       spanGaps: false
     };
@@ -411,8 +411,8 @@ export class CurveChart {
     if (line === undefined) {
       return this.theme.ink;
     }
-    if (line.beside !== null) {
-      return line.beside.color ?? this.theme.ink;
+    if (line.extra !== null) {
+      return line.extra.color ?? this.theme.ink;
     }
     return line.rank < 0 ? this.theme.ink : rankColor(line.rank);
   }
@@ -424,13 +424,13 @@ export class CurveChart {
     ctx.lineWidth = ratio;
     ctx.setLineDash([3 * ratio, 3 * ratio]);
     for (const mark of this.input?.marks ?? []) {
-      const left = plot.valToPos(this.axis?.placeOf(mark.x) ?? mark.x, 'x', true);
+      const left = plot.valToPos(this.axis?.positionOf(mark.x) ?? mark.x, 'x', true);
       if (!(left >= bbox.left && left <= bbox.left + bbox.width)) {
         continue;
       }
       ctx.strokeStyle = MARK_COLORS[mark.kind];
       ctx.fillStyle = MARK_COLORS[mark.kind];
-      // Checkpoints are frequent: a tick, no line through the curve.
+      // Checkpoints are frequent, so each is only a tick, and not a line through the curve.
       if (mark.kind !== 'checkpoint') {
         ctx.beginPath();
         ctx.moveTo(left, bbox.top);
@@ -446,8 +446,8 @@ export class CurveChart {
     ctx.restore();
   }
 
-  /** A chart without a line shows why. */
-  private sayWhatIsMissing({ ctx, bbox, data }: uPlot): void {
+  /** Draw a notice if no line has a value that can be drawn. */
+  private drawEmptyNotice({ ctx, bbox, data }: uPlot): void {
     if (data.slice(1).some(values => values.some(value => typeof value === 'number'))) {
       return;
     }
@@ -457,7 +457,7 @@ export class CurveChart {
     ctx.fillStyle = this.theme.faintInk;
     ctx.textAlign = 'center';
     ctx.textBaseline = 'middle';
-    const text = this.isLog ? 'nothing that is greater than zero' : 'no finite values';
+    const text = this.isLog ? 'no values greater than zero' : 'no finite values';
     ctx.fillText(text, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
   }
@@ -470,20 +470,20 @@ export class CurveChart {
       ];
       queueMicrotask(() => {
         this.refresh();
-        this.tellZoom();
+        this.reportZoom();
       });
     }
   }
 
-  private tellZoom(): void {
+  private reportZoom(): void {
     const longest = this.lines
-      .filter(line => line.beside === null)
+      .filter(line => line.extra === null)
       .reduce<ILine | null>(
         (best, line) => (best === null || line.table.length > best.table.length ? line : best),
         null
       );
     if (this.zoom !== null && longest !== null) {
-      const xs = this.placesOf(longest);
+      const xs = this.positionsOf(longest);
       const steps = longest.table.column(0);
       const first = steps[Math.max(0, lowerBound(xs, this.zoom[0]) - 1)];
       const last = steps[Math.min(steps.length - 1, lowerBound(xs, this.zoom[1]) + 1)];
@@ -504,15 +504,15 @@ export class CurveChart {
     const at = index ?? this.hoveredIndex();
     const x = at === null ? null : (data?.[0][at] ?? null);
     let isMissing = false;
-    const readings = this.lines.map((line, place) => {
-      const xs = this.placesOf(line);
+    const readings = this.lines.map((line, lineIndex) => {
+      const xs = this.positionsOf(line);
       const ys = this.valuesOf(line);
       const value = x === null ? (ys[ys.length - 1] ?? null) : valueAt(xs, ys, x);
-      isMissing ||= value === null && line.beside === null && x !== null && isInside(xs, x);
+      isMissing ||= value === null && line.extra === null && x !== null && isInside(xs, x);
       return {
         label: line.label,
-        color: this.colorOf(place),
-        isDashed: line.beside !== null,
+        color: this.colorOf(lineIndex),
+        isDashed: line.extra !== null,
         value
       };
     });
@@ -522,20 +522,20 @@ export class CurveChart {
     this.onReadings(x, readings, x === null ? [] : this.marksAt(this.plot?.cursor.left ?? -1));
   }
 
-  /** The point under the pointer: new data moves it, and leaves the pointer where it is. */
+  /** The index of the point at the pointer, which new data changes while the pointer rests. */
   private hoveredIndex(): number | null {
     const left = this.plot?.cursor.left ?? -1;
     return this.plot === null || left < 0 ? null : this.plot.posToIdx(left);
   }
 
-  /** Query the values of all lines at a place that the pointer rests at, once. */
+  /** Query the values of all lines at a position where the pointer rests, once. */
   private requestValues(x: number): void {
-    if (x === this.hoveredPlace) {
+    if (x === this.hoveredX) {
       return;
     }
-    this.hoveredPlace = x;
+    this.hoveredX = x;
     clearTimeout(this.hoverTimer);
-    const line = this.lines.find(each => each.beside === null && this.rowAt(each, x) !== null);
+    const line = this.lines.find(each => each.extra === null && this.rowAt(each, x) !== null);
     const row = line === undefined ? null : this.rowAt(line, x);
     if (line !== undefined && row !== null) {
       const step = line.table.column(0)[row]!;
@@ -544,21 +544,22 @@ export class CurveChart {
   }
 
   private rowAt(line: ILine, x: number): number | null {
-    const xs = this.placesOf(line);
+    const xs = this.positionsOf(line);
     const row = lowerBound(xs, x);
     return xs[row] === x ? row : null;
   }
 
   private marksAt(left: number): IMark[] {
     return (this.input?.marks ?? []).filter(mark => {
-      const place = this.plot?.valToPos(this.axis?.placeOf(mark.x) ?? mark.x, 'x') ?? Infinity;
-      return Math.abs(place - left) <= MARK_REACH;
+      const markLeft =
+        this.plot?.valToPos(this.axis?.positionOf(mark.x) ?? mark.x, 'x') ?? Infinity;
+      return Math.abs(markLeft - left) <= MARK_TOLERANCE;
     });
   }
 
   private plot: uPlot | null = null;
   private input: ICurveInput | null = null;
-  private wanted: IWanted[] = [];
+  private lineSources: ILineSource[] = [];
   private lines: ILine[] = [];
   private column = 0;
   private axis: IAxis | null = null;
@@ -569,53 +570,53 @@ export class CurveChart {
   private height = 0;
   private isLog = false;
   private zoom: [number, number] | null = null;
-  private hoveredPlace: number | null = null;
+  private hoveredX: number | null = null;
   private hoverTimer: ReturnType<typeof setTimeout> | undefined;
 }
 
-type IWanted = Omit<ILine, 'picker' | 'smoothed'>;
+type ILineSource = Omit<ILine, 'picker' | 'smoothed'>;
 
-/** Which lines to draw; a single one is bold and no mean is needed. The bold one comes last, on top. */
-function linesOf(input: ICurveInput): IWanted[] {
+/** The lines to draw. A single rank's line is bold, without a mean. The bold line is last, and drawn on top. */
+function linesOf(input: ICurveInput): ILineSource[] {
   const ranks = [...input.tables.keys()]
     .filter(rank => rank !== input.meanRank)
     .sort((a, b) => a - b);
   const mean = input.tables.get(input.meanRank);
   const hasMean = mean !== undefined && mean.length > 0 && ranks.length > 1;
   const { column } = input;
-  const lines: IWanted[] = ranks.slice(0, MAX_RANK_LINES).map(rank => ({
+  const lines: ILineSource[] = ranks.slice(0, MAX_RANK_LINES).map(rank => ({
     rank,
     label: ranks.length > 1 ? `rank ${rank}` : input.label,
     isBold: ranks.length === 1,
     table: input.tables.get(rank)!,
     column,
-    beside: null
+    extra: null
   }));
   if (hasMean) {
     const rank = input.meanRank;
-    lines.push({ rank, label: 'mean', isBold: true, table: mean, column, beside: null });
+    lines.push({ rank, label: 'mean', isBold: true, table: mean, column, extra: null });
   }
   const taken = new Set(lines.map(line => line.label));
-  const beside = input.beside.map(line => {
-    const label = unlike(taken, line.label);
+  const extra = input.extra.map(line => {
+    const label = uniqueLabel(taken, line.label);
     taken.add(label);
     const { table, column } = line;
-    return { rank: 0, label, isBold: false, table, column, beside: line };
+    return { rank: 0, label, isBold: false, table, column, extra: line };
   });
-  return [...beside, ...lines];
+  return [...extra, ...lines];
 }
 
-/** A label that no other line has; it identifies the line. */
-function unlike(taken: ReadonlySet<string>, label: string): string {
+/** The label, with a number if another line has it: labels identify lines. */
+function uniqueLabel(taken: ReadonlySet<string>, label: string): string {
   let number = 2;
-  let found = label;
-  while (taken.has(found)) {
-    found = `${label} (${number++})`;
+  let unique = label;
+  while (taken.has(unique)) {
+    unique = `${label} (${number++})`;
   }
-  return found;
+  return unique;
 }
 
-/** The value at a place; null where the line has no point, since lines are thinned apart. */
+/** The value at `x`; null if the line has no point there, since each line is thinned separately. */
 export function valueAt(xs: ArrayLike<number>, ys: ArrayLike<number>, x: number): number | null {
   const row = lowerBound(xs, x);
   return xs[row] === x ? (ys[row] ?? null) : null;
@@ -635,7 +636,7 @@ function logTickText(value: number | null): string {
   return value === null ? '' : formatNumber(value);
 }
 
-/** The color let through; one that is neither hexadecimal nor rgb() stays as it is. */
+/** The color with the opacity `share`; a color that is neither hexadecimal nor rgb() is returned unchanged. */
 function faint(color: string, share: number): string {
   if (/^#[0-9a-f]{6}$/i.test(color)) {
     const alpha = Math.round(255 * share);

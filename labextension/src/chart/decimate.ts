@@ -1,13 +1,13 @@
 /**
- * Which rows of a long column to draw: the lowest and the highest of each block of rows.
+ * Selection of the rows of a long column to draw: the lowest and the highest of each block of rows.
  *
- * Blocks hold a fixed power of two of rows and start at row 0, so that a block once full is drawn the same for ever:
- * blocks that follow the width of the chart make a growing curve shimmer. A spike always survives.
+ * The number of rows in a block is a power of two, and blocks start at row 0, so that a complete block is always drawn
+ * in the same way. Block boundaries that depend on the chart's width would make a growing curve flicker.
  */
 
 import { ColumnTable, extremes } from './columns';
 
-/** The smallest power of two that puts `numRows` into at most `maxBlocks` blocks. */
+/** The smallest power of two that divides `numRows` into at most `maxBlocks` blocks. */
 export function blockSize(numRows: number, maxBlocks: number): number {
   let size = 1;
   while (Math.ceil(numRows / size) > Math.max(1, maxBlocks)) {
@@ -31,7 +31,7 @@ export function pickRows(
   return rows;
 }
 
-/** The rows to draw out of a whole growing column; only new blocks are looked at. */
+/** Selects the rows to draw of a growing column; only new blocks are examined. */
 export class RowPicker {
   constructor(
     private readonly table: ColumnTable,

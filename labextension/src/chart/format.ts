@@ -1,4 +1,4 @@
-/** Numbers and strings as a person reads them. */
+/** Formatting of numbers, durations and sizes for display. */
 
 export const MAX_TEXT = 256;
 
@@ -7,7 +7,7 @@ export function capText(text: string, limit: number = MAX_TEXT): string {
   return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
 }
 
-/** Four significant digits or more; very small and very large ones with an exponent. */
+/** A number with at least `digits` significant digits; very small and very large ones have an exponent. */
 export function formatNumber(value: number | null, digits: number = 4): string {
   if (value === null) {
     return '–';
@@ -25,7 +25,7 @@ export function formatNumber(value: number | null, digits: number = 4): string {
   return grouped(value, Math.max(0, digits - 1 - exponentOf(size)));
 }
 
-/** The ticks of one axis, `step` apart: as many digits as tell neighbours from each other, and one notation for all. */
+/** The texts of an axis's ticks, `step` apart: enough digits to distinguish neighbors, in one notation. */
 export function formatTicks(ticks: readonly (number | null)[], step: number): string[] {
   const largest = Math.max(...ticks.map(tick => Math.abs(tick ?? 0)));
   const last = lastDigit(step);
@@ -50,7 +50,7 @@ function exponentOf(value: number): number {
   return Number(value.toExponential(3).split('e')[1]);
 }
 
-/** The power of ten of the last digit that is not zero, of four. */
+/** The power of ten of the last nonzero digit, among four significant ones. */
 function lastDigit(value: number): number {
   const [digits = '', exponent = '0'] = value.toExponential(3).split('e');
   return Number(exponent) - Math.max(0, String(Number(digits)).length - '0.'.length);
@@ -99,7 +99,7 @@ export function formatSeconds(value: number): string {
     .join(' ');
 }
 
-/** Steps of a time axis, in seconds: those of a clock from a second on. */
+/** Tick distances of a time axis, in seconds; from one second on, those of a clock. */
 export const SECOND_STEPS = [
   ...[-4, -3, -2, -1].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`))),
   ...[1, 2, 5, 10, 15, 30],
@@ -116,7 +116,7 @@ const AGES = [
   ['second', 1]
 ] as const;
 
-/** How long ago a moment was, in the largest unit that fits; both in seconds since the epoch. */
+/** The age of a moment in the largest unit that fits; both arguments are in seconds since the epoch. */
 export function agoText(seconds: number, now: number): string {
   const age = Math.max(0, now - seconds);
   const [unit, size] = AGES.find(([, length]) => age >= length) ?? AGES[AGES.length - 1]!;

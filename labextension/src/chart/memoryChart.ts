@@ -1,4 +1,4 @@
-/** What fills one rank's memory over time, stacked. */
+/** The stacked chart of one rank's memory use over time. */
 
 import uPlot from 'uplot';
 import { lowerBound, type ColumnTable } from './columns';
@@ -10,10 +10,10 @@ import type { ITheme } from './theme';
 const TOTAL_COLUMN = 7;
 const FREE_COLUMN = 6;
 
-/** Powers of two, so that ticks fall on whole MiB and GiB. */
+/** Tick distances in bytes: powers of two, so that ticks are at whole MiB and GiB. */
 const BYTE_STEPS = Array.from({ length: 44 }, (_, power) => 2 ** (power + 6));
 
-/** One moment of the map, in bytes; `values` follows `MEMORY_CATEGORIES`. */
+/** Memory use at one moment, in bytes; `values` are in the order of `MEMORY_CATEGORIES`. */
 export interface IMemoryReading {
   readonly timeS: number;
   readonly values: readonly number[];
@@ -47,7 +47,7 @@ export class MemoryChart {
     }
   }
 
-  /** Draw with the scales that all ranks share: up to `top` bytes and `end` seconds. */
+  /** Draw with the scales that all ranks share, which end at `top` bytes and `end` seconds. */
   draw(top: number, end: number, hasTimeAxis: boolean): void {
     if (hasTimeAxis !== this.hasTimeAxis) {
       this.plot?.destroy();
@@ -82,10 +82,10 @@ export class MemoryChart {
     this.plot = null;
   }
 
-  /** Running sums from the bottom category up; uPlot gets the highest first, so that lower ones paint over it. */
+  /** Running sums from the bottom layer up, in reverse order: uPlot draws later series over earlier ones. */
   private data(): uPlot.AlignedData {
     const found = this.picker.pick(Math.max(64, this.width));
-    const rows = found.length === 1 ? [...found, ...found] : found; // one moment has no width
+    const rows = found.length === 1 ? [...found, ...found] : found; // a single row would have no width
     const sums = rows.map(() => 0);
     const layers = MEMORY_CATEGORIES.map(category => {
       const column = this.table.column(category.column);

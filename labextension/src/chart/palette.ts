@@ -1,4 +1,4 @@
-/** The colors of all charts: fixed tables that people with any color vision can distinguish (after Okabe and Ito). */
+/** The colors of all charts, which people with color vision deficiency can distinguish (after Okabe and Ito). */
 
 import type { IMark } from '../generated/messages';
 
@@ -17,14 +17,14 @@ export function rankColor(rank: number): string {
   return RANK_COLORS[Math.abs(rank) % RANK_COLORS.length] ?? RANK_COLORS[0];
 }
 
-/** Of earlier runs, which are dashed too: none of the first two ranks' colors. */
+/** The colors of earlier runs, whose lines are also dashed; they differ from the first two ranks' colors. */
 const EARLIER_COLORS = ['#8c6bb1', '#009e73', '#e69f00', '#56b4e9', '#cc79a7'] as const;
 
 export function earlierColor(run: number): string {
   return EARLIER_COLORS[Math.abs(run) % EARLIER_COLORS.length] ?? EARLIER_COLORS[0];
 }
 
-/** The stack of a memory chart, from the bottom up; `column` is the column in a memory row. */
+/** The layers of a memory chart, from the bottom up; `column` is the column of the memory table. */
 export const MEMORY_CATEGORIES = [
   { column: 1, label: 'parameters', color: '#0072b2' },
   { column: 2, label: 'gradients', color: '#e69f00' },
@@ -52,7 +52,7 @@ export function markText({ kind, rank, text }: IMark): string {
     case 'skipped':
       return 'step skipped';
     case 'restart':
-      return 'the count of steps begins again';
+      return 'the step count restarts';
     case 'failed':
       return `rank ${rank} failed: ${text}`;
     case 'interrupted':

@@ -1,10 +1,12 @@
-/** The range of values that most of a curve lies in. */
+/** The range of a curve's values without outliers. */
 
 /**
- * A range that leaves outliers out: the middle 96 % of the values and half as much again on either side, but never
- * beyond the values. Null where there is nothing to see.
+ * The range of the middle 96 % of the values, extended by half its length on either side, but not beyond the smallest
+ * and the largest value. Null if there are no values.
  */
-export function usualRange(values: Iterable<number | null | undefined>): [number, number] | null {
+export function rangeWithoutOutliers(
+  values: Iterable<number | null | undefined>
+): [number, number] | null {
   const sorted = Float64Array.from(
     [...values].filter((value): value is number => typeof value === 'number')
   ).sort();

@@ -1,4 +1,4 @@
-/** A chart as a file: its numbers as CSV, its picture as PNG. */
+/** Conversion of a chart to files: its numbers as CSV, its picture as PNG. */
 
 import type { ITheme } from './theme';
 
@@ -8,14 +8,14 @@ export interface IColumn {
   readonly ys: ArrayLike<number>;
 }
 
-/** One line of a chart, as a legend shows it. */
+/** The legend's entry for one line of a chart. */
 export interface ILegendEntry {
   readonly label: string;
   readonly color: string;
   readonly isDashed: boolean;
 }
 
-/** One row for each place that any column has; numbers as JavaScript writes them, so that nothing is lost. */
+/** CSV with a row for each x that occurs in any column; numbers are written without loss of precision. */
 export function toCsv(axis: string, columns: readonly IColumn[]): string {
   const rows = new Map<number, string[]>();
   columns.forEach(({ xs, ys }, index) => {
@@ -34,7 +34,7 @@ export function toCsv(axis: string, columns: readonly IColumn[]): string {
   return [head, ...lines, ''].join('\n');
 }
 
-/** A quoted text that a spreadsheet does not read as a formula. */
+/** A quoted text that a spreadsheet does not evaluate as a formula. */
 function quoted(text: string): string {
   const plain = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\n\r]/.test(plain) ? `"${plain.replace(/"/g, '""')}"` : plain;
@@ -44,7 +44,7 @@ const TITLE_HEIGHT = 24;
 const LEGEND_HEIGHT = 18;
 const SWATCH = 18;
 
-/** The chart on the page's own background, with a title above, and a legend where there is more than one line. */
+/** The chart on the given background, with a title, and a legend if there is more than one line. */
 export function toPng(
   chart: HTMLCanvasElement,
   title: string,
@@ -59,8 +59,8 @@ export function toPng(
     return Promise.resolve(null);
   }
   const width = chart.width / ratio;
-  const places = legend.length > 1 ? placesOf(legend, width, context) : [];
-  const top = TITLE_HEIGHT + LEGEND_HEIGHT * (1 + (places[places.length - 1]?.row ?? -1));
+  const positions = legend.length > 1 ? legendPositions(legend, width, context) : [];
+  const top = TITLE_HEIGHT + LEGEND_HEIGHT * (1 + (positions[positions.length - 1]?.row ?? -1));
   canvas.width = chart.width;
   canvas.height = chart.height + Math.round(top * ratio);
   context.fillStyle = background;
@@ -72,7 +72,7 @@ export function toPng(
   context.fillText(title, 8, 17);
   context.font = LEGEND_FONT;
   context.lineWidth = 2;
-  places.forEach(({ left, row }, index) => {
+  positions.forEach(({ left, row }, index) => {
     const { label, color, isDashed } = legend[index]!;
     const middle = TITLE_HEIGHT + LEGEND_HEIGHT * (row + 0.5);
     context.strokeStyle = color;
@@ -88,8 +88,8 @@ export function toPng(
 
 const LEGEND_FONT = '11px sans-serif';
 
-/** Where the entries of a legend go: in rows, as many in each as there is room for. */
-export function placesOf(
+/** The positions of a legend's entries, which wrap into as many rows as `width` requires. */
+export function legendPositions(
   legend: readonly ILegendEntry[],
   width: number,
   context: Pick<CanvasRenderingContext2D, 'measureText' | 'font'>
@@ -101,9 +101,9 @@ export function placesOf(
     if (left > 8 && left + needed > width - 8) {
       [left, row] = [8, row + 1];
     }
-    const place = { left, row };
+    const position = { left, row };
     left += needed + 16;
-    return place;
+    return position;
   });
 }
 

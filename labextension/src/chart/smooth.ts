@@ -1,9 +1,9 @@
-/** A growing column smoothed as it grows: each value is looked at once. */
+/** A column's moving average, extended as the column grows: each value is read once. */
 
 import type { ColumnTable } from './columns';
 
 export class SmoothedColumn {
-  /** `weight` is how much of the past each value keeps, from 0 to below 1. */
+  /** `weight` is the weight of earlier values, from 0 to below 1. */
   constructor(
     private readonly table: ColumnTable,
     private readonly column: number,
@@ -12,7 +12,7 @@ export class SmoothedColumn {
 
   /**
    * The exponential moving average up to each row, without the bias towards zero at the start (Kingma and Ba, 2015,
-   * section 3). What is not finite is passed by and stays as it is.
+   * section 3). Values that are not finite are left out of the average and returned unchanged.
    */
   values(): Float64Array {
     const raw = this.table.column(this.column);

@@ -1,4 +1,4 @@
-/** The page's colors for canvas drawing: read from the custom properties that the widget's style sheet resolves. */
+/** The page's colors for canvas drawing, read from the custom properties of the widget's style sheet. */
 
 export interface ITheme {
   readonly ink: string;

@@ -23,9 +23,9 @@ export interface IPanelFacts {
   readonly can_be_steered: boolean;
   /** Whether there is a folder for checkpoints. */
   readonly can_save: boolean;
-  /** The outcome of the last action that the user requested. */
+  /** The result of the last action that the user requested. */
   readonly said: string;
-  /** How many runs there are to compare with. */
+  /** The number of runs to compare with. */
   readonly num_earlier: number;
 }
 
@@ -58,9 +58,9 @@ export interface IMetricFact {
 export interface IProgressFacts {
   readonly epoch: number;
   readonly num_epochs: number;
-  /** The part of the epoch that is done, from 0 to 1. */
+  /** The completed fraction of the epoch, from 0 to 1. */
   readonly batch_fraction: JsonNumber;
-  /** The part of the run that is done, from 0 to 1. */
+  /** The completed fraction of the run, from 0 to 1. */
   readonly fraction: JsonNumber;
   readonly remaining_s: JsonNumber;
 }
@@ -88,7 +88,7 @@ export interface IMark {
   readonly text: string;
 }
 
-/** Segments and blocks of the allocator of one rank's device, and the largest holders of memory, at one moment. Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`). */
+/** Segments and blocks of the allocator of one rank's device, and the objects that use most memory, at one moment. Sizes are in bytes. ``blocks`` has four numbers for each block: segment, offset, size, state (`telemetry.allocator_blocks`). ``held`` are the sizes of the objects that ``holders`` describes. */
 export interface IMemoryMapped {
   readonly kind: 'memory map';
   readonly rank: number;
@@ -106,7 +106,7 @@ export interface IMemoryMapped {
 
 // Panel to kernel.
 
-/** End the cell after the step as if it had finished; save, if the run has checkpoints. */
+/** End the cell after the step as if it had finished; save a checkpoint first if the run has a folder for them. */
 export interface IStopAfterStep {
   readonly kind: 'stop';
 }
@@ -116,25 +116,25 @@ export interface ISaveNow {
   readonly kind: 'checkpoint';
 }
 
-/** Multiply learning rates, present and scheduled, by ``factor``. */
+/** Multiply the current and the scheduled learning rates by ``factor``. */
 export interface IScaleRate {
   readonly kind: 'scale_rate';
   readonly factor: number;
 }
 
-/** Make the learning rate ``value``; see `ScaleRate` for groups and schedules, which keep their proportions. */
+/** Set the learning rate to ``value``; parameter groups and schedules keep their proportions, as in `ScaleRate`. */
 export interface ISetRate {
   readonly kind: 'set_rate';
   readonly value: number;
 }
 
-/** Report every ``steps`` steps until the cell ends: their mean to the panel, and values logged in that step. */
+/** Report every ``steps`` steps until the cell ends: the mean over them, and the values logged in the last one. */
 export interface ISetInterval {
   readonly kind: 'interval';
   readonly steps: number;
 }
 
-/** Report after the step the allocator's blocks on every rank's device, and which variables hold them. */
+/** Report after the step the allocator's blocks on every rank's device, and the variables that use them. */
 export interface IMapMemory {
   readonly kind: 'map_memory';
 }
@@ -145,7 +145,7 @@ export interface IInspect {
   readonly names: readonly string[];
 }
 
-/** Request every row of the run as CSV: as text, or as a file in the notebook's folder where it is large. */
+/** Request every row of the run as CSV: as text, or as a file in the notebook's folder if it is large. */
 export interface ICsvQuery {
   readonly kind: 'csv';
 }
@@ -179,7 +179,7 @@ export interface IEarlierCurveQuery {
 
 // Kernel to sidebar.
 
-/** One device of this machine; memory in bytes. */
+/** One device of this machine; sizes of memory in bytes. */
 export interface IDeviceLine {
   readonly name: string;
   readonly kind: string;
@@ -195,7 +195,7 @@ export interface IWorkerLine {
   readonly memory_bytes: number;
 }
 
-/** The log of one rank in the last cell; ``log`` is its name, which differs from cell to cell. */
+/** The log of one rank in the last cell; ``log`` is its name, different for each cell. */
 export interface ILogLine {
   readonly rank: number;
   readonly log: string;

@@ -1,4 +1,4 @@
-/** The kernel's answers to a panel's queries (`accel_nb/ui/queries.py`), checked field by field. */
+/** The kernel's answers to a panel's queries (`accel_nb/ui/queries.py`), with every field checked. */
 
 import {
   PANEL_VERSION,
@@ -14,12 +14,12 @@ export type { IEarlierRun };
 const MAX_RUNS = 16;
 const MAX_POINTS = 4000;
 
-/** Every row that the kernel has of a range of a curve; the messages before may have held its extremes only. */
+/** The kernel's rows of a range of a curve; earlier messages may have contained downsampled rows only. */
 export interface IDetail extends IDetailQuery {
   readonly blocks: readonly IBlock[];
 }
 
-/** Which runs there are to compare with, the newest first. */
+/** The runs to compare with, newest first. */
 export interface IEarlierList {
   readonly kind: 'earlier';
   readonly runs: readonly IEarlierRun[];
@@ -33,14 +33,14 @@ export interface IEarlierCurve {
   readonly blocks: readonly IBlock[];
 }
 
-/** Every row of the run: as text, or the name of a file beside the notebook; neither if the kernel has them no longer. */
+/** Every row of the run: as text, or as a file in the notebook's folder; neither if the kernel no longer has them. */
 export interface ICsv {
   readonly kind: 'csv';
   readonly text: string | null;
   readonly file: string | null;
 }
 
-/** The name of the HTML file that the kernel has written; null if it has the rows no longer. */
+/** The name of the HTML file that the kernel has written; null if it no longer has the rows. */
 export interface IShared {
   readonly kind: 'share';
   readonly file: string | null;
@@ -48,7 +48,7 @@ export interface IShared {
 
 export type Answer = IDetail | IEarlierList | IEarlierCurve | ICsv | IShared;
 
-/** Whether a message answers a query; `parseAnswer` reads it. */
+/** Whether a message is the answer to a query, which `parseAnswer` parses. */
 export function isAnswer(content: unknown): boolean {
   return (
     typeof content === 'object' &&

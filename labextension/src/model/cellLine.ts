@@ -1,13 +1,13 @@
-/** The `%%accelerate` line of a cell: finding it in the text, and edits that set it. */
+/** The `%%accelerate` line of a cell: finds it in the cell's text, and computes edits that set it. */
 
 export const MAGIC = '%%accelerate';
 
 export type CellLine =
-  /** The flags of the cell's line, from `start` to `end` of the cell's text. */
+  /** A `%%accelerate` line; its flags are from `start` to `end` of the cell's text. */
   | { readonly kind: 'line'; readonly flags: string; readonly start: number; readonly end: number }
-  /** Ordinary code: the line can be put in front of it. */
+  /** Code without a cell magic: the line can be inserted before it. */
   | { readonly kind: 'none' }
-  /** Another cell magic has the first line. */
+  /** The first line is another cell magic. */
   | { readonly kind: 'other'; readonly magic: string };
 
 export interface ITextEdit {

@@ -1,9 +1,9 @@
-/** Checks of a message's fields: each has its type and is within its limits, or the message is refused. */
+/** Checks of a message's fields: a field of a wrong type or outside of its limits throws. */
 
 import { capText } from '../chart/format';
 import { MEAN_RANK, type JsonNumber } from '../generated/messages';
 
-/** Thrown for a message that is malformed or of another version; the panel then stays as it is. */
+/** Thrown for a message that is malformed or of another version; the panel then ignores the message. */
 export class ProtocolError extends Error {}
 
 export const MAX_RANKS = 1024;
@@ -11,7 +11,7 @@ export const MAX_RANKS = 1024;
 /** The fields of a generated record before they are checked. */
 export type Unchecked<Wire> = { readonly [Field in keyof Wire]?: unknown };
 
-/** A generated record after the check: fields in camel case, numbers as JavaScript has them. */
+/** A generated record after the check: field names in camel case, and NaN and infinities as numbers. */
 export type Checked<Wire> = Wire extends readonly (infer Item)[]
   ? readonly Checked<Item>[]
   : Wire extends object
@@ -60,7 +60,7 @@ export function asRank(value: unknown): number {
   return value;
 }
 
-/** A number, NaN or an infinity; JSON has only names of the latter two. */
+/** A number; JSON represents NaN and infinities by their names. */
 export function asNumber(value: unknown): number | null {
   switch (value) {
     case null:

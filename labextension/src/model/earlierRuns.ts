@@ -1,4 +1,4 @@
-/** Earlier runs of the notebook: the list, the chosen ones, and the curves received so far. */
+/** Earlier runs of the notebook: the list, the chosen runs, and the curves that have been received. */
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable } from '../chart/columns';
@@ -7,7 +7,7 @@ import type { IEarlierCurve, IEarlierRun } from './answers';
 
 export type AxisName = 'step' | 'samples' | 'time';
 
-/** A curve of this panel by the name that an earlier run's has. */
+/** The name of a curve, which is the same in all runs. */
 interface ICurveName {
   readonly table: 'step' | 'metric';
   readonly name: string;
@@ -44,88 +44,89 @@ export class EarlierRuns {
   choose(run: number, isChosen: boolean): void {
     if (isChosen) {
       this.chosen.add(run);
-      this.drawn.get(run)?.asked.clear(); // curves that did not arrive are queried again
+      this.curves.get(run)?.requested.clear(); // curves that did not arrive are queried again
     } else {
       this.chosen.delete(run);
     }
     this.changed();
   }
 
-  /** Set the list; a chosen run that the kernel no longer keeps stays. */
+  /** Set the list; chosen runs that the kernel no longer has are kept. */
   setRuns(runs: readonly IEarlierRun[]): void {
-    const gone = (this.listed ?? []).filter(
+    const removed = (this.listed ?? []).filter(
       known => this.chosen.has(known.run) && !runs.some(run => run.run === known.run)
     );
-    this.listed = [...runs, ...gone];
+    this.listed = [...runs, ...removed];
   }
 
-  /** Add a curve that was queried; others are dropped. */
+  /** Add a curve that was queried; other curves are dropped. */
   addCurve(answer: IEarlierCurve): void {
-    const drawn = this.drawn.get(answer.run);
+    const curves = this.curves.get(answer.run);
     for (const block of answer.blocks) {
       const key = keyOf({ table: block.table === 'metric' ? 'metric' : 'step', name: block.name });
-      if (drawn === undefined || !drawn.asked.has(key) || drawn.tables.has(key)) {
+      if (curves === undefined || !curves.requested.has(key) || curves.tables.has(key)) {
         continue;
       }
       const table = new ColumnTable(TABLE_COLUMNS[block.table].length, 1);
       table.append(block.values, block.numRows);
-      drawn.tables.set(key, table);
-      drawn.numWorkers = Math.max(1, answer.numWorkers);
+      curves.tables.set(key, table);
+      curves.numWorkers = Math.max(1, answer.numWorkers);
       if (block.table === 'step') {
-        drawn.steps.set(0, table);
+        curves.steps.set(0, table);
       }
     }
   }
 
-  /** The lines to draw beside a curve; missing ones are queried. */
+  /** The lines of earlier runs to draw with a curve; missing ones are queried. */
   lines(curve: ICurveName, axis: AxisName): IEarlierLine[] {
     return (this.listed ?? [])
       .filter(({ run }) => this.chosen.has(run))
       .flatMap(({ run, title }) => {
-        const drawn = this.drawn.get(run) ?? this.begin(run);
-        this.requestMissing(run, drawn, { table: 'step', name: '' });
-        this.requestMissing(run, drawn, curve);
-        const table = drawn.tables.get(keyOf(curve));
-        const hasPlaces = axis === 'step' || drawn.steps.size > 0;
-        return table && hasPlaces ? [{ run, title, table, axis: drawn.axes[axis] }] : [];
+        const curves = this.curves.get(run) ?? this.addRun(run);
+        this.requestMissing(run, curves, { table: 'step', name: '' });
+        this.requestMissing(run, curves, curve);
+        const table = curves.tables.get(keyOf(curve));
+        const hasPositions = axis === 'step' || curves.steps.size > 0;
+        return table && hasPositions ? [{ run, title, table, axis: curves.axes[axis] }] : [];
       });
   }
 
-  private begin(run: number): IDrawn {
+  private addRun(run: number): ICurvesOfRun {
     const steps = new Map<number, ColumnTable>();
     const column = (name: 'samples' | 'time') => TABLE_COLUMNS.step.indexOf(name);
-    const drawn: IDrawn = {
-      asked: new Set(),
+    const curves: ICurvesOfRun = {
+      requested: new Set(),
       tables: new Map(),
       steps,
       numWorkers: 1,
       axes: {
         step: STEP_AXIS,
-        samples: new ColumnAxis('samples', steps, column('samples'), () => drawn.numWorkers),
+        samples: new ColumnAxis('samples', steps, column('samples'), () => curves.numWorkers),
         time: new ColumnAxis('seconds', steps, column('time'), () => 1, true)
       }
     };
-    this.drawn.set(run, drawn);
-    return drawn;
+    this.curves.set(run, curves);
+    return curves;
   }
 
-  private requestMissing(run: number, drawn: IDrawn, curve: ICurveName): void {
+  private requestMissing(run: number, curves: ICurvesOfRun, curve: ICurveName): void {
     const key = keyOf(curve);
-    if (!drawn.asked.has(key) && !drawn.tables.has(key)) {
-      drawn.asked.add(key);
+    if (!curves.requested.has(key) && !curves.tables.has(key)) {
+      curves.requested.add(key);
       this.query({ kind: 'earlier', run, table: curve.table, name: curve.name });
     }
   }
 
   private listed: readonly IEarlierRun[] | null = null;
   private readonly chosen = new Set<number>();
-  private readonly drawn = new Map<number, IDrawn>();
+  private readonly curves = new Map<number, ICurvesOfRun>();
 }
 
-interface IDrawn {
-  readonly asked: Set<string>;
+/** The received curves of one earlier run, and the keys of those that were queried. */
+interface ICurvesOfRun {
+  readonly requested: Set<string>;
   readonly tables: Map<string, ColumnTable>;
-  /** The run's steps, from which its other axes are read. */
+  /** The run's step table, from which its other axes are read. */
   readonly steps: Map<number, ColumnTable>;
   readonly axes: Readonly<Record<AxisName, IAxis>>;
   numWorkers: number;

@@ -1,7 +1,8 @@
 /**
- * Reads and edits the flags of a `%%accelerate` line in place; the rest of the text stays unchanged.
+ * Parses and edits the flags of a `%%accelerate` line in place; other text of the line stays unchanged.
  *
- * Only positions of flags and values are found here, by the kernel's rules of quoting; the kernel interprets them.
+ * This module finds the positions of flags and values, by the same rules of quoting as the kernel, which interprets
+ * the values.
  */
 
 import { OPTION_BY_FLAG, OPTIONS, type IOption } from './options';
@@ -20,7 +21,7 @@ interface IFlag {
   readonly end: number;
 }
 
-/** The values that a line gives, by option; null when a quotation mark is never closed. */
+/** The values in a line, by option; null if a quotation mark is never closed. */
 export function readValues(line: string): ReadonlyMap<string, string> | null {
   const flags = findFlags(line);
   return (
@@ -99,14 +100,14 @@ function isFlagLike(word: string): boolean {
   return /^-(?![\d.])/.test(word);
 }
 
-/** Where the comment of a line begins; its length if it has none. */
+/** The position at which the comment of a line begins; the line's length if it has none. */
 function commentStart(line: string): number {
   const words = splitWords(line) ?? [];
   const found = line.indexOf('#', words[words.length - 1]?.end ?? 0);
   return found < 0 ? line.length : found;
 }
 
-/** Words as a POSIX shell splits them, with their positions; null when a quotation mark is never closed. */
+/** Words as a POSIX shell splits them, with their positions; null if a quotation mark is never closed. */
 export function splitWords(line: string): IWord[] | null {
   const words: IWord[] = [];
   let at = 0;

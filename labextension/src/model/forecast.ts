@@ -1,4 +1,4 @@
-/** A memory forecast as `%accelerate plan --json` prints it, checked field by field; sizes in bytes. */
+/** A memory forecast as `%accelerate plan --json` prints it, with every field checked; sizes in bytes. */
 
 import { asList, asNumber, asRecord, asText } from './reading';
 
@@ -27,7 +27,7 @@ export interface IForecast {
 
 const PARTS = ['parameters', 'gradients', 'optimizer', 'activations', 'exchange', 'step'] as const;
 
-/** The forecast that the magic printed; null if it printed none, because there is no model. */
+/** Parse the forecast that the magic printed; null if it printed none, because there is no model. */
 export function readForecast(printed: string): IForecast | null {
   let data: unknown;
   try {

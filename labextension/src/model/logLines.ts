@@ -1,10 +1,11 @@
-/** Output of one rank as lines: a carriage return restarts a line, control sequences are removed. */
+/** Output of one rank as lines. Text after a carriage return replaces the line; control sequences are removed. */
 
 export const MAX_LINES = 200_000;
 const MAX_LINE = 4096;
-const BESIDE = 10;
+/** The number of lines rendered before and after the visible ones. */
+const NUM_EXTRA_LINES = 10;
 
-/** ANSI sequences (of colors, of titles, others), then other control characters. */
+/** ANSI escape sequences: colors and cursor, titles, and others. */
 const SEQUENCES = new RegExp(
   [
     '\\x1b\\[[0-?]*[ -/]*[@-~]',
@@ -16,23 +17,23 @@ const SEQUENCES = new RegExp(
 const CONTROLS = /[^\P{Cc}\t]/gu;
 
 export class LogLines {
-  /** Whole lines and the one that is being written. */
+  /** The number of complete lines, and of the incomplete last one. */
   get length(): number {
-    return this.lines.length + (this.open === '' ? 0 : 1);
+    return this.lines.length + (this.incomplete === '' ? 0 : 1);
   }
 
-  /** How many lines were dropped at the beginning. */
+  /** The number of lines dropped from the beginning. */
   get numDropped(): number {
     return this.dropped;
   }
 
   at(index: number): string {
-    return shown(this.lines[index] ?? this.open);
+    return displayText(this.lines[index] ?? this.incomplete);
   }
 
   append(text: string): void {
-    const pieces = (this.open + text).split('\n');
-    this.open = pieces.pop() ?? '';
+    const pieces = (this.incomplete + text).split('\n');
+    this.incomplete = pieces.pop() ?? '';
     for (const piece of pieces) {
       this.lines.push(piece);
     }
@@ -45,16 +46,16 @@ export class LogLines {
 
   clear(): void {
     this.lines = [];
-    this.open = '';
+    this.incomplete = '';
     this.dropped = 0;
   }
 
   private lines: string[] = [];
-  private open = '';
+  private incomplete = '';
   private dropped = 0;
 }
 
-/** The lines to draw of a list that is scrolled to `top`: those in sight and a few around them. */
+/** The range of lines to render in a list that is scrolled to `top`: the visible ones and a few around them. */
 export function linesInSight(
   length: number,
   top: number,
@@ -62,13 +63,13 @@ export function linesInSight(
   linePx: number
 ): { readonly first: number; readonly last: number } {
   return {
-    first: Math.min(length, Math.max(0, Math.floor(top / linePx) - BESIDE)),
-    last: Math.min(length, Math.ceil((top + height) / linePx) + BESIDE)
+    first: Math.min(length, Math.max(0, Math.floor(top / linePx) - NUM_EXTRA_LINES)),
+    last: Math.min(length, Math.ceil((top + height) / linePx) + NUM_EXTRA_LINES)
   };
 }
 
-/** Lines are cleaned when they are shown. */
-function shown(raw: string): string {
+/** The text of a line without overwritten parts and control characters; computed on display only. */
+function displayText(raw: string): string {
   const parts = raw
     .slice(0, 4 * MAX_LINE)
     .split('\r')

@@ -1,4 +1,4 @@
-/** Maps of a rank's device memory: the allocator's segments and blocks at one moment, checked field by field. */
+/** Maps of a rank's device memory: the allocator's segments and blocks at one moment, with every field checked. */
 
 import type { IMemoryMapped } from '../generated/messages';
 import { asCount, asList, asRank, asRecord, asText, ProtocolError, type Checked } from './checks';
@@ -8,8 +8,13 @@ const MAX_SEGMENTS = 64;
 const MAX_BLOCKS = 512;
 const MAX_HOLDERS = 16;
 
-/** As `accel_nb/telemetry/allocator_blocks.py` numbers them. */
-export const BLOCK_STATES = ['in use', 'awaiting a stream', 'free', 'small ones, mixed'] as const;
+/** Labels of the block states, by their numbers in `accel_nb/telemetry/allocator_blocks.py`. */
+export const BLOCK_STATES = [
+  'in use',
+  'freed, used by a stream',
+  'free',
+  'small blocks, mixed'
+] as const;
 
 export interface IMapBlock {
   readonly segment: number;
@@ -36,15 +41,19 @@ function parseMap(value: unknown): IMemoryMap {
   const segments = asCounts(map.segments, 'segments', MAX_SEGMENTS);
   const numbers = asCounts(map.blocks, 'blocks', 4 * MAX_BLOCKS);
   const blocks: IMapBlock[] = [];
-  for (let place = 0; place < numbers.length; place += 4) {
-    const [segment, offset, size, state] = numbers.slice(place, place + 4) as [
+  for (let start = 0; start < numbers.length; start += 4) {
+    const [segment, offset, size, state] = numbers.slice(start, start + 4) as [
       number,
       number,
       number,
       number
     ];
-    const room = segments[segment];
-    if (room === undefined || !(offset + size <= room) || !(state < BLOCK_STATES.length)) {
+    const segmentSize = segments[segment];
+    if (
+      segmentSize === undefined ||
+      !(offset + size <= segmentSize) ||
+      !(state < BLOCK_STATES.length)
+    ) {
       throw new ProtocolError('a block that is in no segment');
     }
     blocks.push({ segment, offset, size, state });

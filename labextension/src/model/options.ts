@@ -1,10 +1,10 @@
-/** The options of a run as the generated schema declares them, in groups as a form shows them. */
+/** The options of a run from the generated schema, in the groups of the sidebar's form. */
 
 import schema from '../generated/options.schema.json';
 
 /** One option. Values are text, as in flags; only the kernel parses and checks them. */
 export interface IOption {
-  /** The dotted name, as `checkpoint.dir`. */
+  /** The dotted name, such as `checkpoint.dir`. */
   readonly name: string;
   readonly flag: string;
   readonly description: string;
@@ -36,7 +36,7 @@ export const OPTIONS: ReadonlyMap<string, IOption> = new Map(
   OPTION_GROUPS.flatMap(group => group.options).map(option => [option.name, option])
 );
 
-/** The option of a flag, with or without `no-` in front of its name. */
+/** Options by flag; switches also by their flag with the prefix `no-`. */
 export const OPTION_BY_FLAG: ReadonlyMap<string, IOption> = new Map(
   [...OPTIONS.values()].flatMap(option => [
     [option.flag, option] as const,
@@ -44,7 +44,7 @@ export const OPTION_BY_FLAG: ReadonlyMap<string, IOption> = new Map(
   ])
 );
 
-/** A value of any JSON type as text of a flag. */
+/** A value of any JSON type as the text of a flag's value. */
 export function valueText(value: unknown): string {
   if (value === null || value === undefined) {
     return 'none';
@@ -68,7 +68,7 @@ function readGroups(): IOptionGroup[] {
   const sections = Object.entries(ROOT.properties).filter(([, node]) => '$ref' in node);
   return [
     group('training', 'Training', 'Where and how a cell trains.', '', training),
-    group('cell', 'Cell', 'How a cell is run and shown.', '', cell),
+    group('cell', 'Cell', 'How a cell is run and displayed.', '', cell),
     ...sections.map(([name, node]) => {
       const definition = ROOT.$defs[text(node.$ref).split('/').pop() ?? ''] ?? {};
       const about = text(node.description) || text(definition.description);

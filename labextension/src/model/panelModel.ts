@@ -1,4 +1,4 @@
-/** The data of one panel. It outlives the views, so a new view has the whole history. */
+/** The data of one panel. It is kept when views are removed, so a new view has the whole history. */
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
@@ -11,17 +11,17 @@ import type { IBlock, IFacts, IPanelMessage } from './protocol';
 /** Limit of tables of one panel; tables of further names or ranks are dropped. */
 const MAX_TABLES = 2048;
 
-/** Above every rank: steps of further losses. */
-const OTHER_STEPS = 1 << 20;
+/** The first key of the step tables of further losses, larger than every rank. */
+const FURTHER_LOSSES_KEY = 1 << 20;
 
-/** The id of the curve that schedules determine. */
+/** The id of the learning rate's curve. */
 export const LEARNING_RATE = 'step:learning rate';
 
 /** One curve to choose from: a column of the step table, or a logged metric. */
 export interface ICurve {
   readonly id: string;
   readonly table: 'step' | 'metric';
-  /** The metric's name; nothing for the step table. */
+  /** The name of the metric, or of the loss in the step table. */
   readonly name: string;
   readonly label: string;
   readonly unit: 'ms' | '';
@@ -31,9 +31,9 @@ export interface ICurve {
 }
 
 export class PanelModel {
-  /** Steps by the name of the loss and rank. */
+  /** Step tables by loss name and rank. */
   private readonly stepsByName = new Map<string, Map<number, ColumnTable>>();
-  /** The same tables by any number, from which axes are read; those of the first loss by rank. */
+  /** The same tables by a number, for axes: the first loss's tables by rank, further ones by `FURTHER_LOSSES_KEY`. */
   private readonly steps = new Map<number, ColumnTable>();
 
   get facts(): IFacts | null {
@@ -44,7 +44,7 @@ export class PanelModel {
     return this.currentMarks;
   }
 
-  /** The latest memory map of each rank; a change is a new list. */
+  /** The latest memory map of each rank; every change creates a new list. */
   get maps(): readonly IMemoryMap[] {
     return this.currentMaps;
   }
@@ -54,7 +54,7 @@ export class PanelModel {
     return this.currentSeq;
   }
 
-  /** The steps held, over all ranks. */
+  /** The number of rows of all ranks' step tables, without the mean. */
   get numPoints(): number {
     let sum = 0;
     for (const tables of this.stepsByName.values()) {
@@ -65,15 +65,15 @@ export class PanelModel {
     return sum;
   }
 
-  /** Memory rows by rank. */
+  /** Memory tables by rank. */
   get memory(): ReadonlyMap<number, ColumnTable> {
     return this.memoryByRank;
   }
 
-  /** A name of this page, for the kernel to know it from others. */
+  /** A name of this page, which distinguishes it from other pages of the same panel. */
   readonly page = Math.random().toString(36).slice(2);
 
-  /** The end of what the cell has printed, where the page was loaded after its start; else empty. */
+  /** The end of the cell's printed text if the page was loaded after the cell's start; else empty. */
   get text(): string {
     return this.isReloaded || this.currentFacts?.status !== 'running' ? this.currentText : '';
   }
@@ -114,7 +114,7 @@ export class PanelModel {
     return [...fromSteps, ...logged];
   }
 
-  /** Horizontal axes of curves. Samples are of all ranks, taken as equal on each. */
+  /** Horizontal axes of curves. Samples are counted over all ranks, as the rank's own times the number of ranks. */
   readonly axes: Readonly<Record<AxisName, IAxis>> = {
     step: STEP_AXIS,
     samples: new ColumnAxis('samples', this.steps, TABLE_COLUMNS.step.indexOf('samples'), () =>
@@ -159,8 +159,8 @@ export class PanelModel {
         this.earlier.addCurve(answer);
         break;
       case 'csv':
-        this.csvWaiting?.(answer);
-        this.csvWaiting = null;
+        this.resolveCsv?.(answer);
+        this.resolveCsv = null;
         break;
       case 'share':
         this.sharedFile = answer.file ?? '';
@@ -180,14 +180,14 @@ export class PanelModel {
     this.query({ kind: 'detail', table: curve.table, name: curve.name, first, last });
   }
 
-  /** The file that the run was written to as HTML; empty if the kernel could not; null before it has answered. */
+  /** The HTML file that the kernel wrote; empty if it could not write the file, null before its answer. */
   sharedFile: string | null = null;
 
-  /** Query every row of the run; resolves to null where no kernel answers within `patienceMs`. */
-  queryCsv(patienceMs: number): Promise<ICsv | null> {
+  /** Query every row of the run; resolves to null if no kernel answers within `timeoutMs`. */
+  queryCsv(timeoutMs: number): Promise<ICsv | null> {
     return new Promise(resolve => {
-      const timer = setTimeout(() => resolve(null), patienceMs);
-      this.csvWaiting = answer => {
+      const timer = setTimeout(() => resolve(null), timeoutMs);
+      this.resolveCsv = answer => {
         clearTimeout(timer);
         resolve(answer);
       };
@@ -204,7 +204,7 @@ export class PanelModel {
     signal.addEventListener('abort', () => this.listeners.delete(listener));
   }
 
-  /** Insert the rows of a range of a curve; ranks without a table receive theirs by later messages. */
+  /** Insert the rows of a range of a curve; for ranks without a table yet, later messages contain the rows. */
   private refine(detail: IDetail): void {
     for (const block of detail.blocks) {
       const table = this.tablesOf(block)?.get(block.rank);
@@ -229,28 +229,28 @@ export class PanelModel {
   }
 
   private tableFor(block: IBlock): ColumnTable | null {
-    const known = this.tablesOf(block)?.get(block.rank);
-    if (known !== undefined) {
-      return known;
+    const existing = this.tablesOf(block)?.get(block.rank);
+    if (existing !== undefined) {
+      return existing;
     }
     if (this.numTables() >= MAX_TABLES) {
       return null;
     }
     const numColumns = TABLE_COLUMNS[block.table].length;
     const keyColumn = block.table === 'memory' ? numColumns - 1 : 1;
-    const made = new ColumnTable(numColumns, keyColumn, MAX_ROWS);
+    const table = new ColumnTable(numColumns, keyColumn, MAX_ROWS);
     const tables = this.tablesOf(block) ?? new Map<number, ColumnTable>();
-    tables.set(block.rank, made);
+    tables.set(block.rank, table);
     if (block.table === 'step') {
       this.stepsByName.set(block.name, tables);
       const isFirst = this.stepsByName.size === 1;
-      this.steps.set(isFirst ? block.rank : OTHER_STEPS + this.steps.size, made);
+      this.steps.set(isFirst ? block.rank : FURTHER_LOSSES_KEY + this.steps.size, table);
     } else if (block.table === 'metric') {
       this.metrics.set(block.name, tables);
     } else if (block.table === 'plan') {
       this.plansByName.set(block.name, tables);
     }
-    return made;
+    return table;
   }
 
   private tablesOf(block: IBlock): Map<number, ColumnTable> | undefined {
@@ -284,5 +284,5 @@ export class PanelModel {
   private currentSeq = 0;
   private currentText = '';
   private isReloaded = false;
-  private csvWaiting: ((answer: ICsv) => void) | null = null;
+  private resolveCsv: ((answer: ICsv) => void) | null = null;
 }

@@ -1,7 +1,7 @@
 /**
- * Messages of the kernel to a panel, checked field by field: a message may come from a forged notebook.
+ * Messages of the kernel to a panel. Each field is checked, since a message may come from a malicious notebook.
  *
- * A message is JSON and one buffer of little-endian float64: the blocks' rows, block after block, column after column.
+ * A message is JSON with one buffer of little-endian float64, which has the blocks in order, each column by column.
  */
 
 import { isMarkKind } from '../chart/palette';
@@ -53,7 +53,7 @@ export type IRankFacts = Checked<IWireRankFacts>;
 
 export interface IPanelMessage {
   readonly kind: 'delta' | 'snapshot';
-  /** The sequence number of the message before a delta. */
+  /** The sequence number of the message that a delta follows. */
   readonly base: number;
   readonly seq: number;
   readonly blocks: readonly IBlock[];
@@ -61,9 +61,9 @@ export interface IPanelMessage {
   readonly marks: readonly IMark[] | null;
   /** The latest memory maps; null if they have not changed. */
   readonly maps: readonly IMemoryMap[] | null;
-  /** The end of what the cell has printed, for pages that were loaded while it ran; null if it has not changed. */
+  /** The end of the cell's printed text, for pages that were loaded while it ran; null if it has not changed. */
   readonly text: string | null;
-  /** The page that the text is new to. */
+  /** The name of a page that was loaded while the cell ran, and requested its state; else empty. */
   readonly page: string;
 }
 
@@ -114,7 +114,7 @@ function isTableKind(value: unknown): value is TableKind {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(TABLE_COLUMNS, value);
 }
 
-/** Copy the buffer: its start may not be a multiple of eight. */
+/** Copy the buffer, since its byte offset may not be a multiple of eight. */
 function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
   if (buffer === undefined) {
     return new Float64Array(0);

@@ -1,4 +1,4 @@
-/** Values of a message that may be forged: a value of another type becomes empty, a long one is cut. */
+/** Conversion of untrusted values: a value of another type becomes an empty one, a long one is cut. */
 
 import { capText } from '../chart/format';
 

@@ -1,4 +1,4 @@
-/** Recorded runs, checked field by field. The kernel's side is `accel_nb/notebook/reports/recent_runs.py`. */
+/** Recorded runs, with every field checked. The kernel's side is `accel_nb/notebook/reports/recent_runs.py`. */
 
 import { asList, asNumber, asText, isRecord } from './reading';
 
@@ -10,7 +10,7 @@ const MAX_COMPARED = 8;
 const MAX_NOTES = 10_000;
 const MAX_ERROR = 2048;
 const MAX_LINE = 16_384;
-/** The latest time that a `Date` can hold, in seconds. */
+/** The latest time that a `Date` can represent, in seconds. */
 const MAX_TIME = 8.64e12;
 
 const OUTCOMES = ['running', 'done', 'failed', 'interrupted'] as const;
@@ -30,7 +30,7 @@ export interface IRecentRun {
   readonly started: number;
   readonly durationS: number | null;
   readonly numSteps: number;
-  /** The metric to draw: the loss, or the first logged one; empty if there is none. */
+  /** The name of the metric to draw: the loss, or the first logged metric; empty if there is none. */
   readonly metric: string;
   readonly value: number | null;
   readonly steps: readonly number[];
@@ -52,7 +52,7 @@ export interface IRunDetails {
     readonly value: string;
     readonly source: string;
   }[];
-  /** The flags that set the same options; null if a line cannot. */
+  /** The flags that set the same options; null if they cannot be written in one line. */
   readonly line: string | null;
 }
 
@@ -174,7 +174,7 @@ export function parseRunDetails(body: Readonly<Record<string, unknown>>): IRunDe
   };
 }
 
-/** A text without line breaks and control characters; null for any other. */
+/** The value if it is a text without line breaks and control characters, else null. */
 function asLine(value: unknown): string | null {
   const isLine =
     typeof value === 'string' && value.length <= MAX_LINE && !/[\p{Cc}\p{Zl}\p{Zp}]/u.test(value);

@@ -1,4 +1,4 @@
-/** The options that a notebook carries in its metadata: `{"accel_nb": {"options": {"precision": "bf16"}}}`. */
+/** The options in a notebook's metadata: `{"accel_nb": {"options": {"precision": "bf16"}}}`. */
 
 import { valueText } from './options';
 import { isRecord } from './reading';
@@ -7,7 +7,7 @@ export const METADATA_KEY = 'accel_nb';
 
 const MAX_SETTINGS = 256;
 
-/** The metadata's options, by dotted name and as text; unknown names stay, and the kernel reports them. */
+/** The metadata's options as text, by dotted name; unknown names are kept, and the kernel reports them. */
 export function readSettings(metadata: unknown): Record<string, string> {
   const options = isRecord(metadata) && isRecord(metadata.options) ? metadata.options : {};
   const settings: Record<string, string> = {};

@@ -1,4 +1,4 @@
-/** Messages of the kernel (`accel_nb/ui/comm.py`) to the sidebar, checked field by field. */
+/** Messages of the kernel (`accel_nb/ui/comm.py`) to the sidebar, with every field checked. */
 
 import {
   SIDEBAR_VERSION,
@@ -39,7 +39,7 @@ export interface ISidebarState {
   readonly run: IRunLine | null;
 }
 
-/** The state in a comm message, or null when the message is something else. */
+/** Parse the state in a comm message; null for any other message. */
 export function parseSidebarState(data: unknown): ISidebarState | null {
   if (
     !isRecord(data) ||
@@ -122,7 +122,7 @@ export interface IResolvedOption {
 
 export interface IResolution {
   readonly options: ReadonlyMap<string, IResolvedOption>;
-  /** The devices of the workers that a run would have. */
+  /** The devices of the workers that a run with these options uses. */
   readonly devices: readonly string[];
   readonly problems: readonly string[];
   readonly notes: readonly string[];
@@ -160,7 +160,7 @@ export function parseLogPart(body: Readonly<Record<string, unknown>>): ILogPart 
   };
 }
 
-/** The problem lines that begin with an option's name or flag, by option; the others under ''. */
+/** Problems by the option whose name or flag they begin with; others are under ''. */
 export function problemsByOption(
   problems: readonly string[],
   optionOf: (word: string) => string | undefined

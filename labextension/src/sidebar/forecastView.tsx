@@ -1,4 +1,4 @@
-/** The memory forecast of the form's options: a bar for each way of sharing, and the table of `%accelerate plan`. */
+/** The memory forecast for the form's options: a bar for each plan, and the table of `%accelerate plan`. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes, formatCount } from '../chart/format';
@@ -28,13 +28,13 @@ export function ForecastView({ session, trans }: IViewProps): React.JSX.Element 
       title={trans.__('Memory forecast')}
       aside={
         <span className="accel-nb-line-side">
-          {forecast.kind === 'running' ? trans.__('looking …') : ''}
+          {forecast.kind === 'running' ? trans.__('computing …') : ''}
         </span>
       }
     >
       {forecast.kind === 'no-model' && (
         <p className="accel-nb-hint">
-          {trans.__('The notebook holds no model yet, or more than one.')}
+          {trans.__('The notebook has no model yet, or more than one.')}
         </p>
       )}
       {forecast.kind === 'failed' && <Hints isProblem texts={[forecast.error]} />}
@@ -65,7 +65,7 @@ function Plans({
     <div className="accel-nb-forecast">
       <p className="accel-nb-hint">
         {trans.__(
-          '%1: %2 parameters, %3, on %4 with room for %5 each',
+          '%1: %2 parameters, %3, on %4 with at most %5 each',
           forecast.model,
           formatCount(forecast.numParameters),
           forecast.optimizer,
@@ -142,7 +142,7 @@ function PlanBar({
     color: COLORS[part.label] ?? '#9a9a9a'
   }));
   const verdict =
-    plan.missing > 0 ? trans.__('lacks %1', formatBytes(plan.missing)) : trans.__('fits');
+    plan.missing > 0 ? trans.__('needs %1 more', formatBytes(plan.missing)) : trans.__('fits');
   const name = planName(plan, trans);
   return (
     <>

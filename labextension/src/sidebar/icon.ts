@@ -1,6 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-/** Two workers that run side by side and meet. */
+/** The icon: two parallel lines that join. */
 export const accelIcon = new LabIcon({
   name: 'accel-nb:icon',
   svgstr:

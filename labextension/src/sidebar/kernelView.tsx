@@ -1,4 +1,4 @@
-/** The state of the notebook's kernel: its devices and workers, or why there are none. */
+/** The state of the notebook's kernel: its devices and workers, or the reason why they are unknown. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { capText, formatBytes, formatCount, formatNumber, formatSeconds } from '../chart/format';
@@ -20,7 +20,9 @@ export function KernelView({ session, trans }: IViewProps): React.JSX.Element {
         <p className="accel-nb-hint">
           {state.reason === 'language'
             ? trans.__('This kernel does not run Python.')
-            : trans.__('Another notebook of this page uses the same kernel; look there.')}
+            : trans.__(
+                'Another notebook of this page uses the same kernel: select it to see the workers.'
+              )}
         </p>
       );
     case 'not-loaded':

@@ -22,7 +22,7 @@ export function LogView({
       aside={
         logs.length > 0 && logs.length <= MAX_RANKS ? (
           <Choice
-            label={trans.__('Whose log')}
+            label={trans.__('Log of rank')}
             options={logs.map(({ rank }) => ({ value: rank, label: String(rank) }))}
             chosen={logRank}
             onChoose={rank => session.showLog(rank === logRank ? null : rank)}
@@ -34,7 +34,7 @@ export function LogView({
               className="jp-mod-styled accel-nb-rank-input"
               min={0}
               max={logs.length - 1}
-              aria-label={trans.__('Whose log')}
+              aria-label={trans.__('Log of rank')}
               onChange={event => session.showLog(event.target.valueAsNumber)}
             />
           )
@@ -45,13 +45,13 @@ export function LogView({
         <p className="accel-nb-hint">{trans.__('No cell has run on workers yet.')}</p>
       )}
       {logs.length > 0 && !isShown && (
-        <p className="accel-nb-hint">{trans.__('Choose a rank to see what it printed.')}</p>
+        <p className="accel-nb-hint">{trans.__('Choose a rank to see its output.')}</p>
       )}
       {isShown && (
         <Lines key={logRank} log={session.log} label={trans.__('Log of rank %1', logRank)} />
       )}
       {isShown && session.log.length === 0 && (
-        <p className="accel-nb-hint">{trans.__('It printed nothing.')}</p>
+        <p className="accel-nb-hint">{trans.__('This rank has printed nothing.')}</p>
       )}
     </Section>
   );

@@ -1,4 +1,4 @@
-/** One option in the form: its name, where its value comes from, the input, what it means and what is wrong with it. */
+/** One option in the form: its name, the origin of its value, the input, the help text and problems. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactNode } from 'react';
@@ -11,11 +11,11 @@ export interface IFieldContext {
   readonly values: ReadonlyMap<string, string>;
   readonly problems: ReadonlyMap<string, readonly string[]>;
   readonly resolution: IResolution | null;
-  /** Whether the field stands among those of other groups, so that it needs its whole name. */
+  /** Whether the field is shown outside of its group, and therefore with its full name. */
   readonly isAlone: boolean;
 }
 
-/** What the form component hands to the template of a field. */
+/** Props that the form component passes to the template of a field. */
 interface IFieldProps {
   readonly id: string;
   readonly label: string;
@@ -36,21 +36,21 @@ export function OptionField({
     return <>{children}</>;
   }
   const { trans, values, problems, resolution, isAlone } = formContext;
-  const found = resolution?.options.get(option.name);
-  const wrong = problems.get(option.name) ?? [];
-  const isDefault = found === undefined || found.layer === 'default';
+  const resolved = resolution?.options.get(option.name);
+  const ownProblems = problems.get(option.name) ?? [];
+  const isDefault = resolved === undefined || resolved.layer === 'default';
   return (
     <div
       className="accel-nb-field"
       data-option={option.name}
-      data-origin={found?.layer ?? 'default'}
+      data-origin={resolved?.layer ?? 'default'}
       data-given={values.has(option.name)}
     >
       <div className="accel-nb-line">
         <label htmlFor={id}>{isAlone ? option.name : option.name.split('.').pop()}</label>
         {!isDefault && (
-          <span className="accel-nb-origin" title={found.source}>
-            {layerText(found.layer, trans)}
+          <span className="accel-nb-origin" title={resolved.source}>
+            {layerText(resolved.layer, trans)}
           </span>
         )}
       </div>
@@ -61,12 +61,12 @@ export function OptionField({
       </p>
       {!isDefault && !values.has(option.name) && (
         <p className="accel-nb-field-source" id={`${id}__help`}>
-          {trans.__('from %1', found.source)}
+          {trans.__('from %1', resolved.source)}
         </p>
       )}
-      {wrong.length > 0 && (
+      {ownProblems.length > 0 && (
         <p className="accel-nb-field-problem" id={`${id}__error`} role="alert">
-          {wrong.join('\n')}
+          {ownProblems.join('\n')}
         </p>
       )}
     </div>

@@ -1,4 +1,4 @@
-/** The options as a form: JupyterLab's own form component over the generated schema, group by group. */
+/** The form of options: JupyterLab's form component with the generated schema, one for each group. */
 
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import { FormComponent, type IFormComponentProps } from '@jupyterlab/ui-components';
@@ -47,7 +47,7 @@ export function OptionsForm({
       title={trans.__('Options')}
       aside={
         <Choice<Scope>
-          label={trans.__('What the options are for')}
+          label={trans.__('Scope of the options')}
           options={[
             { value: 'cell', label: trans.__('Cell') },
             { value: 'notebook', label: trans.__('Notebook') }
@@ -96,7 +96,7 @@ function Target({ session, trans }: IViewProps): React.JSX.Element {
     return (
       <p className="accel-nb-hint">
         {trans.__(
-          'Saved in this notebook, for all of its cells. What stands in the line of a cell goes first.'
+          'Saved in this notebook, for all its cells. The options in the line of a cell override these.'
         )}
       </p>
     );
@@ -227,7 +227,7 @@ function formSchema(options: readonly IOption[], values: ReadonlyMap<string, str
   return { type: 'object', properties: Object.fromEntries(properties) };
 }
 
-/** Values of options that are not set here: from a weaker layer, or the default. */
+/** Placeholders for options that are not set in the form: the value of a weaker layer, or the default. */
 function placeholders(
   options: readonly IOption[],
   resolution: IResolution | null,
@@ -237,7 +237,8 @@ function placeholders(
     const text = resolution?.options.get(option.name)?.value ?? option.defaultText;
     const isList = option.choices.length > 0;
     const isNothing = text === '' || text === 'none';
-    const value = isList ? trans.__('not set: %1', text) : text; // else the list would show the entry twice
+    // Without "not set" the list would show the same entry twice.
+    const value = isList ? trans.__('not set: %1', text) : text;
     const shown = isNothing ? (isList ? '' : option.hint) || trans.__('not set') : value;
     return [option.name, { 'ui:placeholder': shown, 'ui:autocomplete': 'off' }] as const;
   });

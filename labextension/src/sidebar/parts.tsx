@@ -42,7 +42,7 @@ export function Action({
   );
 }
 
-/** A choice of one among a few values. */
+/** A group of buttons, of which one can be pressed. */
 export function Choice<T extends string | number>({
   label,
   options,
@@ -76,7 +76,7 @@ export interface IBarPart {
   readonly color: string;
 }
 
-/** Shares of a whole, side by side; a mark shows the limit if they exceed it. */
+/** A bar of shares, side by side; a mark shows `limit` if it is below 1. */
 export function Bar({
   parts,
   label,
@@ -120,7 +120,7 @@ export function Hints({
   return isProblem ? <div role="alert">{list}</div> : list;
 }
 
-/** A line of code that is broken between words, and not at the hyphens of its flags. */
+/** A line of code that wraps between words, and not at the hyphens of its flags. */
 export function Words({ text }: { readonly text: string }): React.JSX.Element {
   return (
     <>
@@ -137,9 +137,9 @@ export function Words({ text }: { readonly text: string }): React.JSX.Element {
   );
 }
 
-/** A text of the options' schema in the user's language. */
+/** A text of the options' schema, translated to the user's language. */
 export function schemaText(text: string, trans: TranslationBundle): string {
-  // Translators take these from the schema, by this context.
+  // These texts are extracted for translators from the schema, under this context.
   // eslint-disable-next-line jupyter/no-dynamic-translation
   return trans._p('schema', text);
 }

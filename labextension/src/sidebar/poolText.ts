@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-/** Return the text of a state as the kernel names it; an unknown state is its own text. */
+/** The translated text of a pool state; an unknown state is returned unchanged. */
 export function poolText(state: string, trans: TranslationBundle): string {
   const texts: Readonly<Record<string, string>> = {
     'not started': trans.__('not started'),

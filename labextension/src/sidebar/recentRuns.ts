@@ -20,10 +20,10 @@ export class RecentRuns {
 
   /** Newest first. */
   get runs(): readonly IRecentRun[] {
-    return this.known;
+    return this.currentRuns;
   }
 
-  /** The id of the run whose details are shown; null while none is. */
+  /** The id of the run whose details are shown; null if none is. */
   get shown(): string | null {
     return this.shownId;
   }
@@ -80,7 +80,7 @@ export class RecentRuns {
     }
     this.stamp = stamp;
     try {
-      this.known = stamp === '' ? [] : parseRuns(await this.channel.request('runs', {}));
+      this.currentRuns = stamp === '' ? [] : parseRuns(await this.channel.request('runs', {}));
       await this.readDetails();
       this.onChange();
     } catch {
@@ -118,7 +118,7 @@ export class RecentRuns {
     }
   }
 
-  private known: readonly IRecentRun[] = [];
+  private currentRuns: readonly IRecentRun[] = [];
   private latestDetails: IRunDetails | null = null;
   private shownId: string | null = null;
   private stamp = '';

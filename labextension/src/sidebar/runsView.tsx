@@ -1,4 +1,4 @@
-/** The recent runs: how each ended, its last loss and a small chart of it; a click shows what it was run with. */
+/** The recent runs: outcome, last loss and a small chart of each; a click shows its details and options. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { useState } from 'react';
@@ -38,7 +38,7 @@ export function RunsView({ session, trans }: IViewProps): React.JSX.Element {
     <Section title={trans.__('Recent runs')}>
       {recent.runs.length === 0 && (
         <p className="accel-nb-hint">
-          {trans.__('No run yet: cells and launches that train are listed here when they end.')}
+          {trans.__('No run yet: cells and launches that train are listed here after they end.')}
         </p>
       )}
       {recent.runs.length > 1 && (
@@ -404,7 +404,7 @@ function outcomeText(outcome: Outcome, trans: TranslationBundle): string {
 
 function factTexts(trans: TranslationBundle): Readonly<Record<RunFact, string>> {
   return {
-    target: trans.__('what'),
+    target: trans.__('target'),
     notebook: trans.__('notebook'),
     code: trans.__('code'),
     folder: trans.__('folder'),

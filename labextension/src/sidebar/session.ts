@@ -1,4 +1,4 @@
-/** One open notebook as the sidebar sees it: its kernel, the line of its active cell, and the options it carries. */
+/** The sidebar's state for one open notebook: its kernel, the line of its active cell, and its options. */
 
 import type { Notebook, NotebookPanel } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
@@ -15,7 +15,7 @@ import { RecentRuns } from './recentRuns';
 const RESOLVE_MS = 150;
 const FORECAST_MS = 700;
 
-/** What the form edits: the active cell's line, or the notebook's options for all cells. */
+/** The options that the form edits: those in the active cell's line, or the notebook's for all cells. */
 export type Scope = 'cell' | 'notebook';
 
 export type Forecast =
@@ -44,7 +44,7 @@ export class NotebookSession {
   readonly log = new LogLines();
 
   get changed(): ISignal<this, void> {
-    return this.hasChanged;
+    return this.changedSignal;
   }
 
   get scope(): Scope {
@@ -56,7 +56,7 @@ export class NotebookSession {
     this.onEdited();
   }
 
-  /** The line of the active cell; null where no code cell is active. */
+  /** The line of the active cell; null if no code cell is active. */
   get line(): CellLine | null {
     const cell = this.panel.content.activeCell;
     return cell?.model.type === 'code' ? findLine(cell.model.sharedModel.getSource()) : null;
@@ -68,7 +68,7 @@ export class NotebookSession {
     return line?.kind === 'line' ? line.flags : this.draft;
   }
 
-  /** The values of the form by option; null when the line cannot be read. */
+  /** The values of the form by option; null if the line cannot be parsed. */
   get values(): ReadonlyMap<string, string> | null {
     return this.scope === 'notebook'
       ? new Map(Object.entries(this.settings))
@@ -93,12 +93,12 @@ export class NotebookSession {
     return this.lastError;
   }
 
-  /** The rank whose log is shown; null while none is. */
+  /** The rank whose log is shown; null if none is. */
   get logRank(): number | null {
     return this.shownRank;
   }
 
-  /** Set an option, or remove it with undefined. */
+  /** Set an option; the value undefined removes it. */
   choose(name: string, value: string | undefined): void {
     if (this.scope === 'notebook') {
       const settings: Record<string, string> = { ...this.settings };
@@ -122,12 +122,12 @@ export class NotebookSession {
     }
   }
 
-  /** Insert the line at the start of the active cell, or into a new cell below if that has another magic. */
+  /** Insert the line at the start of the active cell, or into a new cell below if the active one has another magic. */
   insert(): void {
     this.useFlags(this.flags);
   }
 
-  /** Set the flags of the active cell's line; the line is inserted as by `insert` if there is none. */
+  /** Set the flags of the active cell's line; if it has none, insert the line as `insert` does. */
   useFlags(flags: string): void {
     const line = this.line;
     if (line === null || line.kind === 'other') {
@@ -140,28 +140,28 @@ export class NotebookSession {
 
   /** Load the extension into the kernel. */
   async load(): Promise<void> {
-    await this.act('%load_ext accel_nb');
+    await this.runMagic('%load_ext accel_nb');
   }
 
   async start(): Promise<void> {
-    await this.act(`%accelerate start ${this.flags}`.trimEnd());
+    await this.runMagic(`%accelerate start ${this.flags}`.trimEnd());
   }
 
   async restart(): Promise<void> {
-    await this.stopCell();
-    await this.act('%accelerate restart');
+    await this.interruptCell();
+    await this.runMagic('%accelerate restart');
   }
 
   async stop(): Promise<void> {
-    await this.stopCell();
-    await this.act('%accelerate stop');
+    await this.interruptCell();
+    await this.runMagic('%accelerate stop');
   }
 
   async interrupt(): Promise<void> {
     await this.channel.interrupt();
   }
 
-  /** Request a forecast of the line's options; from then on it follows the form. */
+  /** Request a forecast for the line's options; later changes in the form request it again. */
   async requestForecast(): Promise<void> {
     window.clearTimeout(this.forecastTimer);
     const last = this.currentForecast.kind === 'done' ? this.currentForecast.forecast : null;
@@ -180,7 +180,7 @@ export class NotebookSession {
       forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast },
       forecastKey
     );
-    this.forecastLater();
+    this.scheduleForecast();
   }
 
   showLog(rank: number | null): void {
@@ -189,7 +189,7 @@ export class NotebookSession {
     this.logName = '';
     this.logEnd = 0;
     void this.readLog();
-    this.hasChanged.emit();
+    this.changedSignal.emit();
   }
 
   get isDisposed(): boolean {
@@ -203,17 +203,17 @@ export class NotebookSession {
     Signal.clearData(this);
   }
 
-  private async act(code: string): Promise<void> {
+  private async runMagic(code: string): Promise<void> {
     const result: RunResult = await this.channel.run(code);
     if (!this.isDisposed) {
       this.lastError = result.ok ? '' : result.error;
       this.channel.refresh();
-      this.hasChanged.emit();
+      this.changedSignal.emit();
     }
   }
 
-  /** Interrupt a cell that runs on the workers: the action would wait for its end. */
-  private async stopCell(): Promise<void> {
+  /** Interrupt a cell that runs on the workers, since the magic would wait for its end. */
+  private async interruptCell(): Promise<void> {
     const state = this.channel.state;
     if (state.kind === 'ready' && state.info.pool === 'busy') {
       await this.channel.interrupt();
@@ -250,10 +250,10 @@ export class NotebookSession {
 
   private onActiveCell(notebook: Notebook): void {
     const shared = notebook.activeCell?.model.sharedModel ?? null;
-    if (shared !== this.followed) {
-      this.followed?.changed.disconnect(this.onEdited, this);
+    if (shared !== this.observedSource) {
+      this.observedSource?.changed.disconnect(this.onEdited, this);
       shared?.changed.connect(this.onEdited, this);
-      this.followed = shared;
+      this.observedSource = shared;
     }
     this.onEdited();
   }
@@ -267,7 +267,7 @@ export class NotebookSession {
 
   private onRunsChanged(): void {
     if (!this.isDisposed) {
-      this.hasChanged.emit();
+      this.changedSignal.emit();
     }
   }
 
@@ -284,26 +284,26 @@ export class NotebookSession {
     } else {
       this.currentResolution = null;
     }
-    this.hasChanged.emit();
+    this.changedSignal.emit();
   }
 
-  /** Called on each edit, change of the active cell and of settings; most change nothing here. */
+  /** Called on each edit, change of the active cell and of settings; returns early if the form's inputs are the same. */
   private onEdited(): void {
     const { line, settings } = this;
-    const seen = JSON.stringify([this.scope, line?.kind, this.flags, settings]);
-    if (seen === this.seen) {
+    const inputs = JSON.stringify([this.scope, line?.kind, this.flags, settings]);
+    if (inputs === this.lastInputs) {
       return;
     }
-    this.seen = seen;
+    this.lastInputs = inputs;
     window.clearTimeout(this.resolveTimer);
     this.resolveTimer = window.setTimeout(() => void this.resolve(), RESOLVE_MS);
     if (this.currentForecast.kind === 'done') {
-      this.forecastLater();
+      this.scheduleForecast();
     }
-    this.hasChanged.emit();
+    this.changedSignal.emit();
   }
 
-  private forecastLater(): void {
+  private scheduleForecast(): void {
     window.clearTimeout(this.forecastTimer);
     if (this.followsForecast() && this.forecastKey !== this.lastForecastKey) {
       this.forecastTimer = window.setTimeout(() => void this.requestForecast(), FORECAST_MS);
@@ -318,19 +318,20 @@ export class NotebookSession {
 
   private async resolve(): Promise<void> {
     const flags = this.scope === 'notebook' ? '' : this.flags;
-    const turn = (this.turn += 1);
+    const number = (this.resolveNumber += 1);
     try {
       const given = { line: flags, settings: { ...this.settings } };
-      const found = parseResolution(await this.channel.request('options', given));
-      if (turn !== this.turn) {
-        return;
+      const resolution = parseResolution(await this.channel.request('options', given));
+      if (number !== this.resolveNumber) {
+        return; // a later request has been sent
       }
       // While there are problems, the last valid values and origins stay visible.
-      const options = found.options.size > 0 ? found.options : this.currentResolution?.options;
-      this.currentResolution = { ...found, options: options ?? new Map() };
-      this.hasChanged.emit();
+      const options =
+        resolution.options.size > 0 ? resolution.options : this.currentResolution?.options;
+      this.currentResolution = { ...resolution, options: options ?? new Map() };
+      this.changedSignal.emit();
     } catch {
-      // The kernel has ended, or its version has no such request: the channel's state shows it.
+      // The kernel has ended, or its version has no such request, which the channel's state reports.
     }
   }
 
@@ -353,7 +354,7 @@ export class NotebookSession {
         this.log.append(part.text);
         this.logName = part.log;
         this.logEnd = part.end;
-        this.hasChanged.emit();
+        this.changedSignal.emit();
       }
     } catch {
       // Read again with the next state.
@@ -370,12 +371,12 @@ export class NotebookSession {
   private setForecast(forecast: Forecast, key: string): void {
     this.currentForecast = forecast;
     this.lastForecastKey = key;
-    this.hasChanged.emit();
+    this.changedSignal.emit();
   }
 
   private draft = '';
-  private seen = '';
-  private turn = 0;
+  private lastInputs = '';
+  private resolveNumber = 0;
   private currentScope: Scope = 'cell';
   private currentResolution: IResolution | null = null;
   private currentForecast: Forecast = { kind: 'none' };
@@ -387,6 +388,6 @@ export class NotebookSession {
   private isReadingLog = false;
   private resolveTimer = 0;
   private forecastTimer = 0;
-  private followed: NonNullable<Notebook['activeCell']>['model']['sharedModel'] | null = null;
-  private readonly hasChanged = new Signal<this, void>(this);
+  private observedSource: NonNullable<Notebook['activeCell']>['model']['sharedModel'] | null = null;
+  private readonly changedSignal = new Signal<this, void>(this);
 }

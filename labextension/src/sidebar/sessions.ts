@@ -1,4 +1,4 @@
-/** The open notebooks and the current one among them. Each keeps its line to its kernel while another is looked at. */
+/** The open notebooks, and the current one. Each keeps the connection to its kernel while another one is current. */
 
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { Signal, type ISignal } from '@lumino/signaling';
@@ -16,9 +16,9 @@ export class NotebookSessions {
     return this.shown;
   }
 
-  /** Emitted when the current notebook is another one, or has changed. */
+  /** Emitted when another notebook becomes the current one, and when the state of the current one changes. */
   get changed(): ISignal<this, void> {
-    return this.hasChanged;
+    return this.changedSignal;
   }
 
   private add(panel: NotebookPanel): void {
@@ -42,19 +42,19 @@ export class NotebookSessions {
       this.shown = next;
       next?.channel.watch(true);
     }
-    this.hasChanged.emit();
+    this.changedSignal.emit();
   }
 
   private onChanged(session: NotebookSession): void {
     if (session === this.shown) {
-      this.hasChanged.emit();
+      this.changedSignal.emit();
     }
   }
 
-  /** Whether forecasts follow the form once one was asked for. */
+  /** Whether a forecast, once requested, is computed again after changes in the form. */
   followsForecast = true;
 
   private shown: NotebookSession | null = null;
   private readonly sessions = new Map<NotebookPanel, NotebookSession>();
-  private readonly hasChanged = new Signal<this, void>(this);
+  private readonly changedSignal = new Signal<this, void>(this);
 }

@@ -1,4 +1,4 @@
-/** The status bar's item: how many workers run and how full their devices are; a click opens the sidebar. */
+/** The status bar's item: the number of workers and the memory in use; a click opens the sidebar. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget } from '@jupyterlab/ui-components';
@@ -41,7 +41,7 @@ export class StatusItem extends ReactWidget {
   }
 }
 
-/** The memory is that of the GPUs together where there are any, else the machine's. */
+/** The item's text and title. The memory is the sum over all GPUs if there are any, else the machine's. */
 export function statusTexts(info: ISidebarState, trans: TranslationBundle): [string, string] {
   const gpus = info.devices.filter(device => device.kind !== 'cpu');
   const devices = gpus.length > 0 ? gpus : info.devices;

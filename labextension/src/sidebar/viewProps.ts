@@ -1,4 +1,4 @@
-/** Props that every view of the sidebar has. */
+/** Props of every view of the sidebar. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { NotebookSession } from './session';

@@ -1,4 +1,4 @@
-/** The allocator's blocks on each rank at one step, and their largest holders. Hidden until a map was requested. */
+/** The allocator's blocks on each rank at one step, and the objects that use most memory. Hidden until requested. */
 
 import { layOut, type IBorder } from '../chart/blockMap';
 import { capText, formatBytes, formatCount } from '../chart/format';
@@ -94,11 +94,11 @@ function drawBlocks(map: IMemoryMap, figures: string): HTMLElement {
 }
 
 /** Position an element on its line of the drawing. */
-function place(made: HTMLElement, { line, left }: IBorder): HTMLElement {
-  made.style.left = percent(left);
-  made.style.top = `${line * (LINE_HEIGHT + GAP)}px`;
-  made.style.height = `${LINE_HEIGHT}px`;
-  return made;
+function place(target: HTMLElement, { line, left }: IBorder): HTMLElement {
+  target.style.left = percent(left);
+  target.style.top = `${line * (LINE_HEIGHT + GAP)}px`;
+  target.style.height = `${LINE_HEIGHT}px`;
+  return target;
 }
 
 function drawHolders(map: IMemoryMap): HTMLElement[] {

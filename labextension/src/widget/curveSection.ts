@@ -1,7 +1,7 @@
-/** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
+/** A chart with its legend: the lines to draw, their values at the pointer, and keys to zoom and move. */
 
-import { placeText, STEP_AXIS, type IAxis } from '../chart/axis';
-import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
+import { positionText, STEP_AXIS, type IAxis } from '../chart/axis';
+import { CurveChart, type IExtraLine, type IReading } from '../chart/curveChart';
 import { capText, formatMilliseconds, formatNumber } from '../chart/format';
 import { earlierColor, markText } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
@@ -21,10 +21,10 @@ const KEYS: Readonly<Record<string, { factor: number; centre: number }>> = {
   ArrowRight: { factor: 1, centre: 0.7 }
 };
 
-/** More readings than these do not fit above the chart. */
+/** Maximum number of lines in the legend. */
 const MAX_LEGEND = 12;
 
-/** What a legend has room for. */
+/** Maximum number of characters of a label in the legend, and of the texts of marks. */
 const MAX_LABEL = 32;
 const MAX_MARKED = 100;
 
@@ -61,7 +61,7 @@ export class CurveSection {
   readonly node: HTMLElement;
   readonly chart: CurveChart;
   axisName: AxisName = 'step';
-  /** How much of the past the bold line keeps; null: as the number of points needs. */
+  /** Weight of earlier values in the bold line's moving average; null chooses it by the number of points. */
   smoothing: number | null = null;
   /** Whether earlier runs are drawn too. */
   compares = false;
@@ -79,23 +79,23 @@ export class CurveSection {
       column: curve.column,
       meanRank: MEAN_RANK,
       axis,
-      smoothing: this.smoothing ?? usualSmoothing(curve),
+      smoothing: this.smoothing ?? automaticSmoothing(curve),
       hidden: this.hidden,
       marks: this.model.marks,
-      beside: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
+      extra: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
     });
     this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
     this.plot.setAttribute('aria-label', `${curve.label} over ${axis.label}. ${KEYS_HINT}`);
     this.height = height;
   }
 
-  /** What the chart is drawn over. */
+  /** The horizontal axis. */
   get axis(): IAxis {
     return this.model.axes[this.axisName];
   }
 
-  /** What the schedule is going to give; where the future has no samples and no time yet, it has no place. */
-  private plannedLines(curve: ICurve): IBesideLine[] {
+  /** The planned learning rates; only over steps, since the samples and the time of future steps are unknown. */
+  private plannedLines(curve: ICurve): IExtraLine[] {
     if (curve.id !== LEARNING_RATE || this.axisName !== 'step') {
       return [];
     }
@@ -109,7 +109,7 @@ export class CurveSection {
     }));
   }
 
-  private earlierLines(curve: ICurve): IBesideLine[] {
+  private earlierLines(curve: ICurve): IExtraLine[] {
     return this.model.earlier.lines(curve, this.axisName).map(line => ({
       label: capText(line.title, MAX_LABEL),
       table: line.table,
@@ -122,7 +122,7 @@ export class CurveSection {
 
   private showReadings(x: number | null, readings: IReading[], marks: readonly IMark[]): void {
     const label = this.curve?.label ?? '';
-    setText(this.legendTitle, x === null ? label : `${label} at ${placeText(this.axis, x)}`);
+    setText(this.legendTitle, x === null ? label : `${label} at ${positionText(this.axis, x)}`);
     setText(this.marked, capText(marks.map(markText).join(' · '), MAX_MARKED));
     const isSmall = this.node.classList.contains('accel-nb-is-small');
     const shown = meanFirst(onePerLabel(readings)).slice(0, isSmall ? 1 : MAX_LEGEND);
@@ -194,7 +194,7 @@ export class CurveSection {
   private readonly legend = element('span', 'accel-nb-legend-items');
 }
 
-/** A line that is smoothed comes after its raw values, which are the ones to read: no figure is smoothed. */
+/** One reading for each label, with the raw value: a smoothed line has its label and follows its raw values. */
 function onePerLabel(readings: readonly IReading[]): IReading[] {
   const found = new Map<string, IReading>();
   for (const reading of readings) {
@@ -204,13 +204,13 @@ function onePerLabel(readings: readonly IReading[]): IReading[] {
   return [...found.values()];
 }
 
-/** The bold line is drawn last and read first. */
+/** The readings with that of the bold line first; it is drawn last. */
 function meanFirst(readings: readonly IReading[]): IReading[] {
   return [...readings.slice(-1), ...readings.slice(0, -1)];
 }
 
-/** Noise hides the course of a long curve: above some 500 points it is smoothed, in few levels that change rarely. */
-export function usualSmoothing(curve: ICurve): number {
+/** The smoothing of a curve by its length: none up to 500 points, then one of few levels, so that it rarely changes. */
+export function automaticSmoothing(curve: ICurve): number {
   let numRows = 0;
   for (const table of curve.tables.values()) {
     numRows = Math.max(numRows, table.length);

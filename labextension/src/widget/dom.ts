@@ -24,7 +24,7 @@ export function paintSwatch(swatch: HTMLElement, color: string, isDashed: boolea
   swatch.classList.toggle('accel-nb-is-dashed', isDashed);
 }
 
-/** A button that stays pressed; `onToggle` receives the new state. */
+/** A toggle button; `onToggle` receives the new state. */
 export function toggleButton(
   label: string,
   hint: string,
@@ -47,7 +47,7 @@ export function toggleButton(
   return button;
 }
 
-/** A button that does one thing. */
+/** A button that calls `onClick`. */
 export function actionButton(
   label: string,
   hint: string,

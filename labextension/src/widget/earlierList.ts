@@ -1,4 +1,4 @@
-/** The runs to compare with, each with a box to tick. */
+/** The runs to compare with, each with a checkbox. */
 
 import { capText } from '../chart/format';
 import { earlierColor } from '../chart/palette';
@@ -12,10 +12,10 @@ export class EarlierList {
     private readonly earlier: EarlierRuns,
     private readonly signal: AbortSignal
   ) {
-    this.node = element('div', 'accel-nb-earlier', this.told, this.list);
+    this.node = element('div', 'accel-nb-earlier', this.caption, this.list);
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', 'Earlier runs');
-    // JupyterLab's own command on space would take it from the boxes.
+    // Otherwise JupyterLab's shortcut on space would take precedence over the checkboxes.
     this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.hidden = true;
   }
@@ -25,8 +25,8 @@ export class EarlierList {
   update(): void {
     const { runs } = this.earlier;
     setText(
-      this.told,
-      runs === null ? 'waiting for the kernel, which keeps the earlier runs …' : 'compare with'
+      this.caption,
+      runs === null ? 'waiting for the list of runs from the kernel …' : 'compare with'
     );
     const shown = runs ?? [];
     const names = shown.map(run => run.run).join(' ');
@@ -59,6 +59,6 @@ export class EarlierList {
   }
 
   private names = '';
-  private readonly told = element('span', 'accel-nb-field-label');
+  private readonly caption = element('span', 'accel-nb-field-label');
   private readonly list = element('span', 'accel-nb-earlier-list');
 }

@@ -1,4 +1,4 @@
-/** The anywidget entry. The data belongs to the model; views are created and removed. */
+/** The anywidget entry point. The data is in the model, so views can be created and removed. */
 
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
@@ -9,13 +9,13 @@ import { parseMessage, ProtocolError } from '../model/protocol';
 import { showPanel } from './panelView';
 import panelStyle from './widget.css';
 
-/** Synchronized traits: empty while a cell runs, one snapshot message once it has ended. */
+/** Synchronized traits: empty while the cell runs, and the final snapshot message after it has ended. */
 interface ITraits extends Record<string, unknown> {
   final: unknown;
   snapshot: DataView | null;
 }
 
-/** anywidget calls this once for each model. */
+/** Called by anywidget once for each model. */
 export default function define() {
   const panel = new PanelModel();
   return {
@@ -38,10 +38,10 @@ export default function define() {
 
 /** Update `panel` by the model's messages and traits; request a snapshot if a message is missing. */
 function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal): void {
-  let isWaiting = false;
+  let isAwaitingSnapshot = false;
   const resync = () => {
-    if (!isWaiting) {
-      isWaiting = true;
+    if (!isAwaitingSnapshot) {
+      isAwaitingSnapshot = true;
       const page = panel.facts === null ? panel.page : '';
       model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq, page });
     }
@@ -53,7 +53,7 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
         return;
       }
       const message = parseMessage(content, buffers);
-      isWaiting = isWaiting && message.kind !== 'snapshot';
+      isAwaitingSnapshot = isAwaitingSnapshot && message.kind !== 'snapshot';
       if (!panel.apply(message)) {
         resync();
       }

@@ -38,9 +38,9 @@ export class MemorySection {
     send: (action: Action) => void,
     signal: AbortSignal
   ) {
-    this.ask = actionButton(
+    this.mapButton = actionButton(
       'blocks',
-      'Map the allocator’s blocks after this step, and who holds them',
+      'Map the allocator’s blocks after this step, and the variables that use them',
       () => send({ kind: 'map_memory' }),
       signal
     );
@@ -61,7 +61,7 @@ export class MemorySection {
         'div',
         'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
-        this.ask,
+        this.mapButton,
         element('span', 'accel-nb-legend-items', ...items)
       ),
       this.list,
@@ -88,7 +88,7 @@ export class MemorySection {
     const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
     this.node.hidden = shown.length === 0;
-    this.ask.hidden = !hasAllocator(this.model.facts);
+    this.mapButton.hidden = !hasAllocator(this.model.facts);
     this.updateMaps(shown);
     setText(
       this.more,
@@ -154,7 +154,7 @@ export class MemorySection {
     return map;
   }
 
-  private readonly ask: HTMLButtonElement;
+  private readonly mapButton: HTMLButtonElement;
   private readonly maps = new Map<number, IMap>();
   private readonly list = element('div', 'accel-nb-maps');
   private readonly more = element('div', 'accel-nb-more');

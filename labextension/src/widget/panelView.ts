@@ -13,11 +13,11 @@ import { EndNotification } from './endNotification';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 import { RunControls, type Action } from './runControls';
-import { SmallCharts, spansDecades, varies } from './smallCharts';
+import { SmallCharts, spansDecades, isVarying } from './smallCharts';
 
 const CHART_HEIGHT = 270;
 
-/** The memory maps have one line more above them. */
+/** The height of the memory maps, which have one more line above them. */
 const MAPS_HEIGHT = CHART_HEIGHT - 20;
 
 const AXES: readonly { value: AxisName; label: string }[] = [
@@ -34,23 +34,23 @@ const SMOOTHINGS = [
   { value: '0.99', label: 'smoothest' }
 ];
 
-/** A run without a step for so long is shown as waiting, unless its steps usually take longer. */
+/** Time without a step after which a note is shown, unless steps usually take longer. */
 const MIN_WAIT_S = 10;
 
 const LOG_HINT = 'Logarithmic scale';
 
-/** Panels of this page, each with a cursor of its own over all its charts. */
+/** The number of panels created in this page: each has a separate cursor, which its charts share. */
 let numPanels = 0;
 
-/** How long the kernel may take for a CSV: one of a million steps takes seconds. */
-const CSV_PATIENCE_MS = 15_000;
+/** Time limit for the kernel's answer with a CSV: a million steps take seconds. */
+const CSV_TIMEOUT_MS = 15_000;
 
 const MAX_PRINTED_LINES = 40;
 
-/** Below this width the memory maps go under the chart. */
+/** Width in pixels below which the memory maps are under the chart. */
 const NARROW = 620;
 
-/** Fill `host` with a live view of `model`; aborting `signal` removes it. `send` receives the user's actions. */
+/** Create a live view of `model` in `host`; aborting `signal` removes it. `send` receives the user's actions. */
 export function showPanel(
   model: PanelModel,
   host: HTMLElement,
@@ -97,7 +97,12 @@ class PanelView {
         signal
       ),
       this.compare,
-      toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
+      toggleButton(
+        'pause',
+        'Stop drawing; the run continues',
+        isOn => this.setPaused(isOn),
+        signal
+      ),
       this.notification.node,
       ...this.copyButtons(signal),
       actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
@@ -110,12 +115,12 @@ class PanelView {
       actionButton('CSV', 'Save every step of every curve', () => void this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
-    this.steering = new RunControls(send, signal);
+    this.runControls = new RunControls(send, signal);
     this.blocks = new BlockSection(model);
     this.earlier = new EarlierList(model.earlier, signal);
     this.root.append(
       this.header.node,
-      this.steering.node,
+      this.runControls.node,
       this.earlier.node,
       this.body,
       this.more,
@@ -151,11 +156,11 @@ class PanelView {
       this.hasTheme = false;
       this.schedule();
     }, signal);
-    const ticking = setInterval(() => this.schedule(), 1000); // the time is updated without messages too
+    const timer = setInterval(() => this.schedule(), 1000); // the elapsed time changes without messages too
     const resized = new ResizeObserver(() => this.schedule());
     resized.observe(this.root);
     signal.addEventListener('abort', () => {
-      clearInterval(ticking);
+      clearInterval(timer);
       resized.disconnect();
       cancelAnimationFrame(this.frame);
       this.curve.chart.dispose();
@@ -193,9 +198,9 @@ class PanelView {
     this.schedule();
   }
 
-  /** The kernel has every step; without one, as in a saved notebook, the rows that are here are saved. */
+  /** Save the kernel's CSV of every step; without a kernel, as in a saved notebook, save the rows in the browser. */
   private async saveNumbers(): Promise<void> {
-    const answer = await this.model.queryCsv(CSV_PATIENCE_MS);
+    const answer = await this.model.queryCsv(CSV_TIMEOUT_MS);
     if (answer !== null && answer.file !== null) {
       this.fileNote = `saved as ${answer.file} in the notebook's folder`;
       this.schedule();
@@ -204,14 +209,14 @@ class PanelView {
     const isWhole = answer !== null && answer.text !== null;
     const text = isWhole ? answer.text : toCsv(this.curve.axis.label, this.curve.chart.columns());
     const title = this.model.facts?.title ?? '';
-    const name = fileName(isWhole ? title : `${this.nameOfChart()}, points shown`, 'csv');
+    const name = fileName(isWhole ? title : `${this.chartTitle()}, points shown`, 'csv');
     download(new Blob([text], { type: 'text/csv' }), name);
   }
 
   private async savePicture(): Promise<void> {
     const picture = await this.drawPicture();
     if (picture !== null) {
-      download(picture, fileName(this.nameOfChart(), 'png'));
+      download(picture, fileName(this.chartTitle(), 'png'));
     }
   }
 
@@ -243,16 +248,16 @@ class PanelView {
     }
     const background = getComputedStyle(this.root).backgroundColor;
     const theme = readTheme(this.root);
-    return toPng(chart.canvas, this.nameOfChart(), chart.legend(), theme, background);
+    return toPng(chart.canvas, this.chartTitle(), chart.legend(), theme, background);
   }
 
-  private nameOfChart(): string {
+  private chartTitle(): string {
     const curve = this.chosenCurve()?.label ?? 'chart';
     return `${capText(curve, 40)}, ${this.model.facts?.title ?? ''}`;
   }
 
   private onModel(): void {
-    // For tests, and to check that every point has arrived.
+    // For tests, which check that every point has arrived.
     this.root.dataset.points = String(this.model.numPoints);
     this.root.dataset.seq = String(this.model.seq);
     this.root.dataset.status = this.model.facts?.status ?? 'waiting';
@@ -290,21 +295,21 @@ class PanelView {
       return;
     }
     if (!this.hasTheme) {
-      this.hasTheme = true; // a host that is not in the page yet has no colors to read
+      this.hasTheme = true; // before the host is in the page, its computed style has no colors
       this.applyTheme();
     }
     const idleS = facts.status === 'running' ? (performance.now() - this.steppedAt) / 1000 : 0;
     this.header.update(facts, idleS >= 1 ? idleS : 0);
-    this.steering.update(facts);
+    this.runControls.update(facts);
     this.compare.hidden = facts.numEarlier === 0;
     this.earlier.update();
     this.blocks.update();
-    const waits =
+    const waitNotes =
       idleS >= Math.max(MIN_WAIT_S, (3 * (facts.stepMs ?? 0)) / 1000) && facts.step > 0
         ? [`no step for ${formatSeconds(Math.floor(idleS))}`]
         : [];
     const saved = [this.fileNote, sharedText(this.model.sharedFile)].filter(text => text !== '');
-    setText(this.notes, [...waits, ...facts.notes, ...saved].join('  ·  '));
+    setText(this.notes, [...waitNotes, ...facts.notes, ...saved].join('  ·  '));
     const printed = printedText(this.model.text);
     setText(this.printed, isInOutput(printed, this.host) ? '' : printed);
     if (this.isPaused) {
@@ -317,11 +322,11 @@ class PanelView {
     this.memory.draw(MAPS_HEIGHT, isBeside);
     this.curve.draw(curve, CHART_HEIGHT);
     this.drawOthers(curve);
-    this.proposeLog(curve);
+    this.proposeLogScale(curve);
   }
 
   private drawOthers(chosen: ICurve | null): void {
-    const others = this.model.curves().filter(curve => curve.id !== chosen?.id && varies(curve));
+    const others = this.model.curves().filter(curve => curve.id !== chosen?.id && isVarying(curve));
     this.more.hidden = others.length === 0;
     setText(this.moreTitle, others.length === 1 ? '1 more curve' : `${others.length} more curves`);
     if (this.more.open) {
@@ -329,8 +334,8 @@ class PanelView {
     }
   }
 
-  /** Two decades and more are read on a logarithmic scale. */
-  private proposeLog(curve: ICurve | null): void {
+  /** Highlight the button of the logarithmic scale if the values span two decades or more. */
+  private proposeLogScale(curve: ICurve | null): void {
     const isOn = this.log.getAttribute('aria-pressed') === 'true';
     const spans = !isOn && curve !== null && spansDecades(curve);
     this.log.classList.toggle('accel-nb-is-proposed', spans);
@@ -350,9 +355,9 @@ class PanelView {
           return option;
         })
       );
-      // A metric may arrive before the first loss, which is drawn unless the user has chosen.
-      const keeps = this.hasChosen && curves.some(curve => curve.id === chosen);
-      this.chooser.value = keeps ? chosen : (curves[0]?.id ?? '');
+      // A metric may arrive before the first loss, which is then drawn instead, unless the user has chosen a curve.
+      const keepsChoice = this.hasChosen && curves.some(curve => curve.id === chosen);
+      this.chooser.value = keepsChoice ? chosen : (curves[0]?.id ?? '');
     }
     return curves.find(curve => curve.id === this.chooser.value) ?? null;
   }
@@ -364,7 +369,7 @@ class PanelView {
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
   private readonly notification: EndNotification;
-  private readonly steering: RunControls;
+  private readonly runControls: RunControls;
   private readonly compare: HTMLButtonElement;
   private readonly earlier: EarlierList;
   private readonly blocks: BlockSection;
@@ -385,7 +390,7 @@ class PanelView {
   private frame = 0;
 }
 
-/** Text as a terminal shows it: of lines that were written over, the last. */
+/** The text as a terminal shows it: the part of each line after its last carriage return. */
 function printedText(text: string): string {
   return text
     .replace(/\r\n/g, '\n')
@@ -401,11 +406,11 @@ function sharedText(file: string | null): string {
     return '';
   }
   return file === ''
-    ? 'not saved: the kernel has the rows of this run no longer'
+    ? 'not saved: the kernel no longer has the rows of this run'
     : `saved as ${file} in the notebook's folder`;
 }
 
-/** Whether the end of a text is in the cell's other outputs, as it is in the page that started the cell. */
+/** Whether the text's last line is in the cell's other outputs, as it is in the page that started the cell. */
 function isInOutput(text: string, host: HTMLElement): boolean {
   const last = text.slice(text.lastIndexOf('\n') + 1);
   const outputs = host.closest('.jp-OutputArea')?.querySelectorAll('.jp-OutputArea-output') ?? [];

@@ -59,16 +59,16 @@ export class RunControls {
     );
     this.node = element(
       'div',
-      'accel-nb-steering',
+      'accel-nb-run-controls',
       actionButton(
         'stop after step',
-        'End the cell after this step; what it has trained comes back',
+        'End the cell after this step and keep what it has trained',
         () => send({ kind: 'stop' }),
         signal
       ),
       actionButton(
         'interrupt',
-        'Interrupt the cell wherever it is',
+        'Interrupt the cell at once',
         () => send({ kind: 'interrupt' }),
         signal
       ),
@@ -80,13 +80,13 @@ export class RunControls {
         value => send({ kind: 'interval', steps: Number(value) }),
         signal
       ),
-      this.outcome
+      this.actionResult
     );
     // Otherwise JupyterLab's shortcuts on Enter, space and letters would take precedence over the controls.
     this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.setAttribute('role', 'group');
-    this.node.setAttribute('aria-label', 'Steer the run');
-    this.outcome.setAttribute('role', 'status');
+    this.node.setAttribute('aria-label', 'Run controls');
+    this.actionResult.setAttribute('role', 'status');
     this.node.hidden = true;
   }
 
@@ -95,14 +95,14 @@ export class RunControls {
   update(facts: IFacts): void {
     const acceptsActions = facts.canBeSteered && facts.status === 'running';
     for (const control of this.node.children) {
-      if (control !== this.outcome) {
+      if (control !== this.actionResult) {
         (control as HTMLElement).hidden = !acceptsActions;
       }
     }
     this.node.hidden = !acceptsActions && facts.said === '';
     this.save.disabled = !facts.canSave;
     this.save.title = facts.canSave ? SAVE_HINT : 'The cell was started without --checkpoint DIR';
-    setText(this.outcome, facts.said);
+    setText(this.actionResult, facts.said);
   }
 
   private setRate(send: (action: Action) => void): void {
@@ -117,7 +117,7 @@ export class RunControls {
 
   private readonly save: HTMLButtonElement;
   private readonly rate = element('input', 'accel-nb-input');
-  private readonly outcome = element('span', 'accel-nb-said');
+  private readonly actionResult = element('span', 'accel-nb-action-result');
 }
 
 const SAVE_HINT = 'Save a checkpoint after this step';

@@ -1,4 +1,4 @@
-/** The curves that are not drawn large: one small chart each, side by side. */
+/** Small charts, side by side, of the curves that are not in the main chart. */
 
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
@@ -8,11 +8,11 @@ import { element } from './dom';
 
 const HEIGHT = 132;
 
-/** More charts than these are not drawn: the chooser has all curves. */
+/** Maximum number of small charts; the drop-down list has all curves. */
 const MAX_CHARTS = 12;
 
-/** So many of the newest rows decide whether a curve varies. */
-const MAX_LOOKED_AT = 4096;
+/** The number of newest rows that are examined to decide whether a curve varies, or spans decades. */
+const NUM_EXAMINED_ROWS = 4096;
 
 export class SmallCharts {
   constructor(
@@ -71,23 +71,23 @@ export class SmallCharts {
   private axisName: AxisName = 'step';
 }
 
-/** A learning rate that never changes is a figure, no chart. */
-export function varies(curve: ICurve): boolean {
+/** Whether a curve is worth a chart: a constant learning rate is not. */
+export function isVarying(curve: ICurve): boolean {
   if (!curve.id.startsWith(LEARNING_RATE)) {
     return true;
   }
-  return newest(curve).some((value, _row, values) => value !== values[0]);
+  return newestValues(curve).some((value, _row, values) => value !== values[0]);
 }
 
-/** Whether the largest value is a hundred times the smallest one and more, and all are positive. */
+/** Whether all values are positive, and the largest is at least a hundred times the smallest. */
 export function spansDecades(curve: ICurve): boolean {
-  const values = newest(curve).filter(Number.isFinite);
+  const values = newestValues(curve).filter(Number.isFinite);
   const low = values.reduce((a, b) => Math.min(a, b), Infinity);
   const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
   return low > 0 && high >= 100 * low;
 }
 
-function newest(curve: ICurve): Float64Array {
+function newestValues(curve: ICurve): Float64Array {
   const [table] = curve.tables.values();
-  return table?.column(curve.column).subarray(-MAX_LOOKED_AT) ?? new Float64Array(0);
+  return table?.column(curve.column).subarray(-NUM_EXAMINED_ROWS) ?? new Float64Array(0);
 }
