@@ -265,6 +265,8 @@ class _PinnedLosses:
         self._next = 0
         self._num_used = 0
         self._weights: list[tuple[int, int]] = []
+        # The weighted sum of the losses of a step that has more than there are slots.
+        self._rest: Tensor | None = None
         self._steps: deque[tuple[_PendingStep, list[tuple[int, int]], Any]] = deque()
         self._events: list[Any] = []
 
@@ -275,8 +277,13 @@ class _PinnedLosses:
 
     def add(self, loss: Tensor, weight: int) -> None:
         """Start the copy of one loss."""
-        if len(self._weights) >= _NUM_SLOTS // 2:  # more losses than slots in one step: the later ones are left out
-            return
+        if len(self._weights) < _NUM_SLOTS // 2:
+            self._copy(loss, weight)
+        else:
+            part = loss.reshape(()).to(torch.float32) * weight
+            self._rest = part if self._rest is None else self._rest + part
+
+    def _copy(self, loss: Tensor, weight: int) -> None:
         slot = self._next
         self._next = (slot + 1) % _NUM_SLOTS
         self._num_used += 1
@@ -285,6 +292,9 @@ class _PinnedLosses:
 
     def close_step(self, pending: _PendingStep) -> None:
         """Record an event after the copies of a step's losses."""
+        if self._rest is not None:
+            self._copy(self._rest, 1)
+            self._rest = None
         event = self._events.pop() if self._events else self._kind.new_event()
         event.record()
         self._steps.append((pending, self._weights, event))

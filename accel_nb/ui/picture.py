@@ -165,8 +165,8 @@ def _legend_above(axes: Axes, handles: list[Any], labels: list[str]) -> None:
 
 
 def _main_curve(state: PanelState) -> tuple[str, str]:
-    if state.num_steps:
-        return "step", ""
+    if state.loss_names:
+        return "step", state.loss_names[0]
     return "metric", next(iter(state.metrics), "")
 
 

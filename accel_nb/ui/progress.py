@@ -25,7 +25,6 @@ class Progress:
         self._num_done = 0
         self._steps_before = 0
         self._began_at: int | None = None
-        self._num_batches = 0
         self._length: float = 0
         """The number of steps of the last complete epoch; before there is one, the loader's number of batches."""
 
@@ -36,7 +35,7 @@ class Progress:
             self._length = step - self._began_at
         elif self._num_done == 0:
             self._length = num_batches
-        self._began_at, self._num_batches = step, num_batches
+        self._began_at = step
 
     def facts(self, step: int, elapsed_s: float, num_losses: int, *, is_over: bool) -> ProgressFacts:
         """Return the progress after a step, ``elapsed_s`` after the first one began."""

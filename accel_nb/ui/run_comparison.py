@@ -31,8 +31,13 @@ class EarlierRun:
     curves: dict[tuple[TableKind, str], Any]
 
     def blocks(self, table: TableKind, name: str) -> list[Block]:
-        """Return a curve as blocks of a message; empty if the run has no such curve."""
+        """Return a curve as blocks of a message; empty if the run has no such curve.
+
+        The curve of steps without a name is that of the run's first loss, for axes of samples and of time.
+        """
         columns = self.curves.get((table, name))
+        if columns is None and (table, name) == ("step", ""):
+            columns = next((found for (kind, _), found in self.curves.items() if kind == "step"), None)
         return [] if columns is None else [Block(table, 0, name, list(columns))]
 
 
@@ -52,7 +57,10 @@ class EarlierRuns:
     def keep(self, number: int, state: PanelState) -> None:
         """Store the curves of an ended run, if it has any."""
         curves: dict[tuple[TableKind, str], Any] = {}
-        names: list[tuple[TableKind, str]] = [("step", ""), *(("metric", name) for name in state.metrics)]
+        names: list[tuple[TableKind, str]] = [
+            *(("step", name) for name in state.loss_names),
+            *(("metric", name) for name in state.metrics),
+        ]
         for kind, name in names:
             if (table := state.mean(kind, name)) is not None:
                 curves[kind, name] = table.picked(MAX_POINTS)

@@ -231,6 +231,22 @@ def test_losses_are_read_when_their_event_has_come(fake_cpu: FakeDevice) -> None
     assert fake_cpu.calls["record"] == fake_cpu.calls["event.synchronize"] == 1
 
 
+def test_a_step_of_more_losses_than_slots_reports_the_mean_of_all(fake_cpu: FakeDevice) -> None:
+    events: list[Any] = []
+
+    class Sink:
+        def emit(self, event: Any) -> None:
+            events.append(event)
+
+    meter = StepMeter(0, "cpu", Sink())  # type: ignore[arg-type]
+    for _ in range(2):
+        for number in range(3000):
+            meter.add_loss(torch.tensor(float(number)), 2, 2, is_first=True)
+        meter.end_step(0.1, False)
+    meter.flush()
+    assert [event.loss for event in events] == pytest.approx([1499.5, 1499.5])
+
+
 def test_memory_of_a_device_counts_all_that_is_not_known(fake_cpu: FakeDevice) -> None:
     events: list[Any] = []
 

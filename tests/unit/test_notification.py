@@ -35,9 +35,8 @@ class Receiver(HTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
     def do_POST(self) -> None:
+        assert isinstance(self.server, Receiver)
         size = int(self.headers["Content-Length"])
         self.server.posted.append(json.loads(self.rfile.read(size)))
         self.send_response(self.server.status)

@@ -11,6 +11,7 @@ from accel_nb.telemetry.events import MemorySample, StepDone
 from accel_nb.ui.fallback import DisplayFacts, choose_display
 from accel_nb.ui.panel import MAX_QUERIES, Panel
 from accel_nb.ui.run_comparison import EarlierRuns
+from accel_nb.ui.view import PanelState
 from tests.ui.synthetic import training_events
 
 EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets", "matplotlib"}), True)
@@ -247,6 +248,20 @@ def answers_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], by
 
     monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", send)
     return sent
+
+
+def test_named_losses_of_an_ended_run_can_be_compared_with():
+    state = PanelState("gan", 1)
+    for step in (1, 2):
+        state.fold([StepDone(0, step, step, step / 4, 0.1, 0.1, 8, curve=curve) for curve in ("d_loss", "g_loss")])
+    runs = EarlierRuns()
+    runs.keep(1, state)
+    (run,) = runs.others(2)
+    for name in ("d_loss", "g_loss"):
+        (block,) = run.blocks("step", name)
+        assert list(block.columns[1]) == [0.25, 0.5]
+    (unnamed,) = run.blocks("step", "")
+    assert (unnamed.name, list(unnamed.columns[0])) == ("", [1.0, 3.0]), "those of the first loss, for the axes"
 
 
 def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(

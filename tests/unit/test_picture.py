@@ -24,6 +24,16 @@ def test_picture_of_a_run_is_crisp_and_small():
     assert 8_000 < len(png) < 80_000
 
 
+def test_picture_has_the_curve_of_a_named_loss():
+    def draw(curve: str) -> bytes:
+        state = PanelState("digits", 1)
+        state.fold([StepDone(0, step, float(step), 1 / step, 0.1, 0.01, 8, curve=curve) for step in range(1, 50)])
+        state.finish("done")
+        return draw_png(state)
+
+    assert draw("loss") == draw("")
+
+
 def test_picture_leaves_pyplot_and_the_backend_alone():
     state = PanelState("run", 1)
     state.fold([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])

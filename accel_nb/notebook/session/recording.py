@@ -24,7 +24,8 @@ MAX_POINTS = 200
 
 def end_of_run(state: PanelState, duration_s: float, error: BaseException | None) -> RunEnd:
     """Return how a cell ended, from the state of its panel."""
-    metrics = {fact["name"]: fact["value"] for fact in state.facts()["losses"] if fact["value"] is not None}
+    losses = state.facts()["losses"]
+    metrics = {fact["name"]: float(fact["value"]) for fact in losses if fact["value"] is not None}
     metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
     return RunEnd(
         state.title,

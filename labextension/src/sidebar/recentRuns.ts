@@ -67,7 +67,7 @@ export class RecentRuns {
   async label(id: string, labels: IRunLabels): Promise<void> {
     await this.attempt(async () => {
       await this.channel.request('label run', { id, labels: { ...labels } as JSONObject });
-      this.known = parseRuns(await this.channel.request('runs', {}));
+      this.currentRuns = parseRuns(await this.channel.request('runs', {}));
       await this.readDetails();
       await this.compare();
     });
@@ -100,7 +100,7 @@ export class RecentRuns {
   }
 
   private async compare(): Promise<void> {
-    const ids = [...this.selected].filter(id => this.known.some(run => run.id === id));
+    const ids = [...this.selected].filter(id => this.currentRuns.some(run => run.id === id));
     this.latestComparison =
       ids.length < 2 ? null : parseComparison(await this.channel.request('compare runs', { ids }));
   }
