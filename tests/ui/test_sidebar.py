@@ -189,7 +189,7 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
 
     content.get_by_role("button", name="Forecast").click()
     expect(content.locator("[data-plan]").first).to_contain_text("fits", timeout=60_000)
-    content.get_by_text("Memory forecast").scroll_into_view_if_needed()
+    content.get_by_role("heading", name="Memory forecast").scroll_into_view_if_needed()
     page.screenshot(path=pictures / "sidebar-forecast.png")
 
     execute(page, "notebook:run-cell")
