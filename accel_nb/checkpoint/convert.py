@@ -1,4 +1,4 @@
-"""Conversion of checkpoints in one process: the weights alone, or the same state divided for other rank numbers."""
+"""Conversion of checkpoints in one process: the weights alone, or the state divided for another number of ranks."""
 
 from __future__ import annotations
 

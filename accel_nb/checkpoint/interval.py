@@ -31,10 +31,14 @@ def best_interval(save_s: float, failure_s: float) -> float:
         failure_s: The mean time between failures.
 
     Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (2006), equation 37: Young's
-    sqrt(2 x save x failure) is its first term. Raises ValueError for numbers that are not above 0.
+    sqrt(2 x save x failure) is its first term. Raises ValueError if ``save_s`` is negative, or
+    ``failure_s`` not above 0.
     """
     if not (save_s >= 0 and failure_s > 0 and math.isfinite(save_s) and math.isfinite(failure_s)):
-        raise ValueError(f"a save of {save_s!r} s and a failure each {failure_s!r} s: both must be finite, above 0")
+        raise ValueError(
+            f"a save of {save_s!r} s and a failure each {failure_s!r} s: both must be finite, the first not negative, "
+            "the second above 0"
+        )
     if save_s >= 2 * failure_s:
         return failure_s
     ratio = save_s / (2 * failure_s)

@@ -128,8 +128,8 @@ def plan_save(
 ) -> SavePlan:
     """Agree with all ranks on the files that each writes; every rank must call.
 
-    ``place`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run with
-    this name is replaced.
+    ``reserved`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run
+    with this name is replaced.
 
     Raises `CheckpointError` on every rank for values that cannot be stored, trees that differ between ranks, and a name
     in use by anything that this run has not written.
@@ -184,7 +184,7 @@ def plan_save(
 
 @contextmanager
 def _warn_if_alone(comm: Communicator, name: str) -> Iterator[None]:
-    """Warn if the block, which waits for all ranks, takes long: a common mistake is to save on rank 0 only."""
+    """Warn if the block, which waits for all ranks, takes long: a common mistake is a save on rank 0 only."""
     if comm.world.size == 1:
         yield
         return

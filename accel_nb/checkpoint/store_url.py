@@ -12,7 +12,7 @@ from accel_nb.checkpoint.store import LocalStore, Store
 def open_store(url: str | os.PathLike[str]) -> Store:
     """Return the store at a folder or URL, which need not exist yet.
 
-    Raises `CheckpointError` for a URL whose protocol no installed package serves.
+    Raises `CheckpointError` if no installed package supports the URL's protocol.
     """
     text = os.fspath(url)
     if "://" not in text:

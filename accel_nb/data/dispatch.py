@@ -31,7 +31,7 @@ _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(val
 _REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[SharedBatch]]]
-"""Reads on rank 0: takes the indices of all shares, yields in each step one pair for each."""
+"""Reads on rank 0: the argument is the indices of all shares; each step yields a (batch, share) pair for each."""
 
 
 def receive_dispatched(shard: DataShard, steps: Steps, device: torch.device) -> Iterator[SharedBatch]:
@@ -72,11 +72,11 @@ class _Packed:
 
 
 class _Receiver:
-    """Receives this rank's shares; on rank 0 it also takes the buffers to scatter."""
+    """Receives this rank's shares; on rank 0 its argument is the buffers to scatter."""
 
-    def __init__(self, place: DataShard, device: torch.device) -> None:
+    def __init__(self, shard: DataShard, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
-        self._comm = place.comm
+        self._comm = shard.comm
         self._device = device if device_type(device).in_collectives else torch.device("cpu")
         self._layout: list[Any] = []
 
@@ -114,7 +114,7 @@ class _Sender:
         self._index_of = index_of
         self._receiver = receiver
         self._layouts: list[Any] = [None] * count
-        self._buffers = self._made()
+        self._buffers = self._new_buffers()
 
     def send(self, packed: list[_Packed]) -> SharedBatch:
         """Send each rank the share of its index, and return rank 0's own."""
@@ -147,14 +147,14 @@ class _Sender:
         length = max(_aligned(length), _FIRST_LENGTH)
         self._announce(_LENGTH, length)
         self._receiver.length = length
-        self._buffers = self._made()
+        self._buffers = self._new_buffers()
 
     def _announce(self, kind: int, number: int = 0, text: bytes = b"") -> None:
         for buffer in self._buffers:
             _write(buffer, (kind, number, len(text), 0), text)
         self._receiver.scatter(self._for_ranks())
 
-    def _made(self) -> list[Tensor]:
+    def _new_buffers(self) -> list[Tensor]:
         return [torch.zeros(self._receiver.length, dtype=torch.uint8) for _ in self._layouts]
 
     def _for_ranks(self) -> list[Tensor]:

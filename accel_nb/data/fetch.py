@@ -1,4 +1,4 @@
-"""Reads the samples of a batch in this process."""
+"""Reading of a batch's samples in this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _by_column(
 
 
 def _rows_of(dataset: Any) -> Sequence[Tensor] | None:
-    """Return the tensors whose rows are the dataset's samples; None if samples are anything else."""
+    """Return the tensors whose rows are the dataset's samples; None if its samples are not rows of tensors."""
     inner = dataset.dataset if type(dataset) is Subset else dataset
     if type(inner) is not TensorDataset:
         return None

@@ -1,10 +1,10 @@
 """Sharding of a ``DataLoader`` in place: the object stays the same, and each rank reads its share.
 
-A share is read in one of two ways:
+There are two ways to read a share:
 
-- *by index*: the loader has a batch sampler. Only the samples of this rank are read. They are read in this process. If
-  there are worker processes or the loader's class defines its own iteration, an inner loader reads them, which differs
-  from the loader in its batch sampler only.
+- *by index*: the loader has a batch sampler. Only the samples of this rank are read. This process reads them. With
+  worker processes, or if the loader's class defines ``__iter__``, an inner loader reads them; it differs from the
+  loader in its batch sampler only.
 - *by batch*: the dataset is a stream or yields complete batches (``batch_size=None``); see `accel_nb.data.streams`.
 """
 
@@ -99,8 +99,8 @@ def shard_loader(
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
 
-    ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``: as
-    many consecutive batches as there are shares form a global batch, one for each, and ``len`` shrinks accordingly.
+    ``batch="global"``: each batch of the loader is divided among the ranks, and ``len`` is unchanged. ``"per-worker"``:
+    as many consecutive batches as there are shares form a global batch, one for each, and ``len`` shrinks accordingly.
 
     - ``observer`` decides which loops train, and receives the events of all loops. A batch counts as trained on when
       `LoaderObserver.num_trained` has grown by one since the batch was yielded, or when the next one is requested.
@@ -165,7 +165,7 @@ def read_mode(loader: DataLoader[Any]) -> ReadMode:
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
-    """Restart a sharded loader's count of epochs at 0."""
+    """Restart a sharded loader's epoch counter at 0."""
     _sharding(loader).reset_epochs()
 
 
@@ -183,8 +183,8 @@ def resume_loader(
 ) -> None:
     """Make a sharded loader's next iteration resume at ``position``; every rank must call.
 
-    With ``passes`` the loader first yields no batches in an iteration for each finished epoch. ``on_resume`` is called
-    when the iteration after these starts. Check `explain_no_resume` before the call.
+    With ``passes`` the loader's next iterations, one for each finished epoch, yield no batches. ``on_resume`` is called
+    when the iteration after them starts. Check `explain_no_resume` before the call.
     """
     _sharding(loader).resume(loader, position, passes, on_resume)
 
@@ -339,7 +339,7 @@ class _ShardedLoading:
         return LoaderIterator(BatchPrefetcher(pairs, transfer), self, epoch, None)
 
     def end_epoch(self, epoch: EpochProgress | None) -> None:
-        """Count an epoch that was read to its end or abandoned for another, once."""
+        """Count an epoch once: when it is read to its end, or when another one starts."""
         if epoch is not None and not epoch.is_over:
             epoch.is_over = True
             self._num_epochs += 1
@@ -352,7 +352,7 @@ class _ShardedLoading:
 
     def position(self, loader: DataLoader[Any]) -> LoaderPosition:
         epoch = self._epoch
-        if self._resumed is not None:  # loaded, and not iterated since
+        if self._resumed is not None:  # set by `resume`, and not iterated since
             return self._resumed
         here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self.shard.count)
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
@@ -402,8 +402,8 @@ class _ShardedLoading:
         is_stream = isinstance(loader.dataset, IterableDataset)
         if drawing is not None and not is_stream and num_generators != len(drawing.generators):
             return (
-                f"the loader brings {num_generators} generators of its own, and {len(drawing.generators)} when the "
-                "checkpoint was saved: give it as many, to its sampler or as generator="
+                f"the loader has {num_generators} generators of its own, and had {len(drawing.generators)} when the "
+                "checkpoint was saved: pass as many, to its sampler or as generator="
             )
         if not is_stream or not position.num_batches:
             return None
@@ -419,7 +419,7 @@ class _ShardedLoading:
         if self._options.resume_stream == "replay":
             return None
         return (
-            f"the stream {name} cannot say where it was after {position.num_samples} samples: give it state_dict and "
+            f"the stream {name} cannot resume after {position.num_samples} samples: add the methods state_dict and "
             "load_state_dict and read it without worker processes, or set data.resume_stream to replay, which reads "
             "these samples again without training on them"
         )

@@ -14,7 +14,7 @@ from accel_nb.data.prefetch import SharedBatch
 
 
 class _Sharding(Protocol):
-    """What the iterator uses of a sharded loader."""
+    """The attributes of a sharded loader that its iterator uses."""
 
     observer: LoaderObserver
     shard: DataShard

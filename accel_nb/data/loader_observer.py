@@ -1,4 +1,4 @@
-"""What a sharded loader asks and reports while loops read it."""
+"""Interface through which a sharded loader reports its loops and batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_nb.data.order import BatchShare
 
 
 class LoaderObserver(Protocol):
-    """Decides how loops read a sharded loader, and receives their events. Each batch makes three calls."""
+    """Decides how loops read a sharded loader, and receives their events. Each batch causes three calls."""
 
     def is_training(self) -> bool:
         """Return whether a loop that started now would train; the loader's length depends on it."""
@@ -37,7 +37,7 @@ class LoaderObserver(Protocol):
         ...
 
     def on_share(self, share: BatchShare | None) -> None:
-        """React to a batch that is about to be yielded, by its share; None: the loader is exhausted."""
+        """React to the share of a batch that is about to be yielded; None at the end of the loader."""
         ...
 
     def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
@@ -45,5 +45,5 @@ class LoaderObserver(Protocol):
         ...
 
     def num_trained(self) -> int:
-        """Return how many micro-batches are in the weights or in an open accumulation window."""
+        """Return how many micro-batches have been applied to the weights or added to an open accumulation window."""
         ...

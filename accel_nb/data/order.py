@@ -51,7 +51,7 @@ def whole_batch_share(total: int, world: int, rank: int, *, is_last: bool) -> Ba
 
 
 def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, int]:
-    """Return the share of ``range(total)`` if each rank has ``length``, and the number of missing ones."""
+    """Return this rank's share of ``range(total)`` if each rank has ``length`` samples, and how many it lacks."""
     start = min(rank * length, total)
     mine = range(start, min(start + length, total))
     return mine, length - len(mine)
@@ -60,8 +60,8 @@ def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, i
 def even_length(total: int, world: int, batch_size: int | None, group_size: int) -> int:
     """Return the number of samples per rank of a group with ``total`` if all ranks have equally many.
 
-    ``batch_size`` is that of the loader: of one rank where ``group_size`` batches make a group, of all where one does.
-    Without it, or where a group holds more, it is the group's own samples, divided.
+    ``batch_size`` is the loader's: the batch of one rank if several batches form a group (``group_size`` above 1), else
+    of all ranks together. Without it, or if the group has more samples, the group's samples are divided, rounded up.
     """
     needed = -(-total // world)
     if batch_size is None:
@@ -123,10 +123,10 @@ def distribute_indices(
 ) -> tuple[Any, BatchShare]:
     """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
-    Of a group with a batch for each rank, rank r has the r-th batch unchanged. A short one (:func:`is_short`; a group
+    In a group with a batch for each rank, rank r has the r-th batch unchanged. A short group (:func:`is_short`; a group
     of one batch is short in any world of more than one) is divided evenly. A rank with an empty share has the first
-    sample as a filler. With ``even``, each rank has ``even`` samples of a group that does not divide evenly; missing
-    ones are repeated from ``fill``.
+    sample as a filler. With ``num_even``, each rank has that many samples of a group that does not divide evenly;
+    missing ones are taken from ``repeats``.
     """
     sizes = [len(batch) for batch in group]
     total = sum(sizes)

@@ -36,40 +36,40 @@ _END = object()
 class BatchDivider:
     """Divides groups of collated batches into the shares of all ranks; one instance per epoch."""
 
-    def __init__(self, place: DataShard, batch_size: int | None) -> None:
-        self._place = place
+    def __init__(self, shard: DataShard, batch_size: int | None) -> None:
+        self._shard = shard
         self._batch_size = batch_size
         # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
     def divide(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[SharedBatch]:
         """Return the shares with these ``indices`` of one group of batches."""
-        place = self._place
+        shard = self._shard
         found = [first_batch_size(batch) for batch in group]
         sizes = [1 if number is None else number for number in found]
-        if place.mode.is_whole:
+        if shard.mode.is_whole:
             return [self._whole(group, sizes, is_last, index) for index in indices]
-        limit = self._batch_size if place.group_size > 1 else None
+        limit = self._batch_size if shard.group_size > 1 else None
         whole = None
-        if place.is_even and self._first is None and None not in found:
+        if shard.is_even and self._first is None and None not in found:
             whole = self._first = self._joined_or_raise(group)
-        is_usual = not is_short(sizes, place.count, limit) and all(sizes)
-        if is_usual and not (place.is_even and len(set(sizes)) > 1):
+        is_usual = not is_short(sizes, shard.count, limit) and all(sizes)
+        if is_usual and not (shard.is_even and len(set(sizes)) > 1):
             total = sum(sizes)
             return [(group[index], BatchShare(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
-            whole = self._joined_or_raise(group) if place.is_even else _join_or_none(group)
+            whole = self._joined_or_raise(group) if shard.is_even else _join_or_none(group)
         if whole is None:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
-        even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
+        even = even_length(sum(sizes), shard.count, self._batch_size, shard.group_size) if shard.is_even else None
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
     def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> SharedBatch:
         batch = group[0] if len(group) == 1 else self._joined_or_raise(group)
-        return batch, whole_batch_share(sum(sizes), self._place.count, index, is_last=is_last)
+        return batch, whole_batch_share(sum(sizes), self._shard.count, index, is_last=is_last)
 
     def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> SharedBatch:
-        count = self._place.count
+        count = self._shard.count
         if even is not None and total:
             mine, lacking = even_share(total, count, index, even)
             parts = [slice_batch(whole, mine.start, mine.stop)] if mine else []
@@ -103,19 +103,19 @@ class BatchDivider:
 
 
 def read_everywhere(
-    source: Iterator[Any], expected: int | None, place: DataShard, cutter: BatchDivider, drop_last: bool
+    source: Iterator[Any], expected: int | None, shard: DataShard, divider: BatchDivider, drop_last: bool
 ) -> Iterator[SharedBatch]:
     """Yield this rank's share of each group of batches; every rank reads the same batches."""
     is_last = False
-    groups = grouped(source, place.group_size, drop_short=place.drops_incomplete(drop_last))
+    groups = grouped(source, shard.group_size, drop_short=shard.drops_incomplete(drop_last))
     for group, is_last in flag_last(groups, expected):
-        pair = cutter.divide(group, is_last, [place.index])
+        pair = divider.divide(group, is_last, [shard.index])
         group.clear()  # frees the group while the share is trained on
         yield pair.pop()
     warn_if_short(expected, is_last)
 
 
-def read_own_shard(source: Iterator[Any], place: DataShard) -> Iterator[SharedBatch]:
+def read_own_shard(source: Iterator[Any], shard: DataShard) -> Iterator[SharedBatch]:
     """Yield this rank's own batches in as many steps as the longest rank has; one small message per step.
 
     A rank without further batches yields fillers, the first sample of its last batch.
@@ -125,7 +125,7 @@ def read_own_shard(source: Iterator[Any], place: DataShard) -> Iterator[SharedBa
     while True:
         ahead = _END if batch is _END else next(source, _END)
         size = 0 if batch is _END else first_batch_size(batch)
-        counts, has_more = _exchange_sizes(place, 1 if size is None else size, ahead is not _END)
+        counts, has_more = _exchange_sizes(shard, 1 if size is None else size, ahead is not _END)
         if not sum(counts) and not has_more:
             return
         if batch is not _END and ahead is _END:
@@ -136,7 +136,7 @@ def read_own_shard(source: Iterator[Any], place: DataShard) -> Iterator[SharedBa
                 "dataset must hold at least one sample, or set dispatch_batches to True"
             )
         pair = [
-            _make_share(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)
+            _make_share(filler if batch is _END else batch, counts[shard.index], counts, not has_more, shard.is_even)
         ]
         batch = ahead
         yield pair.pop()
@@ -155,9 +155,9 @@ def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even
     return slice_batch(batch, 0, 1), BatchShare(0, sum(counts), is_last, True)
 
 
-def _exchange_sizes(place: DataShard, size: int, has_more: bool) -> tuple[list[int], bool]:
+def _exchange_sizes(shard: DataShard, size: int, has_more: bool) -> tuple[list[int], bool]:
     """Exchange the number of samples of each share in this step, and whether any rank has further batches."""
-    rows = [row.tolist() for row in place.comm.all_gather(torch.tensor([place.index, size, has_more]))]
+    rows = [row.tolist() for row in shard.comm.all_gather(torch.tensor([shard.index, size, has_more]))]
     counts = {index: size for index, size, _ in rows}  # equal on ranks that share a model
     return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
 

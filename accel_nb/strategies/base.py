@@ -34,15 +34,15 @@ def _no_problem() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a strategy can do. The accelerator decides by these, never by a name or a type.
+    """What a strategy supports. The accelerator reads these fields; it never compares a strategy's name or type.
 
-    ``rank`` orders the strategies that fit a world where the user leaves the choice open: the highest is used.
+    ``rank`` is the priority of the strategy with ``--strategy auto``: of those that fit the world, the highest is used.
     ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
-    precision; without it and without loss scaling the optimizer's own step is called. ``keeps_local``:
-    `Strategy.keep_local` is supported. ``hides_gradients``: gradients are not in ``parameter.grad``. ``steps_in``: the
-    only dtype of weights that can be stepped; None for any. ``places_batches``: batches are moved to the device by
+    precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
+    `Strategy.keep_local` is supported. ``hides_gradients``: gradients are not in ``parameter.grad``. ``stepped_dtype``:
+    the only dtype of weights that can be stepped; None for any. ``places_batches``: batches are moved to the device by
     `Strategy.place`. ``open_device`` makes a world's device the current one of this process and returns it.
-    ``problem`` returns what the machine lacks and what to do about it; None where it lacks nothing.
+    ``problem`` returns what is missing on this machine and what to do about it; None if nothing is.
     """
 
     min_world: int = 1
@@ -110,11 +110,11 @@ class Bundle:
 
 
 class Strategy(Protocol):
-    """A way in which ranks train together, made as ``cls(options, precision)``.
+    """Interface of a strategy: how ranks train together. It is built by ``cls(options, precision)``.
 
-    ``options`` is the section of the configuration under the strategy's name; None takes the section's defaults. Every
-    rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state` and
-    `write_state` may wait for other ranks.
+    ``options`` is the section of the configuration with the strategy's name; None stands for the section's defaults.
+    Every rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state`
+    and `write_state` may wait for other ranks.
     """
 
     name: ClassVar[str]
@@ -126,9 +126,9 @@ class Strategy(Protocol):
         ...
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Return why a bundle cannot be prepared in addition to what is prepared already; None if it can.
+        """Return why a bundle cannot be prepared in addition to the objects already prepared; None if it can.
 
-        One rank may call alone, also before `open`.
+        A single rank may call it, also before `open`.
         """
         ...
 
@@ -143,7 +143,7 @@ class Strategy(Protocol):
     def wrap(self, bundle: Bundle) -> Bundle:
         """Prepare models, optimizers and schedulers jointly, in place, and return the same objects.
 
-        Where it fails on a rank, `unwrap` restores each model of the bundle there without other ranks.
+        If it fails on a rank, `unwrap` restores each model of the bundle on that rank; other ranks need not call.
         """
         ...
 
@@ -174,11 +174,11 @@ class Strategy(Protocol):
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Average what is not averaged yet, and multiply all by ``factor``; before clipping and stepping."""
+        """Average gradients not averaged yet, and multiply all by ``factor``; called before clipping and stepping."""
         ...
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Drop the gradients of the bundle's optimizers, those that wait to be averaged included."""
+        """Drop the gradients of the bundle's optimizers, including those not averaged yet."""
         ...
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -214,7 +214,7 @@ class Strategy(Protocol):
         ...
 
     def hidden_bytes(self) -> tuple[int, int]:
-        """Return the bytes of gradients and of optimizer state on this rank that are not in the objects' tensors."""
+        """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Strategy(Protocol):
 
 
 class Stepping:
-    """Base of strategies that leave loss scaling and stepping to the precision."""
+    """Base of strategies that call the precision for loss scaling and optimizer steps."""
 
     def __init__(self, options: Any, precision: Precision) -> None:
         self.options = options
@@ -238,7 +238,7 @@ class Stepping:
         return None
 
     def hidden_bytes(self) -> tuple[int, int]:
-        """Return zero: all gradients and state are in the objects' tensors."""
+        """Return zeros: the objects' own tensors include all gradients and state."""
         return 0, 0
 
     def place(self, batch: Any) -> Any:
@@ -246,7 +246,7 @@ class Stepping:
         return batch
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Drop gradients, also those of an accumulation window that is not complete."""
+        """Drop gradients, including those of an incomplete accumulation window."""
         for parameter in stepped_parameters(*bundle.optimizers):
             parameter.grad = None
 
@@ -291,11 +291,11 @@ class ReplicaStrategy(Stepping):
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return every state dict, copied or as it is in memory."""
-        take = copy_state if copied else _unchanged
+        read = copy_state if copied else _unchanged
         return {
-            "models": [take(model.state_dict()) for model in bundle.models],
-            "optimizers": [take(optimizer.state_dict()) for optimizer in bundle.optimizers],
-            "schedulers": [take(scheduler.state_dict()) for scheduler in bundle.schedulers],
+            "models": [read(model.state_dict()) for model in bundle.models],
+            "optimizers": [read(optimizer.state_dict()) for optimizer in bundle.optimizers],
+            "schedulers": [read(scheduler.state_dict()) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }
 

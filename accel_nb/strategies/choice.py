@@ -17,8 +17,8 @@ AUTO = "auto"
 def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Strategy]:
     """Return the strategy class to run with in this world.
 
-    ``auto`` chooses, among those whose capabilities fit, the one of the highest ``rank``. Raises `ConfigError` if the
-    requested one does not fit, or none does.
+    ``auto`` chooses the strategy of the highest ``rank`` among those that can run. Raises `ConfigError` if the
+    requested strategy, or with ``auto`` every strategy, cannot run.
     """
     if requested != AUTO:
         chosen = registry.get(requested)
@@ -39,7 +39,7 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
 
 
 def with_options(config: Config, options: Mapping[str, Any]) -> Config:
-    """Return the options with some replaced, by their dotted names."""
+    """Return a copy of the configuration with the options of these dotted names replaced."""
     for name, value in options.items():
         section, _, leaf = name.rpartition(".")
         if section:

@@ -14,8 +14,8 @@ from accel_nb.strategies.base import Strategy
 
 @cache
 def _load(point: EntryPoint) -> type[Strategy]:
-    found: Any = point.load()
-    return found
+    strategy: Any = point.load()
+    return strategy
 
 
 class StrategyRegistry:
@@ -27,7 +27,7 @@ class StrategyRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The known names, sorted."""
+        """The names of the installed strategies, sorted."""
         return sorted(self._points)
 
     def get(self, name: str) -> type[Strategy]:

@@ -1,4 +1,4 @@
-"""One process, one device."""
+"""Strategy for one process with one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Single(ReplicaStrategy):
     capabilities: ClassVar[Capabilities] = Capabilities(max_world=1, rank=100)
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world of one."""
+        """Start with no wrapped models; the world has one rank."""
         self._wrapped: dict[int, nn.Module] = {}
 
     def model_init(self) -> AbstractContextManager[Any]:
@@ -44,7 +44,7 @@ class Single(ReplicaStrategy):
         return model
 
     def data_coords(self) -> tuple[int, int]:
-        """Return the only share."""
+        """Return share 0 of 1: this rank reads all data."""
         return 0, 1
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
@@ -64,7 +64,7 @@ class Single(ReplicaStrategy):
         multiply_gradients(bundle, factor)
 
     def describe(self) -> dict[str, Any]:
-        """Return no facts."""
+        """Return an empty dict: the receipt shows nothing more."""
         return {}
 
     def close(self) -> None:

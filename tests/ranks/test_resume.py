@@ -297,7 +297,7 @@ def test_between_epochs_the_next_one_is_whole(tmp_path: Path) -> None:
 
 def test_a_stream_without_state_is_refused_or_read_again(tmp_path: Path) -> None:
     before = run_ranks(train_and_save, 2, "stream", tmp_path, [2], {})
-    with pytest.raises(RankError, match=r"cannot say where it was after 24 samples.*data\.resume_stream"):
+    with pytest.raises(RankError, match=r"cannot resume after 24 samples.*data\.resume_stream"):
         run_ranks(load_and_train, 2, "stream", tmp_path, [None], {})
     after = run_ranks(load_and_train, 3, "stream", tmp_path, [None], {"data": {"resume_stream": "replay"}})
     seen_once(before, after)

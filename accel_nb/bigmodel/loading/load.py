@@ -37,7 +37,7 @@ class LoadReport:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     on_disk: dict[str, FileTensor] = field(default_factory=dict)
-    """By all names of each tensor; `dispatch_model` takes this as ``offload_index``."""
+    """A tensor with several names has an entry for each. Pass this to `dispatch_model` as ``offload_index``."""
 
 
 def load_checkpoint_in_model(
@@ -57,16 +57,16 @@ def load_checkpoint_in_model(
 
     Tensors on ``disk`` stay in the files, and on the meta device in the model. Floating-point tensors are converted to
     ``dtype``, else to that of the model's tensor; those of modules in ``keep_in_fp32_modules`` to float32. Memory is
-    taken for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``, tensors on the
-    CPU that need no conversion are memory maps of the files instead of copies. The files must not change while the
+    allocated for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``, tensors on
+    the CPU that need no conversion are memory maps of the files instead of copies. The files must not change while the
     model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may round
     differently.
 
-    All names, shapes and dtypes are checked first. Nothing is loaded if the checkpoint lacks a tensor for which the
-    model has no value, or has one of another shape (or, with ``strict``, lacks any or has unexpected ones). Without
-    ``strict`` there is a warning for these. ``on_progress(done, total)`` receives bytes. Each process reads the files,
-    unless ``broadcast_from_rank0``: then only rank 0 does, and broadcasts the tensors; every rank must call, and
-    nothing may stay on disk or be mapped. Raises `ConfigError` with all problems.
+    All names, shapes and dtypes are checked first. Nothing is loaded if a tensor is missing in the checkpoint and the
+    model has no value for it, or if a shape differs. With ``strict``, any missing or unexpected tensor is an error;
+    without it, a warning. ``on_progress(done, total)`` receives bytes. Each process reads the files,
+    unless ``broadcast_from_rank0``: then only rank 0 reads and broadcasts the tensors; every rank must call, and no
+    tensor may stay on disk or be mapped. Raises `ConfigError` with all problems.
     """
     comm = current_comm() if broadcast_from_rank0 else LocalComm()
     if device_map is not None:

@@ -60,9 +60,9 @@ def average_buckets(ddp: DistributedDataParallel) -> None:
 def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a hook like ``hook`` that works over gloo.
 
-    It has another name, since DDP refuses the bfloat16 hook by its name without NCCL although gloo sums bfloat16. And
-    it waits: PowerSGD sends a second message when the first has arrived, which gloo does from a thread of its own, so
-    that messages of several buckets would be in a different order on each rank.
+    Its name differs, since DDP without NCCL refuses the bfloat16 hook by name, although gloo can sum bfloat16. It waits
+    for the result: PowerSGD sends a second message after the first has arrived. Gloo would send it from another thread,
+    and ranks would send the messages of several buckets in different orders.
     """
 
     def compress(state, bucket):  # without annotations: DDP compares them, and here they would be strings

@@ -19,15 +19,16 @@ from accel_nb.runtime.tensors.overlap import has_overlap, without_repeats
 class LeanDdp(DistributedDataParallel):
     """Averages gradients of the parameters of ``module``, and computes by calling ``module.forward`` without hooks.
 
-    Call `forward` with gradients on. Where torch has more to do (the first pass, unused parameters, a static graph) or
-    a profiler is active, torch's own forward pass runs. It uses private names of torch: see `torch_private`.
+    Call `forward` with gradients enabled. In the first pass, with unused parameters or a static graph, or under a
+    profiler, torch's own forward pass runs. The class uses private names of torch: see `torch_private`.
     """
 
     _plain_forward: Callable[..., Any]
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:
         named = [*module.named_parameters(), *module.named_buffers()]
-        # torch's broadcast cannot write into these. For a trained one the optimizer raises, which cannot either.
+        # torch's broadcast cannot write into tensors with overlapping memory. Neither can an optimizer, which raises an
+        # error for a trained one.
         self._overlapping = {name for name, value in named if not value.requires_grad and has_overlap(value)}
         if self._overlapping:
             module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]

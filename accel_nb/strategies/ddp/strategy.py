@@ -65,7 +65,7 @@ class Ddp(ReplicaStrategy):
                 continue
             forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
-                has_ddp = not self._shares(model)
+                has_ddp = not self._has_reduced_parameter(model)
                 replica = _Replica(model, forward, self._window, self._stop_ddp, self.options, has_ddp=has_ddp)
                 try:
                     replace_forward(model, replica.forward)
@@ -108,15 +108,15 @@ class Ddp(ReplicaStrategy):
     ) -> None:
         """Compute gradients of the scaled loss; DDP averages them in the backward pass."""
         self._has_new_gradients = True
-        was_seen = False
+        has_forward = False
         for replica in self._replicas.values():
             if replica.is_armed:
                 replica.is_armed = False
-                was_seen = True
+                has_forward = True
             elif not replica.has_finished():
                 self._stop_ddp(replica)
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
-        if not was_seen:
+        if not has_forward:
             for replica in self._replicas.values():
                 if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:
                     replica.has_local_gradients = True
@@ -134,7 +134,7 @@ class Ddp(ReplicaStrategy):
                 owned = set(map(id, stepped_parameters(*bundle.optimizers)))
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
-                self._look_for_unused(replica)
+                self._check_unused(replica)
             elif not replica.has_finished():
                 self._stop_ddp(replica)
                 self._average(replica, replica.parameters)
@@ -150,13 +150,13 @@ class Ddp(ReplicaStrategy):
         for replica in list(self._replicas.values()):
             self.unwrap(replica.model)
 
-    def _shares(self, model: nn.Module) -> bool:
+    def _has_reduced_parameter(self, model: nn.Module) -> bool:
         """Return whether DDP averages a parameter of the model for another model already.
 
         A gradient can be a view of one DDP object's bucket only.
         """
-        held = {id(value) for replica in self._replicas.values() if replica.ddp for value in replica.parameters}
-        return any(id(value) in held for value in model.parameters())
+        reduced = {id(value) for replica in self._replicas.values() if replica.ddp for value in replica.parameters}
+        return any(id(value) in reduced for value in model.parameters())
 
     def _replicas_of(self, bundle: Bundle) -> list[_Replica]:
         """Return the replicas whose parameters the bundle's optimizers step, cached for each bundle."""
@@ -171,11 +171,11 @@ class Ddp(ReplicaStrategy):
             known = self._owners[id(bundle)] = (bundle, replicas)
         return known[1]
 
-    def _look_for_unused(self, replica: _Replica) -> None:
-        """After the first backward pass: if parameters took no part, make DDP look for such in every pass.
+    def _check_unused(self, replica: _Replica) -> None:
+        """Check the first backward pass: if parameters got no gradient, make DDP search for unused ones in every pass.
 
-        On one device they are no error. DDP alone would leave their whole bucket unaveraged, and raise only in the
-        next pass. Averaging a second time changes nothing.
+        On one device unused parameters are no error. DDP alone would leave their whole bucket unaveraged, and raise
+        only in the next pass. Averaging a second time changes nothing.
         """
         replica.is_checked = True
         unused = replica.unused_names()
@@ -184,7 +184,7 @@ class Ddp(ReplicaStrategy):
             return
         self._comm.barrier()  # messages that DDP has sent write into the gradients
         self._average(replica, replica.parameters)
-        replica.look_for_unused()
+        replica.find_unused_in_every_pass()
         if self._world.is_main:
             listed = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
             warnings.warn(
@@ -197,7 +197,8 @@ class Ddp(ReplicaStrategy):
     def _stop_ddp(self, replica: _Replica) -> None:
         """Average the gradients of a replica before each step from now on, without DDP; every rank must call.
 
-        Raises `MisuseError` if only some ranks do: these used other parameters than the others, which DDP waits for.
+        Raises `MisuseError` if only some ranks call: their backward passes used other parameters than those of the
+        other ranks, and DDP waits for the missing gradients.
         """
         try:
             self._comm.barrier(_ALL_RANKS_S)  # messages that DDP has sent write into the gradients
@@ -237,17 +238,17 @@ class _Replica:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # A forward pass has prepared DDP to reduce the gradients of a backward pass.
         self.is_armed = False
-        # Gradients stay on this rank: the caller keeps the replicas equal itself.
+        # Gradients are not averaged: the caller keeps the replicas equal.
         self.is_local = False
         # The last window with a forward pass that armed DDP.
         self.reduced_in_window = -1
         self._window = window
-        # A backward pass that should have averaged gradients was not reduced by DDP.
+        # DDP did not reduce the gradients of a backward pass that should have averaged them.
         self.has_local_gradients = False
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
         self.is_trained = options is not None
-        # Also None where DDP cannot reduce the model's gradients, or reduces some of them for another model: then they
-        # are averaged before each step.
+        # None also if DDP cannot reduce the model's gradients, or reduces some of them for another model: then all are
+        # averaged before each step.
         self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
         self._stop_ddp = stop_ddp
@@ -276,8 +277,8 @@ class _Replica:
     def has_finished(self) -> bool:
         """Whether DDP has averaged all gradients that its latest forward pass prepared.
 
-        It has not where only a part of the parameters got gradients: a loss made of derivatives, as in physics-informed
-        models, or a backward pass for each of a model's outputs.
+        False if only some parameters got gradients: with a loss of derivatives, as in physics-informed models, or with
+        a backward pass for each output of a model.
         """
         if self.ddp is None:
             return True
@@ -287,7 +288,7 @@ class _Replica:
             return False
         return True
 
-    def look_for_unused(self) -> None:
+    def find_unused_in_every_pass(self) -> None:
         """Replace the DDP object by one that looks for unused parameters; every rank must call."""
         assert self._options is not None, "a replica without options has no DDP"
         self.close()
@@ -304,7 +305,7 @@ class _Replica:
             **_buffer_option(options.broadcast_buffers),
         )
         if options.comm_hook != "no":
-            register_hook(self.ddp, options)  # divides as the builtin one below does
+            register_hook(self.ddp, options)  # divides gradients as the hook of `average_buckets` does
         elif not options.static_graph:
             # Without a hook DDP divides gradients when they enter a bucket; with one, when the bucket is reduced. Then
             # gradients of a bucket that never fills are left unchanged, and are averaged afterwards.
@@ -323,7 +324,7 @@ _REMEDY = (
     "Set ddp.find_unused_parameters (flag --ddp.find-unused-parameters) if that is meant, "
     "or set requires_grad=False on what is not trained before preparing."
 )
-# How long ranks wait for each other before an incomplete backward pass counts as one of this rank alone.
+# Seconds to wait for the other ranks; after that the backward pass counts as incomplete on this rank only.
 _ALL_RANKS_S = 15.0
 
 

@@ -258,14 +258,7 @@ function Run({
   }
   return (
     <>
-      <span className="accel-nb-run-name">
-        {run.name}
-        {run.tags.map(tag => (
-          <span key={tag} className="accel-nb-tag">
-            {tag}
-          </span>
-        ))}
-      </span>
+      <span className="accel-nb-run-name">{run.name}</span>
       <span className="accel-nb-run-value">
         {run.metric !== '' && (
           <>
@@ -274,6 +267,11 @@ function Run({
         )}
       </span>
       <span className="accel-nb-run-facts" title={new Date(run.started * 1000).toLocaleString()}>
+        {run.tags.map(tag => (
+          <span key={tag} className="accel-nb-tag">
+            {tag}
+          </span>
+        ))}
         {parts.map(part => part.replace(/ /g, '\u00a0')).join(' · ')}
       </span>
       <Chart run={run} trans={trans} />
