@@ -77,5 +77,5 @@ class TimeUse:
                 lines.append(f"rank {rank} reads data {share:.0%} of its time: num_workers of a DataLoader read ahead")
             rank = max(shares, key=lambda rank: shares[rank]["queued"])
             if (share := shares[rank]["queued"]) > QUEUED_SHARE:
-                lines.append(f"rank {rank} waits for a free processor {share:.0%} of its time: use fewer workers")
+                lines.append(f"rank {rank} has no free processor {share:.0%} of its time: use fewer workers")
         return lines

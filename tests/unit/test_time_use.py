@@ -133,9 +133,7 @@ def test_much_reading_and_too_few_processors_are_noted():
     assert panel((0.3, 0.2, 0.1, 0.0), (0.1, 0.2, 0.3, 0.0)).notes() == [
         "rank 0 reads data 50% of its time: num_workers of a DataLoader read ahead"
     ]
-    assert panel((0.0, 0.3, 0.0, 0.3)).notes() == [
-        "rank 0 waits for a free processor 50% of its time: use fewer workers"
-    ]
+    assert panel((0.0, 0.3, 0.0, 0.3)).notes() == ["rank 0 has no free processor 50% of its time: use fewer workers"]
 
 
 def test_records_that_cannot_be_are_dropped():
