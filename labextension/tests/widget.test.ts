@@ -202,9 +202,13 @@ describe('the widget', () => {
 
 describe('the notification of the end', () => {
   class FakeNotification {
-    static permission = 'granted';
+    static permission = 'default';
+    static answer = 'granted';
     static shown: { title: string; body: string }[] = [];
-    static requestPermission = () => Promise.resolve(FakeNotification.permission);
+    static requestPermission = () => {
+      FakeNotification.permission = FakeNotification.answer;
+      return Promise.resolve(FakeNotification.permission);
+    };
     constructor(title: string, { body }: { body: string }) {
       FakeNotification.shown.push({ title, body });
     }
@@ -212,8 +216,9 @@ describe('the notification of the end', () => {
 
   beforeEach(() => {
     FakeNotification.shown = [];
+    FakeNotification.permission = 'default';
+    FakeNotification.answer = 'granted';
     vi.stubGlobal('Notification', FakeNotification);
-    localStorage.clear();
   });
   afterEach(() => {
     vi.unstubAllGlobals();
@@ -251,12 +256,11 @@ describe('the notification of the end', () => {
     receive(1, done);
     vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
     receive(2, done);
-    FakeNotification.permission = 'denied';
+    FakeNotification.answer = 'denied';
     button(el).click();
     button(el).click();
     await settle();
     expect(button(el).getAttribute('aria-pressed')).toBe('false');
-    FakeNotification.permission = 'granted';
     expect(FakeNotification.shown).toEqual([]);
     stopped.abort();
   });

@@ -21,8 +21,8 @@ OTHERS = {
     "_asdict", "_current_frames", "_exit", "_fields", "_fmt", "_gauss", "_getframe", "_inheriting",
     "_lru_cache_wrapper", "_make", "_reconstructor",
     # transformers and accelerate.
-    "_available", "_hf_hook", "_is_accelerate_prepared", "_no_split_modules", "_old_forward", "_original_forward",
-    "_patched", "_warned",
+    "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
+    "_original_forward", "_patched", "_warned",
     # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
     "_core", "_function_setstate", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
     "_report_subprocess_enabled", "_supports_kernel_subshells",

@@ -151,7 +151,7 @@ def test_every_option_of_power_sgd_has_its_torch_name():
         ),
         (
             {"kwargs_handlers": [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BATCHED_POWER_SGD)]},
-            "batched_power_sgd .*not served",
+            "batched_power_sgd .*not supported",
         ),
         ({"dynamo_plugin": TorchDynamoPlugin("eager", options={"a": 1})}, "options from TorchDynamoPlugin"),
         ({"dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True)}, "use_stateful_dataloader=True"),

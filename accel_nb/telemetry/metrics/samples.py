@@ -87,8 +87,9 @@ def samples_of(event: Event) -> Iterator[Sample]:
             for kind in _MEMORY:
                 yield Sample("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
         case TimeUsed():
-            for kind in _TIME:
-                yield Sample("accel_nb_time_seconds", (*rank, kind), getattr(event, f"{kind}_s"))
+            parts = event.reading_s, event.computing_s, event.blocked_s, event.queued_s
+            for kind, seconds in zip(_TIME, parts, strict=True):
+                yield Sample("accel_nb_time_seconds", (*rank, kind), seconds)
         case MetricLogged():
             yield Sample("accel_nb_logged", (*rank, event.name), event.value)
         case WorkerPrepared():

@@ -42,7 +42,7 @@ export function RunsView({ session, trans }: IViewProps): React.JSX.Element {
         </p>
       )}
       {recent.runs.length > 1 && (
-        <div className="accel-nb-run-controls">
+        <div className="accel-nb-runs-filter">
           <input
             type="search"
             className="jp-mod-styled"

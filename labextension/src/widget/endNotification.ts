@@ -1,10 +1,8 @@
-/** A notification of the browser when a run ends while its page is hidden, if the user has switched it on. */
+/** A notification of the browser when a run ends while its page is hidden, if the user has allowed it. */
 
 import { formatNumber, formatSeconds } from '../chart/format';
 import type { IFacts } from '../model/protocol';
 import { toggleButton } from './dom';
-
-const STORED = 'accel-nb-notify';
 
 export class EndNotification {
   constructor(signal: AbortSignal) {
@@ -16,7 +14,7 @@ export class EndNotification {
     );
     // Browsers refuse notifications to pages without encryption and to frames of other sites.
     this.node.hidden = typeof Notification === 'undefined' || Notification.permission === 'denied';
-    if (!this.node.hidden && Notification.permission === 'granted' && isStored()) {
+    if (!this.node.hidden && Notification.permission === 'granted') {
       this.node.setAttribute('aria-pressed', 'true');
     }
   }
@@ -39,22 +37,9 @@ export class EndNotification {
   private async set(isOn: boolean): Promise<void> {
     const isAllowed = isOn && (await Notification.requestPermission()) === 'granted';
     this.node.setAttribute('aria-pressed', String(isAllowed));
-    try {
-      localStorage.setItem(STORED, isAllowed ? 'on' : 'off');
-    } catch {
-      // A browser that stores nothing: the choice is this panel's.
-    }
   }
 
   private wasRunning = false;
-}
-
-function isStored(): boolean {
-  try {
-    return localStorage.getItem(STORED) === 'on';
-  } catch {
-    return false;
-  }
 }
 
 function bodyOf(facts: IFacts): string {
