@@ -36,6 +36,8 @@ class RankFacts(TypedDict):
     step_ms: JsonNumber
     is_straggler: bool
     time_use: TimeShares | None
+    process_growth: JsonNumber
+    """Bytes that a CPU worker's process has allocated since the first step, without parameters, gradients and state."""
 
 
 class MetricFact(TypedDict):

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from accel_nb.telemetry.allocator_blocks import MAX_BLOCKS, MAX_SEGMENTS
@@ -27,6 +27,7 @@ from accel_nb.telemetry.events import (
 )
 from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, ProgressFacts, Status, TableKind
 from accel_nb.ui.progress import LoopPlan, Progress
+from accel_nb.ui.rank_progress import PAUSE_RATIO, Pace, RankProgress
 from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
 from accel_nb.ui.time_use import TimeUse
 
@@ -75,14 +76,11 @@ MAX_MAPS = 8
 """The maximum number of ranks whose memory map is kept: as many as the panel draws."""
 MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
-RECENT = 32
 WAITING_ROWS = 4096
 """The number of rows that the mean waits for a rank: as many as a ring holds, since rings are read one by one."""
 NAN_STEPS = 64
 STRAGGLER_RATIO = 1.25
 STRAGGLER_MS = 1.0
-PAUSE_RATIO = 4.0
-"""A step longer than this multiple of its curve's median is a pause, such as an evaluation; rates exclude it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,64 +101,6 @@ class Block:
     rank: int
     name: str
     columns: Sequence[Any]
-
-
-@dataclass(slots=True)
-class RankProgress:
-    """Progress of one rank."""
-
-    device: str = ""
-    offset: float = 0.0
-    last_x: float = -math.inf
-    last_step: float = -math.inf
-    first_time: float = math.nan
-    last_time: float = math.nan
-    num_samples: int = 0
-    num_steps: int = 0
-    is_nan: bool = False
-    num_by_curve: dict[str, int] = field(default_factory=dict)
-    # Curve, steps, samples and duration of a step for each recent report. The first report of each curve is left out,
-    # since its duration includes the start.
-    recent: deque[tuple[str, int, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    # The pace over the whole run; None while it runs.
-    final: Pace | None = None
-
-    @property
-    def pace(self) -> Pace:
-        """The pace of the recent steps, or of the whole run once it has ended."""
-        if self.final is not None:
-            return self.final
-        by_curve: dict[str, list[tuple[int, int, float]]] = {}
-        for curve, num_steps, num_samples, step_s in self.recent:
-            by_curve.setdefault(curve, []).append((num_steps, num_samples, step_s))
-        total = Pace()
-        for rows in by_curve.values():
-            limit = PAUSE_RATIO * statistics.median(step_s for _, _, step_s in rows)
-            for num_steps, num_samples, step_s in rows:
-                if step_s <= limit:
-                    total = Pace(
-                        total.num_steps + num_steps, total.num_samples + num_samples, total.time_s + num_steps * step_s
-                    )
-        return total
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Number of steps and samples and their time, without the first step of each curve and without pauses."""
-
-    num_steps: float = 0
-    num_samples: float = 0
-    time_s: float = 0.0
-
-    @property
-    def step_ms(self) -> float | None:
-        """The mean duration of a step; None before the second."""
-        return self.time_s / self.num_steps * 1e3 if self.num_steps else None
-
-    @property
-    def samples_per_s(self) -> float:
-        """The rate; zero before the second step."""
-        return self.num_samples / self.time_s if self.time_s > 0 else 0.0
 
 
 class RankMean:
@@ -438,6 +378,7 @@ class PanelState:
                     "step_ms": to_json_number(progress.pace.step_ms),
                     "is_straggler": rank == slow,
                     "time_use": self._time_use.shares(rank),
+                    "process_growth": to_json_number(progress.process_growth),
                 }
                 for rank, progress in sorted(self._rank_progress.items())
             ],
@@ -504,7 +445,7 @@ class PanelState:
         if isinstance(event, StepDone):
             self._fold_step(event, progress)
         elif isinstance(event, MemorySample):
-            self._fold_memory(event)
+            self._fold_memory(event, progress)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
         elif isinstance(event, MetricLogged):
@@ -610,7 +551,7 @@ class PanelState:
         self.metrics[name] = value
         self._record_time(progress, float(event.time), 0.0)
 
-    def _fold_memory(self, event: MemorySample) -> None:
+    def _fold_memory(self, event: MemorySample, progress: RankProgress) -> None:
         time = float(event.time)
         if not math.isfinite(time):
             raise ValueError("a time must be finite")
@@ -620,6 +561,9 @@ class PanelState:
             max(0.0, float(value))
             for value in (event.parameters, event.gradients, event.optimizer, event.other, event.cached, event.free)
         ]
+        if progress.device == "cpu":
+            # The rest is all that the process has allocated since the first step: a number, not a part of the map.
+            progress.process_growth, amounts[3] = amounts[3], 0.0
         table = self._table("memory", event.rank, "", len(MEMORY_COLUMNS))
         x = max(time - self._start, table.columns[0][-1] if len(table) else 0.0)
         table.append((x, *amounts, sum(amounts[:-1])))

@@ -195,6 +195,14 @@ def test_straggler_is_the_rank_that_is_clearly_slower():
     assert [rank["is_straggler"] for rank in run(0.02).facts()["ranks"]] == [False, False, True, False]
 
 
+def test_growth_of_a_cpu_process_is_no_part_of_the_map():
+    state = fold(WorkerPrepared(0, 0.0, "cpu", "single", "no", (), ()), step(1), memory(0, 1.0), workers=2)
+    state.fold([WorkerPrepared(1, 0.0, "cuda:0", "single", "no", (), ()), memory(1, 1.0)])
+    assert [column(state, rank, 4, "memory") for rank in (0, 1)] == [[0.0], [100.0]]
+    assert [column(state, rank, 7, "memory") for rank in (0, 1)] == [[400.0], [500.0]]
+    assert [rank["process_growth"] for rank in state.facts()["ranks"]] == [100.0, None]
+
+
 def test_throughput_counts_all_ranks():
     state = fold(*(step(n, rank=r, samples=10) for n in range(1, 50) for r in (0, 1)))
     assert state.samples_per_s() == pytest.approx(2000, rel=1e-6)

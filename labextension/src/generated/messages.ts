@@ -36,6 +36,8 @@ export interface IRankFacts {
   readonly step_ms: JsonNumber;
   readonly is_straggler: boolean;
   readonly time_use: ITimeShares | null;
+  /** Bytes that a CPU worker's process has allocated since the first step, without parameters, gradients and state. */
+  readonly process_growth: JsonNumber;
 }
 
 /** The parts of a rank's time, from 0 to 1. */

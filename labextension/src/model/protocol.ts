@@ -182,7 +182,8 @@ function parseRank(value: unknown): IRankFacts {
     device: asText(rank.device),
     stepMs: asNumber(rank.step_ms),
     isStraggler: rank.is_straggler === true,
-    timeUse: parseTimeUse(rank.time_use ?? null)
+    timeUse: parseTimeUse(rank.time_use ?? null),
+    processGrowth: asNumber(rank.process_growth ?? null)
   };
 }
 

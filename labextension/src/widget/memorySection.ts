@@ -125,8 +125,14 @@ export class MemorySection {
     }
     for (const rank of ranks) {
       const map = this.maps.get(rank) ?? this.makeMap(rank);
-      const device = this.model.facts?.ranks.find(facts => facts.rank === rank)?.device;
-      setText(map.caption, device ? `rank ${rank} · ${device}` : `rank ${rank}`);
+      const facts = this.model.facts?.ranks.find(known => known.rank === rank);
+      const parts = [`rank ${rank}`, facts?.device ?? ''];
+      if (facts !== undefined && facts.processGrowth !== null) {
+        parts.push(`process +${formatBytes(facts.processGrowth)}`);
+      }
+      setText(map.caption, parts.filter(part => part !== '').join(' · '));
+      map.caption.title =
+        facts?.processGrowth === null ? '' : 'Growth of the whole process since the first step';
     }
   }
 
