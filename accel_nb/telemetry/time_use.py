@@ -44,8 +44,11 @@ class TimeMeter:
             rest = total - read
             computing, queued = rest, 0.0
             if self._is_host:
-                computing = min(max(0.0, cpu_s - self._cpu_s - self._read_cpu_s), rest)
-                queued = min(queued_s - self._queued_s, rest - computing)
+                ran = max(cpu_s - self._cpu_s, 1e-9)
+                computing = min(max(0.0, ran - self._read_cpu_s), rest)
+                # A thread waits for a processor where it runs: reading has its part of this time.
+                queued = (queued_s - self._queued_s) * (1 - min(1.0, self._read_cpu_s / ran))
+                queued = min(queued, rest - computing)
             blocked = max(0.0, rest - computing - queued)
             self._sink.emit(TimeUsed(self._rank, step, time.time(), read, computing, blocked, queued))
         self._started, self._cpu_s, self._queued_s = now, cpu_s, queued_s

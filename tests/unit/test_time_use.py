@@ -56,8 +56,7 @@ def test_reading_computing_and_waiting_are_told_apart():
     assert (event.rank, event.step) == (1, 2)
     assert event.computing_s == pytest.approx(0.3, abs=0.05), "processor time, which other programs do not change"
     assert event.reading_s >= 0.19
-    assert event.blocked_s + event.queued_s >= 0.39
-    assert event.blocked_s >= 0.2
+    assert event.blocked_s + event.queued_s >= 0.39, "waiting, of which a busy machine counts a part as queued"
 
 
 def test_where_a_device_computes_only_reading_is_measured():
