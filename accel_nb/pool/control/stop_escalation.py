@@ -175,9 +175,9 @@ class StopEscalation:
 
 
 _KILLED_FOR: Mapping[KillCause, str] = {
-    "group": " by the system: the memory that its container or control group may take ran out",
-    "machine": " by the system, as it seems: the machine's memory ran out in that moment",
-    "other": " (not by the system for lack of memory: it counts these, and this was none)",
+    "group": " by the system: the memory that its container or control group may use was used up",
+    "machine": " by the system, as it seems: the machine ran out of memory at that moment",
+    "other": " (not by the system for lack of memory: its counter of such kills did not change)",
     "unknown": " (often the system running out of memory)",
 }
 
