@@ -1,6 +1,6 @@
-"""`Accelerator` as accelerate has it: the order of its arguments, its shared states, its inner names.
+"""`Accelerator` with the interface of accelerate: order of arguments, shared states, private names.
 
-What trains is `accel_nb.Accelerator`. This class has the other's interface, and its meaning of schedules.
+`accel_nb.Accelerator` does the training. This class adds accelerate's interface and its semantics of schedulers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable, option_variables
 from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class
 
-_NOT_GIVEN: Any = object()
+_UNSET: Any = object()
 
 
 class Accelerator(OwnAccelerator):
@@ -35,7 +35,7 @@ class Accelerator(OwnAccelerator):
     def __init__(
         self,
         device_placement: bool = True,
-        split_batches: Any = _NOT_GIVEN,
+        split_batches: Any = _UNSET,
         mixed_precision: Any = None,
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
@@ -82,7 +82,7 @@ class Accelerator(OwnAccelerator):
             gradient_accumulation_steps=gradient_accumulation_steps,
             cpu=cpu,
             device_placement=device_placement,
-            split_batches=None if split_batches is _NOT_GIVEN else split_batches,
+            split_batches=None if split_batches is _UNSET else split_batches,
             step_scheduler_with_optimizer=None if step_scheduler_with_optimizer else False,
             rng_types=[kind for kind in rng_types or () if str(getattr(kind, "value", kind)) != "generator"] or None,
             dataloader_config=dataloader_config,
@@ -97,7 +97,7 @@ class Accelerator(OwnAccelerator):
             deepspeed_plugins=deepspeed_plugins,
             megatron_lm_plugin=megatron_lm_plugin,
             torch_tp_plugin=torch_tp_plugin,
-            parallelism_config=_refused_mesh(parallelism_config),
+            parallelism_config=_mesh_to_check(parallelism_config),
             **options,
         )
         self.parallelism_config_given = parallelism_config
@@ -131,12 +131,12 @@ class Accelerator(OwnAccelerator):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """The kind of training, as the shared state has it."""
+        """The kind of training, from the shared state."""
         return self.state.distributed_type
 
     @property
     def parallelism_config(self) -> Any:
-        """The sizes of the mesh that were given, or None."""
+        """The mesh sizes that were passed, or None."""
         return self.parallelism_config_given
 
     @property
@@ -160,7 +160,7 @@ class Accelerator(OwnAccelerator):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether FSDP trains, which is its second version here."""
+        """Whether FSDP trains; here it is always FSDP2."""
         return self.state.is_fsdp2
 
     @property
@@ -170,17 +170,17 @@ class Accelerator(OwnAccelerator):
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether FSDP divides the model."""
+        """Whether FSDP shards the model."""
         return self.is_fsdp2
 
     @property
     def data_parallel_rank(self) -> int:
-        """This process's place among those that read data of their own."""
+        """The index of the share of the data that this process reads."""
         return self.components.data_world.rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This process's place among those that hold parts of one model."""
+        """The index of this process among those that hold shards of one model."""
         return self._world.rank if self.is_fsdp2 else 0
 
     @property
@@ -190,7 +190,7 @@ class Accelerator(OwnAccelerator):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Return 0: layers of a trained model are on one process."""
+        """Return 0: all layers of a trained model are on one process."""
         return 0
 
     @property
@@ -235,7 +235,7 @@ class Accelerator(OwnAccelerator):
         return super().accumulate(*models)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute gradients; a loss that is a tensor is divided by the accumulation steps."""
+        """Compute gradients; a tensor loss is divided by the accumulation steps."""
         kwargs.pop("learning_rate", None)
         super().backward(loss, **kwargs)
 
@@ -258,11 +258,11 @@ class Accelerator(OwnAccelerator):
         raise MisuseError("sequences are not divided among processes here; leave sp_size out of the parallelism config")
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Clip gradients to a total norm and return the norm before."""
+        """Clip gradients to a total norm and return the norm before clipping."""
         return super().clip_grad_norm_(parameters, max_norm, norm_type)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """Return the model in a wrapper; a prepared model keeps its class, and is returned itself."""
+        """Return the model inside of a wrapper; a prepared model has no wrapper and is returned unchanged."""
         from accel_nb.compat.model_parts import extract_model_from_parallel
 
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
@@ -270,7 +270,7 @@ class Accelerator(OwnAccelerator):
     # --- trackers ---
 
     def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
-        """Begin a run with the trackers of ``log_with``, and with those that were registered by name."""
+        """Begin a run with the trackers of ``log_with``, and with trackers that were registered by name."""
         options: dict[str, Any] = dict(init_kwargs or {})
         if self.is_main_process:
             made: list[Any] = []
@@ -286,7 +286,7 @@ class Accelerator(OwnAccelerator):
 
     @property
     def _are_ranks_equal(self) -> bool:
-        """Whether each rank holds the whole state: no weights are sharded, and no gradients wait for their step."""
+        """Whether each rank holds the whole state: no weights are sharded, and no gradients are accumulated."""
         is_sharded = self.components.strategy.capabilities.shards_params
         return self._world.size > 1 and not is_sharded and not self._stepper.window.num_pending
 
@@ -306,16 +306,16 @@ class Accelerator(OwnAccelerator):
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this process writes files of a whole model."""
+        """Whether this process writes the files of a full model."""
         return self._world.is_local_main if self.project_configuration.save_on_each_node else self._world.is_main
 
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **options: Any
     ) -> str:
-        """Save the training's state; with automatic naming to ``checkpoints/checkpoint_N`` of the project's folder.
+        """Save the state of the training; with automatic naming to ``checkpoints/checkpoint_N`` of the project folder.
 
-        Where every rank holds a copy of the weights, the main process saves without the others, which may call or not.
-        Its random states are saved; those of other ranks are derived at the load.
+        If every rank has a copy of the weights, only the main process saves, and the others need not call. Its random
+        states are saved; those of other ranks are derived when the checkpoint is loaded.
         """
         folders = self._folders
         if folders.is_automatic:
@@ -335,7 +335,7 @@ class Accelerator(OwnAccelerator):
     def load_state(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: Any = None, **options: Any
     ) -> Any:
-        """Load a state; without a folder the newest of those that were named automatically."""
+        """Load a state; without a folder the newest one that was named automatically."""
         folders = self._folders
         self.wait_for_everyone()  # the main process may still be writing
         if input_dir is None and folders.is_automatic:
@@ -353,7 +353,7 @@ class Accelerator(OwnAccelerator):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write a model's weights as safetensors, or without ``safe_serialization`` as files of torch.save."""
+        """Write a model's weights as safetensors, or without ``safe_serialization`` by ``torch.save``."""
         if safe_serialization:
             super().save_model(model, save_directory, max_shard_size)
             return
@@ -362,7 +362,7 @@ class Accelerator(OwnAccelerator):
         save_with_torch(self.get_state_dict(model), save_directory, max_shard_size, writes=self.should_save_model)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; ValueError names those without."""
+        """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; raise ValueError for others."""
         lacking = [
             f"Item at index {at}, {item!r}"
             for at, item in enumerate(objects)
@@ -385,18 +385,18 @@ class Accelerator(OwnAccelerator):
 
 
 def mark_prepared(item: Any) -> None:
-    """Set the attributes by which libraries see that an object was prepared."""
+    """Set the attributes by which libraries recognize a prepared object."""
     if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
         return
-    # The state of a scheduler is its attributes, so these belong to its class, one for each prepared scheduler.
+    # A scheduler's state dict contains its attributes: set these on its class, which only this scheduler has.
     own_step, methods = type(item).step, {}
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_held = getattr(self.optimizer, "_is_overflow", False)  # accelerate's name for a step that was skipped
-        return None if is_held else own_step(self, *args, **kwargs)
+        is_skipped = getattr(self.optimizer, "_is_overflow", False)  # accelerate's name for a step that was skipped
+        return None if is_skipped else own_step(self, *args, **kwargs)
 
-    if type(item) is not plain_class(item):  # it follows the steps of its optimizer
+    if type(item) is not plain_class(item):  # the scheduler steps with its optimizer
         methods["step"] = step
     kind: Any = type(patch_instance(item, methods, plain_class(item)))
     kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
@@ -413,7 +413,7 @@ def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[
 
 
 def _with_schedule(config: Any) -> Any:
-    """Return the options with accelerate's meaning of schedules, unless they or the cell name another.
+    """Return the options with accelerate's semantics of schedulers, unless ``schedule`` is set anywhere.
 
     A schedule advances by the number of processes, since scripts compute it from the length of a loader before it is
     divided.
@@ -425,6 +425,6 @@ def _with_schedule(config: Any) -> Any:
     return config if is_given else {**(config or {}), "schedule": "samples"}
 
 
-def _refused_mesh(given: Any) -> Any:
-    """Return None for a mesh of one dimension that the strategies serve; else the mesh, which is refused."""
+def _mesh_to_check(given: Any) -> Any:
+    """Return None for no mesh or one of size 1; else the mesh, which `accel_nb.Accelerator` checks."""
     return None if given is None or getattr(given, "total_size", 1) == 1 else given

@@ -1,7 +1,7 @@
-"""Hooks that bring weights and inputs to the device of each module, under accelerate's names.
+"""Hooks that move weights and inputs to the device of each module, with accelerate's names.
 
-`accel_nb.dispatch_model` and its relatives do this with read-ahead and without hooks; these are for libraries that
-attach hooks themselves.
+`accel_nb.dispatch_model` and similar functions do this with prefetching and without hooks; these hooks are for
+libraries that attach them directly.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _Shared = MutableMapping[int, MutableMapping[Any, Tensor]]
 
 
 class AlignDevicesHook(ModelHook):
-    """Brings weights, inputs and outputs of one module to its device.
+    """Moves weights, inputs and outputs of one module to its device.
 
     Args:
-        execution_device: Where the module computes.
-        offload: Keep weights elsewhere; the module has them during its forward.
+        execution_device: The device on which the module computes.
+        offload: Load the weights for each forward only, from ``weights_map``.
         io_same_device: Return outputs on the device of the inputs.
-        weights_map: The weights by name; by default the module's own, on the CPU.
+        weights_map: The weights by name; by default copies of the module's weights on the CPU.
         offload_buffers: Offload buffers too.
-        place_submodules: Treat the weights of all modules inside, too.
+        place_submodules: Include the weights of all submodules.
         skip_keys: Names of arguments that are not moved.
         tied_params_map: For the address of a shared tensor its copy on each device.
     """
@@ -51,7 +51,7 @@ class AlignDevicesHook(ModelHook):
         self.skip_keys, self.tied_params_map = skip_keys, tied_params_map
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
-        self._brought: list[tuple[int, torch.device]] = []
+        self._loaded_copies: list[tuple[int, torch.device]] = []
 
     def __repr__(self) -> str:
         return (
@@ -61,7 +61,7 @@ class AlignDevicesHook(ModelHook):
         )
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Move the module's tensors to its device, or take their values out of it."""
+        """Move the module's tensors to its device, or offload them."""
         if not self.offload:
             if self.execution_device is not None:
                 for name, _ in named_module_tensors(module, recurse=self.place_submodules):
@@ -69,14 +69,14 @@ class AlignDevicesHook(ModelHook):
                         module, name, self.execution_device, tied_params_map=self.tied_params_map
                     )
             return module
-        every = dict(named_module_tensors(module, recurse=self.place_submodules))
-        away = self._names(module)
-        self.original_devices = {name: every[name].device for name in every}
+        tensors = dict(named_module_tensors(module, recurse=self.place_submodules))
+        offloaded = self._names(module)
+        self.original_devices = {name: tensors[name].device for name in tensors}
         if self.weights_map is None:
-            self.weights_map = {name: every[name].detach().to("cpu") for name in away}
-        for name in every:
-            if name in away:
-                self._share(self.weights_map[name])
+            self.weights_map = {name: tensors[name].detach().to("cpu") for name in offloaded}
+        for name in tensors:
+            if name in offloaded:
+                self._is_shared(self.weights_map[name])
                 set_module_tensor_to_device(module, name, "meta")
             elif self.execution_device is not None:
                 set_module_tensor_to_device(module, name, self.execution_device)
@@ -91,8 +91,8 @@ class AlignDevicesHook(ModelHook):
             for name in self._names(module):
                 value = self.weights_map[name]
                 device = self.execution_device if self.execution_device is not None else value.device
-                if self._share(value):
-                    self._brought.append((value.data_ptr(), torch.device(device)))
+                if self._is_shared(value):
+                    self._loaded_copies.append((value.data_ptr(), torch.device(device)))
                 set_module_tensor_to_device(module, name, device, value=value, tied_params_map=self.tied_params_map)
         if self.execution_device is None:
             return args, kwargs
@@ -104,16 +104,16 @@ class AlignDevicesHook(ModelHook):
         if self.offload:
             for name in self._names(module):
                 set_module_tensor_to_device(module, name, "meta")
-            for address, device in self._brought:
+            for address, device in self._loaded_copies:
                 assert self.tied_params_map is not None
                 self.tied_params_map[address].pop(device, None)
-            self._brought.clear()
+            self._loaded_copies.clear()
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Bring the weights back to where they were."""
+        """Move the weights back to their original devices."""
         for name, device in self.original_devices.items():
             if device.type != "meta":
                 value = self.weights_map.get(name) if self.weights_map is not None else None
@@ -126,13 +126,13 @@ class AlignDevicesHook(ModelHook):
         )
         return [name for name, _ in found]
 
-    def _share(self, value: Tensor) -> bool:
-        """Whether other modules share the tensor; its copies on devices are then used by all of them."""
+    def _is_shared(self, value: Tensor) -> bool:
+        """Return whether other modules share the tensor; all of them then use its copies on devices."""
         return self.tied_params_map is not None and value.data_ptr() in self.tied_params_map
 
 
 class CpuOffload(ModelHook):
-    """Keeps a model on the CPU until its forward, then on a device until the next model's."""
+    """Keeps a model on the CPU until its forward, then on a device until the forward of the next model."""
 
     def __init__(
         self, execution_device: Device | None = None, prev_module_hook: UserCpuOffloadHook | None = None
@@ -169,7 +169,7 @@ class UserCpuOffloadHook:
 
 
 class LayerwiseCastingHook(ModelHook):
-    """Stores the weights of a module in one dtype and has them in another during its forward."""
+    """Stores the weights of a module in one dtype and converts them to another for its forward."""
 
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool = False) -> None:
         self.storage_dtype, self.compute_dtype, self.non_blocking = storage_dtype, compute_dtype, non_blocking
@@ -196,7 +196,7 @@ def attach_execution_device_hook(
     preload_module_classes: Collection[str] | None = None,
     tied_params_map: _Shared | None = None,
 ) -> None:
-    """Move every module without a hook to a device, where it computes."""
+    """Attach a hook to every module that has none, which moves it to a device and computes there."""
     if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
         add_hook_to_module(
             module, AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
@@ -218,7 +218,7 @@ def attach_align_device_hook(
     preload_module_classes: Collection[str] | None = None,
     tied_params_map: _Shared | None = None,
 ) -> None:
-    """Attach an `AlignDevicesHook` to each module with tensors of its own, and to whole ones that are preloaded."""
+    """Attach an `AlignDevicesHook` to each module that directly has tensors, or whose class is preloaded as a whole."""
     is_whole = offload and type(module).__name__ in (preload_module_classes or ())
     if is_whole or next(named_module_tensors(module), None) is not None:
         own = None if weights_map is None else PrefixedDataset(weights_map, f"{module_name}." if module_name else "")
@@ -259,12 +259,15 @@ def attach_align_device_hook_on_blocks(
     preload_module_classes: Collection[str] | None = None,
     tied_params_map: _Shared | None = None,
 ) -> None:
-    """Attach hooks to the modules that ``execution_device`` and ``offload`` name; the whole returns to its inputs."""
+    """Attach hooks to the modules that ``execution_device`` and ``offload`` name.
+
+    The hook of the whole model returns outputs on the device of the inputs.
+    """
     devices: Mapping[str, Device | None] = (
         execution_device if isinstance(execution_device, Mapping) else {module_name: execution_device}
     )
-    away = offload if isinstance(offload, Mapping) else dict.fromkeys(devices, offload)
-    if module_name in devices and not away.get(module_name, False):
+    offloaded = offload if isinstance(offload, Mapping) else dict.fromkeys(devices, offload)
+    if module_name in devices and not offloaded.get(module_name, False):
         device = devices[module_name]
         hook = AlignDevicesHook(
             device,
@@ -299,7 +302,7 @@ def attach_align_device_hook_on_blocks(
         attach_align_device_hook_on_blocks(
             child,
             devices,
-            away,
+            offloaded,
             weights_map,
             offload_buffers,
             f"{module_name}.{name}" if module_name else name,

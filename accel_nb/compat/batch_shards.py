@@ -1,7 +1,7 @@
-"""Division of batch samplers and iterable datasets among processes, in the ways of accelerate.
+"""Division of batch samplers and iterable datasets among processes, as in accelerate.
 
-These are for libraries that divide data themselves. `Accelerator.prepare` uses `accel_nb.data`, which also weights
-uneven shares.
+These classes are for libraries that divide data themselves. `Accelerator.prepare` uses `accel_nb.data`, which also
+weights uneven shares.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 
 class BatchSamplerShard(BatchSampler):
-    """The batches of one process: each of its own, or with ``split_batches`` its part of every batch.
+    """The batches of one process: every n-th batch, or with ``split_batches`` its part of every batch.
 
     Args:
         batch_sampler: Yields lists of indices. Without ``batch_size`` its batches may have any size.
         num_processes: The number of processes.
-        process_index: This process.
+        process_index: The index of this process.
         split_batches: Divide each batch among the processes.
-        even_batches: Give all processes as many batches, by samples of the first ones again.
+        even_batches: Complete the last batches with samples of the first, so that all processes have equally many.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BatchSamplerShard(BatchSampler):
         return rounds + int(self.even_batches or self.process_index < rest)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return self._parts() if self.split_batches else self._own()
+        return self._parts() if self.split_batches else self._whole_batches()
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the batch sampler, or its sampler."""
@@ -73,35 +73,39 @@ class BatchSamplerShard(BatchSampler):
             if len(batch) < self.batch_size:
                 if self.drop_last:
                     continue
-                batch = _filled(batch, first, self.batch_size) if self.even_batches and first else batch
+                batch = _fill(batch, first, self.batch_size) if self.even_batches and first else batch
             if batch[own]:
                 yield list(batch[own])
 
-    def _own(self) -> Iterator[list[Any]]:
+    def _whole_batches(self) -> Iterator[list[Any]]:
         """Yield every ``num_processes``-th batch; batches are read in rounds of one for each process."""
         batches, first = iter(self.batch_sampler), None
-        while turn := list(islice(batches, self.num_processes)):
-            first = first or turn
-            is_complete = len(turn) == self.num_processes and len(turn[-1]) == (self.batch_size or len(turn[-1]))
+        while round_batches := list(islice(batches, self.num_processes)):
+            first = first or round_batches
+            is_complete = len(round_batches) == self.num_processes and len(round_batches[-1]) == (
+                self.batch_size or len(round_batches[-1])
+            )
             if not is_complete:
                 if self.drop_last:
                     return
-                turn = self._evened(turn, first) if self.even_batches else turn
-            if self.process_index < len(turn):
-                yield list(turn[self.process_index])
+                round_batches = self._complete_round(round_batches, first) if self.even_batches else round_batches
+            if self.process_index < len(round_batches):
+                yield list(round_batches[self.process_index])
 
-    def _evened(self, turn: Sequence[Sequence[Any]], first: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """Complete the last round from the first one: by batches where they have any size, else by samples."""
+    def _complete_round(
+        self, round_batches: Sequence[Sequence[Any]], first: Sequence[Sequence[Any]]
+    ) -> Sequence[Sequence[Any]]:
+        """Complete the last round from the first one: by batches if there is no batch size, else by samples."""
         if self.batch_size is None:
-            return _filled(turn, first, self.num_processes)
-        samples = _filled(_joined(turn), _joined(first), self.batch_size * self.num_processes)
+            return _fill(round_batches, first, self.num_processes)
+        samples = _fill(_concatenate(round_batches), _concatenate(first), self.batch_size * self.num_processes)
         return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
 
 
 class IterableDatasetShard(IterableDataset[Any]):
-    """The samples of one process: those of its own batches, or with ``split_batches`` its part of every batch.
+    """The samples of one process: every n-th batch, or with ``split_batches`` its part of every batch.
 
-    Every process reads all samples. The last ones are dropped, or completed by the first ones again.
+    Every process reads all samples. An incomplete last batch is dropped, or completed with the first samples.
     """
 
     def __init__(
@@ -129,11 +133,11 @@ class IterableDatasetShard(IterableDataset[Any]):
 
     def __len__(self) -> int:
         total: int = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        together, own = self._sizes()
-        return (total // together if self.drop_last else -(-total // together)) * own
+        round_size, own = self._sizes()
+        return (total // round_size if self.drop_last else -(-total // round_size)) * own
 
     def _sizes(self) -> tuple[int, int]:
-        """Return how many samples all processes read at a time, and how many are of this one."""
+        """Return the number of samples of one round of all processes, and of this process in it."""
         if self.split_batches:
             return self.batch_size, self.batch_size // self.num_processes
         return self.batch_size * self.num_processes, self.batch_size
@@ -141,16 +145,16 @@ class IterableDatasetShard(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         generator: Any = getattr(self.dataset, "generator", None)
         if not hasattr(self.dataset, "set_epoch") and hasattr(generator, "manual_seed"):
-            generator.manual_seed(self.epoch)  # the same order in every process
-        together, own = self._sizes()
+            generator.manual_seed(self.epoch)  # so that every process has the same order
+        round_size, own = self._sizes()
         mine = slice(own * self.process_index, own * (self.process_index + 1))
         samples, first = iter(self.dataset), None
-        while batch := list(islice(samples, together)):
+        while batch := list(islice(samples, round_size)):
             first = first or batch
-            if len(batch) < together:
+            if len(batch) < round_size:
                 if self.drop_last:
                     return
-                batch = _filled(batch, first, together)
+                batch = _fill(batch, first, round_size)
             yield from batch[mine]
 
 
@@ -165,9 +169,9 @@ def set_epoch_of(sampler: Any, epoch: int) -> None:
             return
 
 
-def _filled(items: Sequence[Any], source: Sequence[Any], size: int) -> list[Any]:
+def _fill(items: Sequence[Any], source: Sequence[Any], size: int) -> list[Any]:
     return [*items, *islice(cycle(source), size - len(items))]
 
 
-def _joined(batches: Sequence[Sequence[Any]]) -> list[Any]:
+def _concatenate(batches: Sequence[Sequence[Any]]) -> list[Any]:
     return [index for batch in batches for index in batch]

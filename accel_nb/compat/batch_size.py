@@ -1,4 +1,4 @@
-"""The search for a batch size with accelerate's sequence of sizes and its errors."""
+"""The search for a batch size, with accelerate's sequence of sizes and its errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[int], int] | None = None,
 ) -> Callable[..., Any]:
-    """Decorate ``function(batch_size, ...)`` to be called again with nine tenths of the size while memory runs out.
+    """Decorate ``function(batch_size, ...)`` to be repeated with nine tenths of the size after an out-of-memory error.
 
-    Raises RuntimeError if no size fits, and TypeError where a caller passes the batch size.
+    Raises RuntimeError if no size fits, and TypeError if a caller passes the batch size.
     """
     if function is None:
         return functools.partial(
@@ -39,12 +39,12 @@ def find_executable_batch_size(
                 f"{wrapped.__name__}: {error}; the batch size is passed by the decorator, so leave it out of the call"
             ) from None
         try:
-            return search(wrapped, starting_batch_size, reduce_batch_size_fn or _reduced)(*args, **kwargs)
+            return search(wrapped, starting_batch_size, reduce_batch_size_fn or _reduce_size)(*args, **kwargs)
         except MisuseError as error:
             raise RuntimeError(str(error)) from error
 
     return run
 
 
-def _reduced(size: int) -> int:
+def _reduce_size(size: int) -> int:
     return size * 9 // 10

@@ -1,4 +1,4 @@
-"""Loading and placing of big models with accelerate's arguments; the work is that of `accel_nb.bigmodel`."""
+"""Loading and placing of big models with accelerate's arguments, by `accel_nb.bigmodel`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PICKLED = (".bin", ".pt", ".pth")
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Device]) -> None:
-    """Raise ValueError for tensors that a map does not cover, and warn about names that the model does not have."""
+    """Raise ValueError for tensors that a map does not cover, and warn about names that are not in the model."""
     tensors = [name for held in list_tensors(model) for name in held.names]
     known = {part for name in tensors for part in list_ancestors(name)} | {name for name, _ in model.named_modules()}
     if unknown := [name for name in device_map if name not in known]:
@@ -52,11 +52,11 @@ def dispatch_model(
     preload_module_classes: Sequence[str] | None = None,
     force_hooks: bool = False,
 ) -> nn.Module:
-    """Place a model by a device map, with read-ahead for what is offloaded; see `accel_nb.dispatch_model`.
+    """Place a model by a device map, with prefetching of offloaded weights; see `accel_nb.dispatch_model`.
 
-    Weights on the meta device are taken from ``state_dict``, from files of safetensors in ``offload_index``, or from
-    the raw files in ``offload_dir``, which are then mapped into memory. ``force_hooks`` is accepted: a model on one
-    device needs none.
+    Weights on the meta device are read from ``state_dict``, from the safetensors files of ``offload_index``, or from
+    the raw files in ``offload_dir``, which are then mapped into memory. ``force_hooks`` has no effect: a model on
+    one device needs no hooks.
     """
     check_device_map(model, device_map)
     device_map = dict(device_map)
@@ -94,7 +94,7 @@ def dispatch_model(
 def _sources_of(
     folder: str | os.PathLike[str] | None, index: Mapping[str, Any] | None
 ) -> tuple[dict[str, FileTensor], Mapping[str, Tensor]]:
-    """Return the tensors of an index that are in files of safetensors, and those in raw files."""
+    """Return the tensors of an index that are in safetensors files, and those in raw files."""
     if index is None and folder is not None and (Path(folder) / "index.json").is_file():
         index = json.loads((Path(folder) / "index.json").read_text())
     files: dict[str, FileTensor] = {}
@@ -113,7 +113,7 @@ def _sources_of(
 
 
 def _split(device_map: dict[str, Device], names: Sequence[str], place: Device) -> dict[str, Device]:
-    """Place tensors elsewhere than the modules that have them."""
+    """Return the device map with ``place`` for tensors in ``names``, or else for everything on disk."""
     if any(name in device_map for name in names):
         return {**device_map, **{name: place for name in names if name in device_map}}
     return {name: place if str(old) == "disk" else old for name, old in device_map.items()}
@@ -133,7 +133,7 @@ def cpu_offload(
 ) -> nn.Module:
     """Keep all weights in host memory and compute on a device; see `accel_nb.cpu_offload`.
 
-    Where the device is the CPU too, the modules have hooks, which libraries look for, and their weights on meta.
+    If the device is the CPU, the modules get hooks, which libraries check for, and their weights are on meta.
     """
     if execution_device is None or torch.device(execution_device).type == "cpu":
         from accel_nb.compat.align_hooks import AlignDevicesHook, attach_align_device_hook
@@ -169,10 +169,10 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
 ) -> None:
-    """Load files of safetensors, or of torch.save (tensors only), into a model, each tensor to its place.
+    """Load safetensors files, or files of torch.save (tensors only), into a model, each tensor to its device.
 
-    ``offload_folder`` and ``offload_state_dict`` are accepted for safetensors: tensors on disk stay in their files, and
-    each is read directly to its place.
+    ``offload_folder`` and ``offload_state_dict`` have no effect for safetensors: tensors on disk stay in their files,
+    and others are read directly to their devices.
     """
     _load(
         model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict, broadcast_from_rank0,
@@ -193,7 +193,7 @@ def _load(
 ) -> dict[str, FileTensor]:
     """Load a checkpoint and return the tensors that stay in files."""
     if is_8bit:
-        raise MisuseError("offload_8bit_bnb is of bitsandbytes' loader: call load_and_quantize_model instead")
+        raise MisuseError("offload_8bit_bnb is for bitsandbytes only: call load_and_quantize_model instead")
     pickled = list(_pickled_files(Path(checkpoint)))
     if not pickled:
         report = own_loading.load_checkpoint_in_model(
@@ -205,7 +205,7 @@ def _load(
         check_map(model, device_map)
         if "disk" in device_map.values():
             raise ConfigError(
-                f"{os.fspath(checkpoint)} is of torch.save, and weights on disk are read from files of safetensors: "
+                f"{os.fspath(checkpoint)} was written by torch.save, and weights on disk are read from safetensors: "
                 "convert it by safetensors.torch.save_file(torch.load(PATH, weights_only=True), 'model.safetensors')"
             )
     _load_pickled(model, checkpoint, pickled, device_map, dtype, keep_in_fp32_modules or (), strict)
@@ -213,7 +213,7 @@ def _load(
 
 
 def _pickled_files(path: Path) -> Iterator[Path]:
-    """Yield the files of torch.save in a checkpoint: itself, those of an index, or those of a folder."""
+    """Yield the files of torch.save in a checkpoint, which is a file, an index or a folder."""
     if path.is_dir():
         if any(path.glob(f"*{SUFFIX}")):
             return
@@ -227,7 +227,7 @@ def _pickled_files(path: Path) -> Iterator[Path]:
         names = sorted(set(index.get("weight_map", index).values()))
         for name in names:
             if Path(name).name != name:
-                raise ConfigError(f"{path} names the file {name!r}, which is not beside it")
+                raise ConfigError(f"{path} names the file {name!r}, which is not in the same folder")
             if Path(name).suffix in _PICKLED:
                 yield path.parent / name
     elif path.suffix in _PICKLED:
@@ -244,7 +244,7 @@ def _load_pickled(
     strict: bool,
 ) -> None:
     own = {name: held.names for held in list_tensors(model) for name in held.names}
-    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    target_dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     loaded: set[str] = set()
     unexpected: list[str] = []
     for file in files:
@@ -253,7 +253,7 @@ def _load_pickled(
                 unexpected.append(name)
                 continue
             loaded.add(name)
-            kind = wanted if value.is_floating_point() else None
+            kind = target_dtype if value.is_floating_point() else None
             if any(part in name.split(".") for part in keep_in_fp32_modules):
                 kind = torch.float32
             place = "cpu" if device_map is None else find_place(name, device_map)

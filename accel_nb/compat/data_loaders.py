@@ -1,6 +1,6 @@
-"""Loaders that are built, not prepared: accelerate's loader classes for libraries that build or divide them themselves.
+"""The loader classes of accelerate, for libraries that construct or divide loaders themselves.
 
-A loader that `Accelerator.prepare` has prepared keeps its class, and ``isinstance`` is true for it as well.
+A loader that `Accelerator.prepare` has prepared keeps its class; ``isinstance`` is true for it as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOADER_OPTIONS = (
 )  # fmt: skip
 
 
-class _OfPrepared(type):
+class _IncludesPrepared(type):
     """Metaclass whose ``isinstance`` is true for prepared loaders too."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -39,15 +39,15 @@ class _OfPrepared(type):
         )
 
 
-class DataLoaderStateMixin(metaclass=_OfPrepared):
-    """What a loader says of its iteration: whether its batch is the last one, and how many samples that has."""
+class DataLoaderStateMixin(metaclass=_IncludesPrepared):
+    """The state of a loader's iteration: whether the batch is the last one, and how many samples the last one has."""
 
     end_of_dataloader = False
     remainder = -1
     _drop_last = False
 
     def reset(self) -> None:
-        """Forget the iteration before."""
+        """Reset the state of the previous iteration."""
         self.end_of_dataloader, self.remainder = False, -1
 
     def begin(self) -> None:
@@ -95,7 +95,7 @@ class SkipBatchSampler(BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """The number of all batches, with those skipped."""
+        """The number of all batches, including the skipped ones."""
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -109,8 +109,8 @@ class SkipBatchSampler(BatchSampler):
         set_epoch_of(self.batch_sampler, epoch)
 
 
-class _Adapted(DataLoader[Any]):
-    """A loader that moves batches to a device, skips some, and reads one ahead to find the last."""
+class _DeviceLoader(DataLoader[Any]):
+    """A loader that moves batches to a device, skips the first ones, and reads one ahead to detect the last."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Adapted(DataLoader[Any]):
 
     @property
     def total_batch_size(self) -> int:
-        """The samples of one batch on all processes together."""
+        """The number of samples of one batch on all processes together."""
         sampler: Any = self.batch_sampler if isinstance(self.batch_sampler, BatchSampler) else None
         dataset: Any = self.dataset
         if isinstance(sampler, BatchSamplerShard) or isinstance(dataset, IterableDatasetShard):
@@ -194,24 +194,24 @@ class _Adapted(DataLoader[Any]):
 _END = object()
 
 
-class DataLoaderAdapter(metaclass=_OfPrepared):
-    """The common base of loaders that are built here, for ``isinstance``."""
+class DataLoaderAdapter(metaclass=_IncludesPrepared):
+    """The common base of the loaders of this module, for ``isinstance``."""
 
 
-class _Meta(_OfPrepared, type(DataLoader)):
+class _Meta(_IncludesPrepared, type(DataLoader)):
     """The metaclass of the loaders below."""
 
 
-class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, metaclass=_Meta):
-    """A loader whose batches are this process's already, moved to its device."""
+class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin, _DeviceLoader, metaclass=_Meta):
+    """A loader of this process's batches, which it moves to the device."""
 
     def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
-        _Adapted.__init__(self, dataset, *args, **kwargs)
+        _DeviceLoader.__init__(self, dataset, *args, **kwargs)
         self.base_dataloader = self
 
 
-class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, metaclass=_Meta):
-    """A loader of which one process reads and all others get their share; here with a single process only."""
+class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _DeviceLoader, metaclass=_Meta):
+    """A loader that one process reads for all processes; here for a single process only."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, me
                 "DataLoaderDispatcher is not built for several processes: Accelerator.prepare(loader) with "
                 "dispatch_batches=True reads on the first process and divides"
             )
-        _Adapted.__init__(
+        _DeviceLoader.__init__(
             self,
             dataset,
             skip_batches=skip_batches,
@@ -242,13 +242,13 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _Adapted, me
         self.split_batches, self.base_dataloader = split_batches, self
 
 
-class SkipDataLoader(DataLoaderAdapter, _Adapted, metaclass=_Meta):
+class SkipDataLoader(DataLoaderAdapter, _DeviceLoader, metaclass=_Meta):
     """A loader without its first batches."""
 
     def __init__(
         self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any
     ) -> None:
-        _Adapted.__init__(
+        _DeviceLoader.__init__(
             self, dataset, skip_batches=skip_batches, use_stateful_dataloader=use_stateful_dataloader, **kwargs
         )
         self.base_dataloader = self
@@ -270,14 +270,14 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """Return a loader without its first batches, which are not read; see `accel_nb.skip_first_batches`."""
     if is_sharded(dataloader):
         return skip_of_prepared(dataloader, num_batches)
-    options = _options_of(dataloader)
+    options = _copy_options(dataloader)
     if isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None:
         made = SkipDataLoader(dataloader.dataset, skip_batches=num_batches, **options)
     else:
         sampler = SkipBatchSampler(dataloader.batch_sampler, num_batches)
         for name in ("batch_size", "shuffle", "sampler", "drop_last"):
             options.pop(name, None)
-        kind = type(dataloader) if isinstance(dataloader, _Adapted) else DataLoader
+        kind = type(dataloader) if isinstance(dataloader, _DeviceLoader) else DataLoader
         if kind is DataLoaderShard:
             options |= {"device": dataloader.device, "rng_types": dataloader.rng_types}
         made = kind(dataloader.dataset, batch_sampler=sampler, **options)
@@ -286,7 +286,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     return made
 
 
-def _options_of(dataloader: DataLoader[Any]) -> dict[str, Any]:
+def _copy_options(dataloader: DataLoader[Any]) -> dict[str, Any]:
     found = {name: getattr(dataloader, name) for name in _LOADER_OPTIONS if hasattr(dataloader, name)}
     if dataloader.num_workers == 0:
         found.pop("prefetch_factor", None)
@@ -334,7 +334,7 @@ def prepare_data_loader(
             f"split_batches=True divides each batch among {count} processes: its batch_size, which is "
             f"{dataloader.batch_size}, is to be a round multiple of that"
         )
-    options = _options_of(dataloader)
+    options = _copy_options(dataloader)
     options |= {
         "device": device if put_on_device else None,
         "rng_types": rng_types,
@@ -343,7 +343,7 @@ def prepare_data_loader(
     }
     dataset: Any = dataloader.dataset
     if dataloader.batch_sampler is None or isinstance(dataset, IterableDataset):
-        return _over_stream(dataset, dataloader, options, count, index, split_batches)
+        return _shard_iterable(dataset, dataloader, options, count, index, split_batches)
     batch_sampler: Any = dataloader.batch_sampler
     if use_seedable_sampler and type(batch_sampler.sampler) is RandomSampler:
         old = batch_sampler.sampler
@@ -352,7 +352,7 @@ def prepare_data_loader(
         )
     if count > 1:
         if type(batch_sampler.sampler) is RandomSampler and batch_sampler.sampler.generator is None:
-            # All processes draw the same order.
+            # All processes must draw the same order.
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             batch_sampler.sampler.generator = torch.Generator().manual_seed(seed)
         batch_sampler = BatchSamplerShard(batch_sampler, count, index, split_batches, even_batches)
@@ -361,7 +361,7 @@ def prepare_data_loader(
     return DataLoaderShard(dataset, batch_sampler=batch_sampler, **options)
 
 
-def _over_stream(
+def _shard_iterable(
     dataset: Any, dataloader: DataLoader[Any], options: dict[str, Any], count: int, index: int, split_batches: bool
 ) -> DataLoader[Any]:
     num_shards: int = getattr(dataset, "n_shards", 0)

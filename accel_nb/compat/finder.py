@@ -44,31 +44,31 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether ``import accelerate`` imports accel_nb."""
+    """Return whether ``import accelerate`` imports accel_nb."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
 class _Module(ModuleType):
-    """A module that imports its names on access, so that importing it costs nothing."""
+    """A module that imports its names on access, so that importing it is fast."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and self.__name__ == PACKAGE:
             return COMPATIBLE_VERSION
-        offered = MODULES[self.__name__]
+        places = MODULES[self.__name__]
         if name == "__all__":
-            return sorted(name for name, place in offered.items() if _is_there(place))
-        if name in offered:
-            value = _find(offered[name], f"{self.__name__}.{name}")
+            return sorted(name for name, place in places.items() if _exists(place))
+        if name in places:
+            value = _find(places[name], f"{self.__name__}.{name}")
             vars(self)[name] = value
             return value
         if f"{self.__name__}.{name}" in MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
         # The import system turns this into an ImportError, for which `Finder.find_spec` has the reason.
-        raise AttributeError(_refusal(f"{self.__name__}.{name}"), name=name, obj=self)
+        raise AttributeError(_unsupported_message(f"{self.__name__}.{name}"), name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, _Module) and name in MODULES[self.__name__]:
-            return  # where a submodule and an object share a name (tqdm), the attribute is the object
+            return  # if a submodule and an object have the same name (tqdm), the attribute is the object
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
@@ -83,19 +83,19 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a module of the package; raises ModuleNotFoundError for an unsupported one.
 
-        ``from MODULE import NAME`` asks for a module NAME if there is no such attribute, and shows the error only if
-        its ``name`` is not that of the module. It asks only if MODULE is a package, so every module is one.
+        ``from MODULE import NAME`` imports a module NAME if there is no such attribute, and raises the error only if
+        its ``name`` is not that of the module. It does so only if MODULE is a package, so every module is one.
         """
         if fullname in MODULES:
             return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=True)
         parent, _, _ = fullname.rpartition(".")
         if parent.partition(".")[0] == PACKAGE:
-            raise ModuleNotFoundError(_refusal(fullname), name=parent)
+            raise ModuleNotFoundError(_unsupported_message(fullname), name=parent)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return an empty module."""
-        return _Module(spec.name, f"The names of {spec.name}, as accel_nb offers them.")
+        return _Module(spec.name, f"The names of {spec.name} that accel_nb provides.")
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are imported on access."""
@@ -120,21 +120,21 @@ class _Distribution(importlib.metadata.Distribution):
         return Path(__file__).parent / path
 
 
-def _find(place: str, asked: str) -> Any:
+def _find(place: str, requested: str) -> Any:
     module, _, attribute = place.partition(":")
     found = importlib.import_module(module)
     try:
         return getattr(found, attribute)
     except AttributeError as error:
-        raise AttributeError(_refusal(asked)) from error
+        raise AttributeError(_unsupported_message(requested)) from error
 
 
-def _is_there(place: str) -> bool:
-    """Whether a place ``module:attribute`` exists; names of ``accel_nb`` itself must be in its ``__all__``."""
+def _exists(place: str) -> bool:
+    """Return whether a place ``module:attribute`` exists; names of ``accel_nb`` itself must be in its ``__all__``."""
     module, _, attribute = place.partition(":")
     return module != "accel_nb" or attribute in importlib.import_module(module).__all__
 
 
-def _refusal(asked: str) -> str:
-    reason = reason_for(asked)
-    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() restores the real package"
+def _unsupported_message(requested: str) -> str:
+    reason = reason_for(requested)
+    return f"{requested} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() restores the real package"

@@ -30,7 +30,7 @@ _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
 class _Listed(EnumMeta):
-    """Metaclass of enumerations with `list` of the values and ``in`` for values."""
+    """Metaclass of enumerations: `list` returns the values, and ``in`` accepts values."""
 
     def list(cls) -> list[str]:
         """Return the values."""
@@ -41,14 +41,14 @@ class _Listed(EnumMeta):
 
 
 class TextEnum(str, Enum, metaclass=_Listed):
-    """Base of enumerations whose members are texts and are written as such."""
+    """Base of enumerations whose members are strings and are formatted as such."""
 
     def __str__(self) -> str:
         return self.value
 
 
 class PrecisionType(TextEnum):
-    """Number formats; each value equals its own text."""
+    """Number formats; each member equals its text."""
 
     NO = "no"
     FP8 = "fp8"
@@ -57,7 +57,7 @@ class PrecisionType(TextEnum):
 
 
 class DynamoBackend(TextEnum):
-    """Backends of torch.compile by name; torch itself says at the first compilation which are installed."""
+    """Backends of torch.compile by name; torch raises an error at the first compilation if one is not installed."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -117,11 +117,11 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a tracker's method to run on rank 0 only, unless the tracker runs on every rank."""
 
     @functools.wraps(function)
-    def here_only(tracker: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_on_main(tracker: Any, *args: Any, **kwargs: Any) -> Any:
         is_here = current_world().is_main or not getattr(tracker, "main_process_only", True)
         return function(tracker, *args, **kwargs) if is_here else None
 
-    return here_only
+    return run_on_main
 
 
 def save(
@@ -134,12 +134,12 @@ def save(
 
 
 def is_torch_tensor(tensor: object) -> bool:
-    """Whether a value is a tensor."""
+    """Return whether a value is a tensor."""
     return isinstance(tensor, Tensor)
 
 
 def is_namedtuple(data: object) -> bool:
-    """Whether a value is a tuple with named fields."""
+    """Return whether a value is a tuple with named fields."""
     return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
 
 
@@ -159,7 +159,7 @@ def synchronize_all_rng_states(rng_types: Iterable[str | RNGType], generator: to
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:
-    """Whether an error says that the device or the machine has no memory left."""
+    """Return whether an error reports that the device or the machine is out of memory."""
     return is_out_of_memory(exception)
 
 
@@ -169,10 +169,10 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> bool | int:
-    """Return 1 or 0, or with ``to_bool`` True or False, for yes and no in their usual spellings; else ValueError."""
+    """Return 1 or 0, or with ``to_bool`` True or False, for usual spellings of yes and no; else raise ValueError."""
     text = value.lower()
     if text not in _TRUE | _FALSE:
-        raise ValueError(f"{value!r} is neither yes nor no; give one of {', '.join(sorted(_TRUE | _FALSE))}")
+        raise ValueError(f"{value!r} is neither yes nor no; pass one of {', '.join(sorted(_TRUE | _FALSE))}")
     return text in _TRUE if to_bool else int(text in _TRUE)
 
 
@@ -187,7 +187,7 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the first of some environment variables that is an integer from 0."""
+    """Return the first of some environment variables whose value is a nonnegative integer, else the default."""
     values = (int(get_variable(key, "-1")) for key in env_keys)
     return next((value for value in values if value >= 0), default)
 
@@ -195,7 +195,7 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
     """Compare the version of an installed package, or a version, with another one."""
     if operation not in _COMPARISONS:
-        raise ValueError(f"{operation!r} is not a comparison; give one of {', '.join(_COMPARISONS)}")
+        raise ValueError(f"{operation!r} is not a comparison; pass one of {', '.join(_COMPARISONS)}")
     found = library_or_version
     if isinstance(found, str):
         found = parse(importlib.metadata.version(found))
@@ -208,7 +208,7 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 def is_port_in_use(port: int | None = None) -> bool:
-    """Whether a port of this machine accepts connections."""
+    """Return whether a port of this machine accepts connections."""
     if port is None:
         port = 29500
     with socket.socket() as probe:

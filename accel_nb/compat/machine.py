@@ -1,4 +1,4 @@
-"""This machine, its environment variables and its devices, under accelerate's names."""
+"""This machine, its environment variables and its devices, with accelerate's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OLDEST_KERNEL = "5.5.0"
 
 @dataclass
 class CPUInformation:
-    """The place of this process among all, as launchers of processes on CPUs describe it."""
+    """Rank and local rank of this process, with the sizes, as launchers of CPU processes set them."""
 
     rank: int = 0
     world_size: int = 1
@@ -37,7 +37,7 @@ class CPUInformation:
 
 
 def get_cpu_distributed_information() -> CPUInformation:
-    """Return the place of this process, from the variables of torchrun or MPI."""
+    """Return the ranks of this process, from the variables of torchrun or MPI."""
     names = {
         "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
         "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
@@ -66,7 +66,7 @@ def check_os_kernel() -> None:
 
 
 def get_current_device_type() -> tuple[str, str]:
-    """Return the type of this machine's devices, and the `DistributedType` of several of them."""
+    """Return the type of this machine's devices, and the `DistributedType` for several devices."""
     name = default_type().name
     return name, {"cuda": "MULTI_GPU", "cpu": "MULTI_CPU", "xla": "XLA"}.get(name, f"MULTI_{name.upper()}")
 
@@ -89,32 +89,32 @@ def get_driver_version() -> str:
 
 
 def check_cuda_p2p_ib_support() -> bool:
-    """Return True: NCCL finds itself whether GPUs reach each other directly."""
+    """Return True: NCCL detects whether GPUs can access each other directly."""
     return True
 
 
 def check_cuda_fp8_capability() -> bool:
-    """Whether the GPU computes in 8-bit floating point."""
+    """Return whether the GPU supports 8-bit floating point."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Return those of some modules that are imported in this process."""
+    """Return those modules among the names that are imported in this process."""
     return [name for name in library_names if name in sys.modules]
 
 
 def enable_fsdp_ram_efficient_loading() -> None:
-    """Set the variables by which transformers loads a sharded model's weights on the first process only."""
+    """Set the variables that make transformers load a sharded model's weights on the first process only."""
     set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "True"})
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Unset the variables by which transformers loads a sharded model's weights on the first process only."""
+    """Unset the variables that make transformers load a sharded model's weights on the first process only."""
     set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "False"})
 
 
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Bind this process to the processors near its GPU, on Linux; without a GPU to none."""
+    """Bind this process to the CPU cores near its GPU, on Linux; do nothing without a GPU."""
     if not torch.cuda.is_available():
         return
     address = torch.cuda.get_device_properties(local_process_index)
@@ -130,25 +130,25 @@ def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> 
 
 
 def override_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Bind this process as `set_numa_affinity` does."""
+    """Bind this process to CPU cores as `set_numa_affinity` does."""
     set_numa_affinity(local_process_index, verbose)
 
 
 def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
-    """Return variables as lines ``NAME=value``; names and values that a shell would read otherwise are left out."""
+    """Return variables as lines ``NAME=value``; those with characters that a shell interprets are left out."""
     lines: list[str] = []
     for name, value in current_env.items():
         if all(sign not in f"{name}{value}" for sign in ";\n<>| "):
             lines.append(f"{name}={value}\n")
         else:
             get_logger("accelerate.utils.environment").warning(
-                f"the variable {name} has signs that a shell reads as commands, and is left out; remove them"
+                f"the variable {name} has characters that a shell interprets, and is left out; remove them"
             )
     return lines
 
 
 def purge_accelerate_environment(func_or_cls: T) -> T:
-    """Decorate a function, or a class of tests, so that variables ``ACCELERATE_...`` are as before it afterwards."""
+    """Decorate a function, or a class of tests, so that it restores variables ``ACCELERATE_...`` when it ends."""
     if isinstance(func_or_cls, type):
         return _purged_class(func_or_cls)
     return _purged_function(func_or_cls)  # pyright: ignore[reportArgumentType, reportReturnType]
@@ -210,7 +210,7 @@ def _restore(before: Mapping[str, str]) -> None:
 
 
 def get_free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+    """Return a free port of this machine."""
     import socket
 
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Hooks around the forward of one module, under accelerate's names; added hooks replace the module's ``forward``."""
+"""Hooks around the forward of one module, with accelerate's names; they replace the module's ``forward``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class ModelHook:
-    """Base class of hooks: what runs when a hook is added, before and after each forward, and on removal."""
+    """Base class of hooks: methods that run on addition, before and after each forward, and on removal."""
 
     no_grad = False
     """Whether the module's forward runs under `torch.no_grad`."""
@@ -23,7 +23,7 @@ class ModelHook:
         return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Run before each forward; return the arguments that the forward gets."""
+        """Run before each forward; return the arguments for the forward."""
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -61,7 +61,7 @@ class SequentialHook(ModelHook):
 
 
 def add_hook_to_module(module: Module, hook: ModelHook, append: bool = False) -> Module:
-    """Run a hook around the module's forward, in the place of its hook or, with ``append``, after it."""
+    """Run a hook around the module's forward, in place of an existing hook or, with ``append``, after it."""
     before: ModelHook | None = getattr(module, "_hf_hook", None)
     if append and before is not None:
         remove_hook_from_module(module)

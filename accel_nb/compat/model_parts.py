@@ -1,4 +1,4 @@
-"""Inner parts of models under accelerate's names: compiled blocks, wrappers, names of objects, saved files."""
+"""Parts of models, with accelerate's names: compiled blocks, wrappers, names of objects, saved files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_compiled_module(module: nn.Module) -> bool:
 def extract_model_from_parallel(
     model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> Any:
-    """Return the model in a wrapper of parallel training or of torch.compile, or of what `prepare` has changed."""
+    """Return the model inside of a wrapper of parallel training or torch.compile, without changes by `prepare`."""
     compiled = model if is_compiled_module(model) else None
     model = model._orig_mod if compiled is not None else model
     while isinstance(model, _WRAPPERS):
@@ -76,7 +76,7 @@ def has_repeated_blocks(module: nn.Module) -> bool:
 
 
 def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """Compile each repeated block of a module, in place, or all of it where there is none; return it."""
+    """Compile each repeated block of a module, in place, or the whole module if it has none; return it."""
     if is_repeated_blocks(module):
         for index, part in enumerate(module.children()):
             setattr(module, str(index), torch.compile(part, **compile_kwargs))
@@ -102,7 +102,7 @@ def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
 
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
-    """Return a model's modules, the deepest first and the model last; with their names if wished."""
+    """Return a model's modules, the deepest first and the model last; optionally with their names."""
     levels = sorted(model.named_modules(), key=lambda entry: -(entry[0].count(".") + 1 if entry[0] else 0))
     return [entry if return_fqns else entry[1] for entry in levels]
 
@@ -115,7 +115,7 @@ def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] 
 def get_parameters_from_modules(
     modules: Iterable[nn.Module] | str, model: nn.Module, device: torch.device | str | int
 ) -> set[nn.Parameter]:
-    """Return the parameters of some modules, on a device; text is a regular expression for their whole names."""
+    """Return the parameters of some modules, on a device; a string is a regular expression for their full names."""
     import re
 
     if isinstance(modules, str):
@@ -141,7 +141,7 @@ def model_has_dtensor(model: nn.Module) -> bool:
 
 
 def get_model_tp_size(model: nn.Module) -> int | None:
-    """Return over how many devices transformers has divided a model's layers; None if it has not."""
+    """Return the number of devices among which transformers has divided a model's layers; None if it has not."""
     own = getattr(model, "tp_size", None)
     if isinstance(own, int):
         return own
@@ -150,7 +150,7 @@ def get_model_tp_size(model: nn.Module) -> int | None:
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return contiguous tensors of which no two share memory: the first name of each is kept."""
+    """Return the tensors as contiguous ones; of names that share memory only the first is kept."""
     kept: dict[str, Any] = {}
     seen: dict[Any, str] = {}
     removed: list[str] = []
@@ -169,7 +169,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> Any:
-    """Read what torch.save has written, tensors and plain values only; raises MisuseError if more is asked for."""
+    """Read a file of torch.save, tensors and plain values only; raise MisuseError for ``weights_only=False``."""
     if kwargs.pop("weights_only", True) is False:
         raise MisuseError(
             "load() got weights_only=False, which would run code from the file: call torch.load for a file you trust"
@@ -180,7 +180,7 @@ def load(f: str | os.PathLike[str], map_location: Any = None, **kwargs: Any) -> 
 def get_mixed_precision_context_manager(
     native_amp: bool = False, autocast_kwargs: Any = None
 ) -> AbstractContextManager[Any]:
-    """Return the autocast context of the precision of the newest `Accelerator`; without one, or in float32, none."""
+    """Return the autocast context of the newest `Accelerator`'s precision; an empty one without it, or in float32."""
     from accel_nb.compat.states import AcceleratorState
 
     state = AcceleratorState() if native_amp and AcceleratorState._shared_state else None

@@ -1,4 +1,4 @@
-"""Sizes of modules, and memory of devices, under accelerate's names."""
+"""Sizes of modules and memory of devices, with accelerate's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.bigmodel.planning.module_tree import is_within
 from accel_nb.errors import ConfigError
 
 _ROOM = 1.25
-"""How much of a block's size a balanced device gets beyond its share, since blocks are placed as a whole."""
+"""The fraction of a block's size that is added to a balanced device's share, as blocks are placed as a whole."""
 
 
 def convert_file_size_to_int(size: int | str) -> int:
@@ -69,7 +69,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[Any, int]:
-    """Return the bytes that weights may take on each device: as given, rounded down, else what is free."""
+    """Return the bytes that weights may take on each device: ``max_memory`` rounded down, or else the free memory."""
     if max_memory is None:
         return dict(sizes.get_max_memory())
     whole = {device: int(size) if isinstance(size, float) else size for device, size in max_memory.items()}
@@ -109,7 +109,7 @@ def get_balanced_memory(
 
 
 def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
-    """Replace the entries of a module's parts by one for the module where they share a device; changes the map."""
+    """Replace the entries of a module's parts by one for the module if all have the same device; changes the map."""
     from accel_nb.bigmodel.planning.device_map import clean_device_map as clean
 
     return clean(device_map, module_name)

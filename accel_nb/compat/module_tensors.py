@@ -1,4 +1,4 @@
-"""Single tensors of modules under accelerate's names: listing, moving, tying, and loading them."""
+"""Functions for single tensors of modules, with accelerate's names: listing, moving, tying and loading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 
 def check_device_same(first_device: torch.device | str | int, second_device: torch.device | str | int) -> bool:
-    """Whether two devices are the same; one without a number is that type's current device."""
+    """Return whether two devices are the same; one without an index is that type's current device."""
     return _numbered(torch.device(first_device)) == _numbered(torch.device(second_device))
 
 
@@ -39,7 +39,7 @@ def _numbered(device: torch.device) -> tuple[str, int]:
 
 
 def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
-    """Return the names of the buffers that are not in the state dict, with the names of their modules if wished."""
+    """Return the names of the buffers that are not in the state dict, optionally with the names of their modules."""
     found: set[str] = set()
     for prefix, part in module.named_modules() if recurse else [("", module)]:
         joined = f"{prefix}." if prefix and fqns else ""
@@ -68,12 +68,12 @@ def set_module_tensor_to_device(
     non_blocking: bool = False,
     clear_cache: bool = True,
 ) -> None:
-    """Put a parameter or buffer, by its dotted name, on a device: with its own values, or those given.
+    """Move a parameter or buffer, by its dotted name, to a device, with its own values or with ``value``.
 
     ``tied_params_map`` has for the address of a shared tensor its copy on each device, which is used again.
     ``clear_cache`` is accepted: memory is freed by PyTorch when it is needed.
 
-    Raises ValueError for a tensor of other shape, and for one without values where none are given.
+    Raises ValueError for a value of another shape, and for a meta tensor if no value is given.
     """
     if fp16_statistics is not None:
         raise MisuseError(

@@ -19,7 +19,7 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """For each importable module its names, each with the place ``module:attribute`` of the object."""
 
-_PARTS = {
+_NAMES_BY_REASON = {
     "checkpoints are saved and loaded by Accelerator.save_state and load_state": (
         "checkpointing load_accelerator_state load_custom_state save_accelerator_state save_custom_state"
     ),
@@ -56,7 +56,7 @@ _PARTS = {
     ),
     "pipelines are built by prepare_pippy": ("build_pipeline find_pippy_batch_size generate_device_map pippy_forward"),
     "device maps are planned by infer_auto_device_map": "fallback_allocate",
-    "it is an inner part of accelerate's launcher; accel-nb launch and notebook_launcher start processes": (
+    "it is an internal part of accelerate's launcher; accel-nb launch and notebook_launcher start processes": (
         "PrepareForLaunch env_var_path_add prepare_deepspeed_cmd_env prepare_extend_env_parallelism_config "
         "prepare_multi_gpu_env prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu "
         "setup_fp8_env test_launch"
@@ -65,7 +65,7 @@ _PARTS = {
     "collectives check shapes with the option debug": "chained_operation verify_operation",
     "XLA is served as strategy='xla', without this name": "torch_xla install_xla",
     "Intel's XPUs are not supported": "is_torch_xpu_tensor",
-    "it is an inner base class of accelerate's enumerations and states": (
+    "it is an internal base class of accelerate's enumerations and states": (
         "BaseEnum EnumWithContains ThreadLocalSharedDict do_nothing"
     ),
     "it belongs to accelerate's command line; here it is accel-nb": "commands write_basic_config",
@@ -77,7 +77,7 @@ _PARTS = {
 }
 
 UNSUPPORTED_REASONS: Mapping[str, str] = MappingProxyType(
-    {name: reason for reason, names in _PARTS.items() for name in names.split()}
+    {name: reason for reason, names in _NAMES_BY_REASON.items() for name in names.split()}
 )
 """The reasons why names are not supported."""
 

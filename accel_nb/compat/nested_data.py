@@ -1,4 +1,4 @@
-"""Nested tensors under accelerate's names, where its answers or errors differ from ours."""
+"""Functions for nested tensors whose results or errors in accelerate differ from those of accel_nb."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorInformation:
 
 
 def is_tensor_information(tensor_info: object) -> bool:
-    """Whether a value is a `TensorInformation`."""
+    """Return whether a value is a `TensorInformation`."""
     return isinstance(tensor_info, TensorInformation)
 
 
@@ -46,7 +46,7 @@ def recursively_apply(
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Return ``data`` with ``func(leaf, ...)`` in place of each leaf that ``test_type`` accepts; else TypeError."""
+    """Return ``data`` with ``func(leaf, ...)`` for each leaf that ``test_type`` accepts; raise TypeError for others."""
     try:
         return operations.recursively_apply(
             func, data, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
@@ -75,7 +75,7 @@ def initialize_tensors(data_structure: Any) -> Any:
 def slice_tensors(
     data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
-    """Return a batch with each tensor cut along its first dim; the slice is that of one process already."""
+    """Return a batch with each tensor cut along its first dim; the slice is the one of this process."""
     return operations.slice_tensors(data, tensor_slice)
 
 
@@ -87,12 +87,12 @@ def gather_tensor_shape(tensor: Any) -> Tensor:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return the number of samples in a batch; None where there is none."""
+    """Return the number of samples in a batch; None if it has no tensors."""
     return operations.find_batch_size(data)
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
-    """Return batches of one structure joined along ``dim``; a single batch as it is, TypeError for other leaves."""
+    """Return batches of one structure joined along ``dim``, one batch unchanged; raise TypeError for other leaves."""
     if len(data) == 1:
         return data[0]
     first = data[0]
@@ -108,7 +108,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Return nested tensors whose rows are repeated from the last until all processes get as many."""
+    """Return nested tensors with the last row repeated until all processes can get equally many rows."""
     missing = -batch_size % num_processes
 
     def padded(value: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-    """Return tensors padded along ``dim`` to the longest on any rank; those without that dim as they are."""
+    """Return tensors padded along ``dim`` to the longest on any rank; those without that dim unchanged."""
     for value in find_tensors(tensor):
         if value.is_nested:
             warnings.warn(
@@ -136,7 +136,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
-    """Return rank 0's tensor on every rank; ranks that have none pass None."""
+    """Return rank 0's tensor on every rank; other ranks may pass None."""
     from accel_nb.runtime.distributed.collectives import Collectives
     from accel_nb.runtime.distributed.current_world import current_comm
 
@@ -150,7 +150,7 @@ def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
 
 
 class ConvertOutputsToFp32:
-    """A function that calls another and returns its half precision tensors in float32; pickling keeps the other."""
+    """A function that returns another one's half precision tensors in float32; it is pickled as the other."""
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward
@@ -168,7 +168,7 @@ class ConvertOutputsToFp32:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls another and returns its half precision tensors in float32."""
+    """Return a function that returns another one's half precision tensors in float32."""
     converted = ConvertOutputsToFp32(model_forward)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -34,10 +34,10 @@ def offload_weight(
 
 
 def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, Any]) -> Tensor:
-    """Return a tensor of a file of raw bytes: the file's pages, copied where they are written to."""
+    """Return a tensor of a file of raw bytes: a copy-on-write mapping of the file."""
     shape, dtype = [int(size) for size in weight_info["shape"]], getattr(torch, str(weight_info["dtype"]))
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{weight_info['dtype']!r} is none of torch's dtypes")
+        raise ValueError(f"{weight_info['dtype']!r} is not a dtype of torch")
     numel = 1
     for size in shape:
         numel *= size
@@ -47,7 +47,7 @@ def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapp
 
 
 def save_offload_index(index: Mapping[str, Any] | None, offload_folder: str | os.PathLike[str]) -> None:
-    """Add entries to the folder's index; none: leave it as it is."""
+    """Add entries to the folder's index; without entries leave it unchanged."""
     if not index:
         return
     path = Path(offload_folder) / _INDEX
@@ -100,7 +100,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
         device: torch.device | str | int | None = None,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
-            raise ValueError("give state_dict, save_folder or index: there is nothing to load")
+            raise ValueError("pass state_dict, save_folder or index: there is nothing to load")
         self.state_dict = {} if state_dict is None else state_dict
         self.save_folder, self.device = save_folder, device
         if index is None and save_folder is not None:
@@ -135,7 +135,7 @@ class OffloadedWeightsLoader(Mapping[str, Tensor]):
 
 
 class PrefixedDataset(Mapping[str, Any]):
-    """The entries of a mapping whose keys begin with a prefix, by what follows it."""
+    """The entries of a mapping whose keys begin with a prefix, by the rest of the key."""
 
     def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
         self.dataset, self.prefix = dataset, prefix
@@ -178,7 +178,7 @@ def _tensors_of(checkpoint_file: str | os.PathLike[str]) -> dict[str, Tensor]:
 def get_state_dict_from_offload(
     module: nn.Module, module_name: str, state_dict: MutableMapping[str, Any], device_to_put_offload: Any = "cpu"
 ) -> MutableMapping[str, Any]:
-    """Replace the entries of a state dict that an offloaded module's weights belong to by their values."""
+    """Replace the entries of an offloaded module's weights in a state dict by their values."""
     from accel_nb.compat.module_tensors import align_module_device
 
     prefix = module_name.rpartition(".")[0]
@@ -191,7 +191,7 @@ def get_state_dict_from_offload(
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model, with the values of tensors that hooks bring for each forward."""
+    """Return the state dict of a model, with the values of tensors that hooks load for each forward."""
     from accel_nb.compat.module_tensors import align_module_device
 
     found = {name: value for name, value in model.state_dict().items() if not value.is_meta}

@@ -60,7 +60,7 @@ class ProjectConfiguration(plugins.ProjectConfiguration):
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Set the folder of the run, which is that of its logs too if they have none."""
+        """Set the folder of the run, which is also used for logs if they have none."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
@@ -84,7 +84,7 @@ class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
 
 
 class ComputeEnvironment(TextEnum):
-    """Where a configuration runs."""
+    """The kind of machine on which a configuration runs."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
@@ -108,7 +108,7 @@ class FP8BackendType(TextEnum):
 
 
 class CustomDtype(Enum):
-    """Dtypes of weights that torch has no own dtype for."""
+    """Dtypes of weights for which torch has no dtype."""
 
     FP8 = "fp8"
     INT4 = "int4"

@@ -1,7 +1,7 @@
-"""Sizes of a mesh of processes under accelerate's names.
+"""Sizes of a device mesh, with accelerate's names.
 
-The record describes and builds any mesh. An `Accelerator` trains with those that a strategy serves: replicas (DDP) or
-shards (FSDP2) in one dimension; others raise an error there.
+The record describes and builds any mesh. An `Accelerator` trains only with a mesh of one dimension, replicas (DDP) or
+shards (FSDP2); it raises an error for others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
-def _chosen(name: str, value: str, allowed: tuple[str, ...]) -> str:
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"Invalid {name}: {value}; allowed are {', '.join(allowed)}")
     return value
@@ -26,18 +26,18 @@ def _chosen(name: str, value: str, allowed: tuple[str, ...]) -> str:
 
 @dataclass
 class TorchContextParallelConfig:
-    """How sequences are exchanged where they are divided among processes."""
+    """Options of context parallelism by torch: how processes exchange parts of sequences."""
 
     cp_comm_strategy: str | None = None
 
     def __post_init__(self) -> None:
         found = self.cp_comm_strategy or get_variable(f"{_PREFIX}CP_COMM_STRATEGY", "allgather")
-        self.cp_comm_strategy = _chosen("cp_comm_strategy", found, ("allgather", "alltoall"))
+        self.cp_comm_strategy = _check_choice("cp_comm_strategy", found, ("allgather", "alltoall"))
 
 
 @dataclass
 class DeepSpeedSequenceParallelConfig:
-    """How DeepSpeed divides sequences."""
+    """Options of sequence parallelism by DeepSpeed."""
 
     sp_seq_length: int | None = None
     sp_seq_length_is_variable: bool | None = None
@@ -47,12 +47,12 @@ class DeepSpeedSequenceParallelConfig:
         if self.sp_seq_length_is_variable is None:
             self.sp_seq_length_is_variable = self.sp_seq_length is None
         found = self.sp_attn_implementation or get_variable(f"{_PREFIX}SP_ATTN_IMPLEMENTATION", "sdpa")
-        self.sp_attn_implementation = _chosen("sp_attn_implementation", found, _ATTENTION)
+        self.sp_attn_implementation = _check_choice("sp_attn_implementation", found, _ATTENTION)
 
 
 @dataclass
 class TorchTensorParallelConfig:
-    """How layers are divided."""
+    """Options of tensor parallelism."""
 
     enable_async_tp: bool = False
 
@@ -63,19 +63,19 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class ParallelismConfig:
-    """The sizes of a mesh's dimensions; None is that of the variable ``PARALLELISM_CONFIG_...``, or 1.
+    """The sizes of a mesh's dimensions; None means the variable ``PARALLELISM_CONFIG_...``, or 1.
 
     Args:
-        dp_replicate_size: Groups of processes with a whole model each.
-        dp_shard_size: Processes that share one model's weights.
+        dp_replicate_size: Number of replicas of the model.
+        dp_shard_size: Number of processes among which weights are sharded.
         tp_size: Processes that divide layers.
         cp_size: Processes that divide sequences, by torch.
         cp_backend: Only ``torch``.
         sp_size: Processes that divide sequences, by DeepSpeed.
         sp_backend: Only ``deepspeed``.
-        tp_handler: Options of dividing layers.
-        cp_handler: Options of dividing sequences.
-        sp_handler: Options of dividing sequences by DeepSpeed.
+        tp_handler: Options of tensor parallelism.
+        cp_handler: Options of context parallelism by torch.
+        sp_handler: Options of sequence parallelism by DeepSpeed.
     """
 
     dp_replicate_size: int | None = None
@@ -97,8 +97,8 @@ class ParallelismConfig:
             if size < 1:
                 raise ValueError(f"{name}_size is {size}; it is a whole number of at least 1")
             setattr(self, f"{name}_size", size)
-        self.cp_backend = _chosen("cp_backend", self.cp_backend or "torch", ("torch",))
-        self.sp_backend = _chosen("sp_backend", self.sp_backend or "deepspeed", ("deepspeed",))
+        self.cp_backend = _check_choice("cp_backend", self.cp_backend or "torch", ("torch",))
+        self.sp_backend = _check_choice("sp_backend", self.sp_backend or "deepspeed", ("deepspeed",))
         if self.sizes["cp"] > 1 and self.sizes["sp"] > 1:
             raise ValueError("cp_size and sp_size both divide sequences; leave one of them at 1")
         if self.sizes["cp"] > 1 and self.cp_handler is None:
@@ -123,7 +123,7 @@ class ParallelismConfig:
 
     @property
     def active_mesh_dims(self) -> list[str]:
-        """The dimensions that are divided."""
+        """The dimensions of a size over 1."""
         return [name for name, size in self.sizes.items() if size > 1]
 
     def _among(self, *names: str) -> list[str]:
@@ -186,7 +186,7 @@ class ParallelismConfig:
 
     @property
     def data_parallel_size(self) -> int:
-        """The number of processes that read data of their own."""
+        """The number of shares into which data is divided."""
         return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -207,7 +207,7 @@ class ParallelismConfig:
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> Any:
-        """Return the mesh, built at the first call."""
+        """Return the mesh, which the first call builds."""
         if self.device_mesh is None and device_type is not None:
             self.build_device_mesh(device_type)
         return self.device_mesh

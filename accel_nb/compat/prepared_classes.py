@@ -1,4 +1,4 @@
-"""Classes for ``isinstance`` checks in scripts; objects are prepared in place, so these only detect prepared ones."""
+"""Classes for ``isinstance`` checks; objects are prepared in place, so these classes only detect prepared ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.errors import MisuseError
 
 
-class _OfPrepared(type):
+class _DetectsPrepared(type):
     """Metaclass whose ``isinstance`` is true for prepared objects of the class ``kind``."""
 
     kind: type
@@ -26,13 +26,13 @@ class _OfPrepared(type):
         )
 
 
-class AcceleratedOptimizer(metaclass=_OfPrepared):
+class AcceleratedOptimizer(metaclass=_DetectsPrepared):
     """The class of prepared optimizers, for ``isinstance`` only."""
 
     kind: ClassVar[type] = Optimizer
 
 
-class AcceleratedScheduler(metaclass=_OfPrepared):
+class AcceleratedScheduler(metaclass=_DetectsPrepared):
     """The class of prepared schedulers, for ``isinstance`` only."""
 
     kind: ClassVar[type] = LRScheduler

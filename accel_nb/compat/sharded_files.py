@@ -1,4 +1,4 @@
-"""Files of sharded models and optimizers under accelerate's names, as transformers' Trainer writes and reads them.
+"""Files of sharded models and optimizers, with accelerate's names, as transformers' Trainer writes and reads them.
 
 The files hold whole tensors, which are gathered one at a time and written by the first process. They are loaded on any
 number of processes.

@@ -1,6 +1,6 @@
-"""Accelerate's state classes, which all of a process shares: each object is a view of one common record.
+"""The state classes of accelerate: all objects of a class in a process share one record.
 
-`accel_nb` builds each state from the open world or from one accelerator; sharing holds under the alias only.
+In `accel_nb` each state object is separate; sharing exists in this package only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
-"""Fields of the shared record, which objects lack after a reset."""
+"""Fields of the shared record; objects do not have them after a reset."""
 
 
 class PartialState(process_state.PartialState):
@@ -41,11 +41,11 @@ class PartialState(process_state.PartialState):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the shared record; the next object is built anew."""
+        """Clear the shared record; the next object creates a new one."""
         PartialState._shared_state.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, with the reason if the shared record was forgotten."""
+        """Raise AttributeError, with the reason if the shared record was cleared."""
         kind = type(self)
         if kind._shared_state or (not hasattr(kind, name) and name not in _RECORD_FIELDS):
             raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
@@ -56,7 +56,7 @@ class PartialState(process_state.PartialState):
 
 
 class AcceleratorState(PartialState):
-    """This process's rank, device and precision; shared, and that of the newest `Accelerator`."""
+    """This process's rank, device and precision, shared by all objects; the newest `Accelerator` sets it."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     deepspeed_plugin: Any = None
@@ -70,15 +70,15 @@ class AcceleratorState(PartialState):
     def __init__(self, mixed_precision: str | None = None, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = AcceleratorState._shared_state
         if self.initialized:
-            known = self.__dict__.get("mixed_precision", mixed_precision)
-            if mixed_precision is not None and mixed_precision != known:
+            current = self.__dict__.get("mixed_precision", mixed_precision)
+            if mixed_precision is not None and mixed_precision != current:
                 raise ValueError(
-                    f"mixed_precision={mixed_precision!r}: the state of this process has {known!r} already; build the "
-                    "Accelerator with it first, or call AcceleratorState._reset_state()"
+                    f"mixed_precision={mixed_precision!r}: the state of this process has {current!r} already; build "
+                    "the Accelerator with it first, or call AcceleratorState._reset_state()"
                 )
             return
-        wanted = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", "no")
-        found = process_state.AcceleratorState(wanted.lower(), cpu)
+        requested = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", "no")
+        found = process_state.AcceleratorState(requested.lower(), cpu)
         self.__dict__.update(vars(found), _cpu=cpu)
         PartialState._shared_state.update(vars(found), _cpu=cpu)
 
@@ -89,7 +89,7 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """The kind of training: ``FSDP`` and ``DEEPSPEED`` where a plugin of these trains several processes."""
+        """The kind of training: ``FSDP`` or ``DEEPSPEED`` if its plugin trains several processes."""
         if self.use_distributed and self.fsdp_plugin is not None:
             return DistributedType.FSDP
         if self.use_distributed and self.deepspeed_plugin is not None:
@@ -98,17 +98,17 @@ class AcceleratorState(PartialState):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether FSDP trains, which is its second version here."""
+        """Whether FSDP trains; here it is always FSDP2."""
         return self.distributed_type is DistributedType.FSDP
 
     def set_from(self, state: process_state.AcceleratorState, **values: Any) -> None:
-        """Make the shared record that of an accelerator."""
+        """Set the shared record to the state of an accelerator."""
         PartialState._shared_state.update(vars(state))
         AcceleratorState._shared_state.update(vars(state), **values)
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Forget the shared record, and with ``reset_partial_state`` that of `PartialState`."""
+        """Clear the shared record, and with ``reset_partial_state`` that of `PartialState`."""
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()
@@ -129,7 +129,7 @@ class GradientState:
             self.plugin_kwargs = {**given, "num_steps": given.get("num_steps") or 1}
 
     def bind(self, window: AccumulationWindow) -> None:
-        """Make this the state of an accelerator's window."""
+        """Use an accelerator's accumulation window as the state."""
         self._window, self._sync_gradients = window, None
 
     @property
@@ -145,7 +145,7 @@ class GradientState:
         return self._window.syncs_gradients
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
-        """Hold optimizers, or let them step, until the next `accumulate` block decides."""
+        """Set whether optimizers step, until the next `accumulate` block decides."""
         self._sync_gradients = None if sync_gradients and self._window is not None else sync_gradients
 
     @property
@@ -175,7 +175,7 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any:
-        """The loader that is being iterated, by its own class; None without one."""
+        """This object while a loader is being iterated, else None."""
         return None if not self.in_dataloader else self
 
     @property
@@ -197,7 +197,7 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Forget the shared record."""
+        """Clear the shared record."""
         GradientState._shared_state.clear()
 
     def __repr__(self) -> str:

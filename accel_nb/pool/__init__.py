@@ -1,1 +1,1 @@
-"""Persistent worker processes behind a six-call engine seam."""
+"""Persistent worker processes behind an engine interface of six methods."""

@@ -1,7 +1,7 @@
-"""Control messages between processes: JSON over an anonymous socket pair, file descriptors beside them.
+"""Control messages between processes: JSON and file descriptors over an anonymous socket pair.
 
 A message is one packet of a ``SOCK_SEQPACKET`` pair, so it arrives whole or not at all. A message too long for a
-packet travels in an anonymous memory file whose descriptor the packet carries. Nothing is ever unpickled here.
+packet is written into an anonymous memory file, whose descriptor is sent in the packet. No data is unpickled here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """Make a pair: this process's end as a channel, the other as a socket to pass to another process."""
+        """Create a pair: this process's end as a channel, the other as a socket to pass to another process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
@@ -46,7 +46,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send one message; block while the queue is full. Raise OSError when the other side is gone."""
+        """Send one message; block while the queue is full. Raise OSError if the other end is closed."""
         body = json.dumps(message, separators=(",", ":"), allow_nan=True).encode()
         if len(body) > MAX_MESSAGE:
             raise ChannelError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
@@ -62,7 +62,7 @@ class Channel:
             os.close(spill)
 
     def receive(self) -> tuple[Message, list[int]]:
-        """Wait for one message and its descriptors, which the caller closes. Raise EOFError at the end."""
+        """Wait for one message and its descriptors, which the caller closes; raise EOFError after the last."""
         try:
             packet, descriptors, flags, _ = socket.recv_fds(self._socket, MAX_PACKET + 1, MAX_DESCRIPTORS)
             for descriptor in descriptors:
@@ -106,9 +106,9 @@ class Channel:
 
 
 def _read_spill(descriptor: int) -> bytes:
-    """Return the content of a memory file at its present length: its other owners may still change it."""
+    """Return the content of a memory file at its current length: other processes may still change it."""
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):  # reading from a pipe could block for ever
+    if not stat.S_ISREG(status.st_mode):  # reading from a pipe could block forever
         raise ChannelError("a message is in no file")
     if status.st_size > MAX_MESSAGE:
         raise ChannelError(f"a message is over the limit of {MAX_MESSAGE} bytes")

@@ -1,4 +1,4 @@
-"""Assigns devices to workers: from the options, the devices of the machine, and what other runs have reserved."""
+"""Assigns devices to workers, from the options, the devices of the machine and the reservations of other runs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def assign_devices(
     *,
     num_reserved: int = 0,
 ) -> tuple[WorkerSpec, ...]:
-    """Return one spec for each worker; with none given every visible GPU, else one worker for a TPU or the CPU.
+    """Return one spec for each worker; without options one for each visible GPU, or a single one for a TPU or the CPU.
 
-    The first ``num_reserved`` of the visible GPUs are in use by others. Raise ConfigError when more GPUs are requested
-    than are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU to be used.
+    Other runs use the first ``num_reserved`` of the visible GPUs. Raise ConfigError if more GPUs are requested than
+    are visible and free, if torch cannot run on one of them, or if it cannot run on the TPU to be used.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
@@ -69,7 +69,7 @@ def assign_devices(
 
 
 def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
-    """Return the worker that drives all chips of the TPU."""
+    """Return the spec of the worker that uses all chips of the TPU."""
     tpu, chips = find_tpu(), count_tpu_chips()
     if tpu is None:
         raise ConfigError(f"--tpus {tpus} was asked for and no TPU is visible; use --gpus N or --cpus N")
@@ -86,19 +86,19 @@ class DeviceReservations:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[int, int] = {}
+        self._reserved: dict[int, int] = {}
 
     @contextmanager
     def reserving_next(
         self, place: Callable[[int], tuple[WorkerSpec, ...]]
     ) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
-        """Reserve GPUs for the block; yield the workers of ``place(number of reserved GPUs)`` and their first GPU."""
+        """Reserve GPUs for the block; yield the specs of ``place(number of reserved GPUs)`` and their first GPU."""
         with self._lock:
-            first = max((first + count for first, count in self._held.items()), default=0)
+            first = max((first + count for first, count in self._reserved.items()), default=0)
             specs = place(first)
             count = _num_gpus(specs)
             if count:
-                self._held[first] = count
+                self._reserved[first] = count
         try:
             yield specs, first
         finally:
@@ -107,22 +107,22 @@ class DeviceReservations:
     def reserve_first(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
         """Reserve the first GPUs, one for each worker on a GPU; return a function that releases them.
 
-        Raise PoolError when one of them is reserved.
+        Raise PoolError if one of them is reserved already.
         """
         count = _num_gpus(specs)
         with self._lock:
-            first = min(self._held, default=count)
+            first = min(self._reserved, default=count)
             if first < count:
                 fewer = f", or ask for --gpus {first}" if first else ""
                 raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
             if count:
-                self._held[0] = count
+                self._reserved[0] = count
         return lambda: self._release(0, count)
 
     def _release(self, first: int, count: int) -> None:
         if count:
             with self._lock:
-                del self._held[first]
+                del self._reserved[first]
 
 
 def _num_gpus(specs: Sequence[WorkerSpec]) -> int:

@@ -8,7 +8,7 @@
   `QueryPosition`
 - monitor thread -> kernel: `FinishAnswer`, `StepCount`, `Stopped`, `PositionReport`
 
-The monitor thread has a channel of its own, which it reads also while the worker is busy.
+The monitor thread has a separate channel, which it reads even while the main thread of the worker is busy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Outcome = Literal["done", "raised", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a new worker starts with; part of `Fork`."""
+    """The settings of a new worker; part of `Fork`."""
 
     rank: int
     size: int
@@ -55,7 +55,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class TraceStack:
-    """Make a worker write its Python stack, even while native code holds the interpreter lock; report its state."""
+    """Make a worker write its Python stack, even while native code holds the GIL, and report its process state."""
 
     kind: ClassVar[str] = "trace"
     rank: int
@@ -63,7 +63,7 @@ class TraceStack:
 
 @dataclass(frozen=True, slots=True)
 class StackTraced:
-    """The system's letter for a worker's state: ``T`` is stopped, ``R`` runs, ``S`` sleeps."""
+    """The letter of a worker's process state as in ``ps``: ``T`` is stopped, ``R`` running, ``S`` sleeping."""
 
     kind: ClassVar[str] = "traced"
     rank: int
@@ -72,7 +72,7 @@ class StackTraced:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteReady:
-    """The zygote has imported everything and can fork, which is safe with one thread only."""
+    """The zygote has imported all modules and can fork; ``num_threads`` must be 1 for this to be safe."""
 
     kind: ClassVar[str] = "zygote_ready"
     pid: int
@@ -82,7 +82,7 @@ class ZygoteReady:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A worker exists."""
+    """A worker was forked."""
 
     kind: ClassVar[str] = "forked"
     rank: int
@@ -91,7 +91,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class ForkFailed:
-    """The system refused to make a worker."""
+    """The operating system could not create the process of a worker."""
 
     kind: ClassVar[str] = "fork_failed"
     rank: int
@@ -110,7 +110,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker reads requests."""
+    """A worker is ready for requests."""
 
     kind: ClassVar[str] = "worker_ready"
     rank: int
@@ -119,7 +119,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """Run ``task`` and send a `Reply` of the same number; the body is the program's own."""
+    """Run ``task`` and send a `Reply` of the same number; the program defines the body."""
 
     kind: ClassVar[str] = "request"
     number: int
@@ -129,7 +129,7 @@ class TaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishStep:
-    """If request ``number`` still runs: end it at the next point where nothing is lost; send a `FinishAnswer`."""
+    """If request ``number`` still runs: end it at the next point where no progress is lost; send a `FinishAnswer`."""
 
     kind: ClassVar[str] = "finish"
     number: int
@@ -137,7 +137,7 @@ class FinishStep:
 
 @dataclass(frozen=True, slots=True)
 class FinishAnswer:
-    """Whether a rank will end its request at such a point."""
+    """The answer to `FinishStep`: whether the rank will end its request at such a point."""
 
     kind: ClassVar[str] = "finish_answer"
     number: int
@@ -176,7 +176,7 @@ class DecideAction:
 
 @dataclass(frozen=True, slots=True)
 class ActionDone:
-    """A rank has done an action that was decided: after which ``step``, with its outcome in words."""
+    """A rank has performed an action after ``step``; ``text`` describes the outcome."""
 
     kind: ClassVar[str] = "action_done"
     number: int
@@ -211,7 +211,10 @@ class AbortCollective:
 
 @dataclass(frozen=True, slots=True)
 class QueryPosition:
-    """If request ``number`` still runs: send a `PositionReport`. ``from_outside``: the rank has not answered before."""
+    """If request ``number`` still runs: send a `PositionReport`.
+
+    ``from_outside``: the rank has not answered an earlier query, so the zygote also reads its stack and state.
+    """
 
     kind: ClassVar[str] = "query_position"
     number: int
@@ -228,7 +231,7 @@ class RankPosition:
     is_waiting: bool
     """Whether the thread is inside of a collective or a backward pass."""
     group: str | None
-    """The process group of the collective; None, with the fields below, where torch keeps no record of one."""
+    """The process group of the collective; None, as are the next three fields, if torch has not recorded one."""
     sequence: int | None
     operation: str | None
     sizes: list[Any] | None
@@ -251,7 +254,7 @@ class PositionReport:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A report to show or count while a request runs; the body is the program's own."""
+    """A report of a rank while a request runs; the program defines topic and body."""
 
     kind: ClassVar[str] = "note"
     number: int
@@ -261,7 +264,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a request on one rank; the body is the program's own.
+    """The end of a request on one rank; the program defines the body.
 
     ``is_torn``: the request ended in the middle of an exchange with other ranks.
     """
@@ -304,7 +307,7 @@ _RECORDS: dict[str, type] = {
 
 
 def read_types() -> None:
-    """Look up the types of all records' fields now: processes that are forked later share the result."""
+    """Resolve and cache the field types of all records; processes that are forked later share the cache."""
     for record in (*_RECORDS.values(), WorkerStart, RankPosition):
         field_types(record)
 
@@ -319,7 +322,7 @@ def encode(record: Any) -> Message:
 
 
 def decode(message: Message) -> Any:
-    """Return the record of a message; raise ChannelError for an unknown kind, other fields or other types."""
+    """Return the record of a message; raise ChannelError if the kind, a field or a type is not valid."""
     record = _RECORDS.get(message["kind"])
     if record is None:
         raise ChannelError(f"unknown message kind {message['kind'][:40]!r}; known: {sorted(_RECORDS)}")

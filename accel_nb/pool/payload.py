@@ -1,7 +1,7 @@
-"""Bulk data that travels beside a record: serialized values and weights, opaque to pool and session.
+"""Bulk data sent with a record: serialized values and weights. Pool and session do not interpret it.
 
-An engine decides where the bytes of a payload are stored and how they reach the other side. Its `PayloadFactory`
-allocates them there from the start, so that a payload is written once. A record carries payloads by name.
+An engine determines where the bytes of a payload are stored and how they are transferred. Its `PayloadFactory`
+allocates this storage directly, so that a payload is written once. Each payload of a record has a name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class BufferPayload(Payload):
 
     @abstractmethod
     def read(self) -> tuple[bytes, list[memoryview]]:
-        """Return the header and writable buffers that no other reader sees."""
+        """Return the header and writable buffers; other readers do not see writes to them."""
 
 
 class RegionPayload(Payload):
-    """Memory that a worker fills in place, cell after cell, and the kernel reads after each.
+    """Memory that a worker fills in place in each cell, and that the kernel reads after the cell.
 
-    Touching fresh pages costs several times more than copying, so a region is kept and replaced only by a larger one.
+    The first access to new pages costs several times more than copying, so a region is reused until a larger one is
+    needed.
     """
 
     @property
@@ -60,7 +61,7 @@ NO_PAYLOADS: Payloads = MappingProxyType({})
 
 
 class PayloadFactory(Protocol):
-    """Allocates payloads where an engine can send them from."""
+    """Allocates payloads in storage from which the engine can send them."""
 
     def write(self, header: bytes, buffers: Sequence[memoryview]) -> BufferPayload:
         """Return a payload of these bytes; each is copied at most once."""
@@ -117,7 +118,7 @@ class MemoryRegion(RegionPayload):
 
 
 class MemoryPayloads:
-    """A factory of payloads that never leave this process, or leave it through a stream of bytes."""
+    """A factory of payloads in this process's memory, for use there or for sending as a stream of bytes."""
 
     def write(self, header: bytes, buffers: Sequence[memoryview]) -> MemoryBuffers:
         """Return a payload that refers to the buffers."""

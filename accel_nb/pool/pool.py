@@ -1,4 +1,4 @@
-"""A pool: persistent workers, and the loop that waits for all of them or for the first failure."""
+"""The pool of persistent workers, and the loop that waits until a request has ended on all of them."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
 HANG = "hang"
-"""Topic of notes about a rank that others wait for; the body has a ``line``."""
+"""Topic of notes about a rank that others wait for; the body has the text of the note as ``line``."""
 START_TIMEOUT_S = 120.0
 EXIT_NOTICE_TIMEOUT_S = 1.0
 """How long to wait for the exit notice of a rank to which a request could not be sent."""
 MAX_RESTARTS = 2
-"""How often in a row workers may die while they start before the pool fails."""
+"""The pool fails after more successive restarts that were caused by a worker that died while starting."""
 
 
 class RequestListener(Protocol):
-    """Receives what workers report while a request runs; called in the thread that runs it."""
+    """Callbacks for the reports of workers while a request runs; called in the thread that runs it."""
 
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
-        """Handle bytes that a rank wrote."""
+        """Handle bytes that a rank wrote to its standard output or error stream."""
         ...
 
     def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Handle a note."""
+        """Handle a note of a rank."""
         ...
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -66,7 +66,7 @@ class RequestListener(Protocol):
         ...
 
     def tick(self) -> None:
-        """Redraw if it is due; called at least every 50 ms."""
+        """Refresh the display if it is due; called at least every 50 ms."""
         ...
 
 
@@ -112,17 +112,17 @@ class Pool:
         timeout_s: float = START_TIMEOUT_S,
         on_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait until every worker has reported that it is ready; call ``on_wait`` in each turn of the wait.
+        """Wait until every worker has reported that it is ready; call ``on_wait`` in each iteration of the wait.
 
-        Raise PoolError when one cannot start, and KeyboardInterrupt when ``num_interrupts()``, the number of the user's
-        interrupts so far, increases; the pool has failed then.
+        Raise PoolError if a worker cannot start, and KeyboardInterrupt if ``num_interrupts()``, the number of the
+        user's interrupts so far, is not 0; the pool has failed in both cases.
         """
         deadline = time.monotonic() + timeout_s
         output: list[bytes] = []
         while self._starting or self._reopening or self._ending:
             try:
                 for arrival in self._engine.poll(POLL_S):
-                    self._note_start(arrival, output)
+                    self._handle_start(arrival, output)
                 on_wait()
             except PoolError:
                 if self._state != "failed":
@@ -152,12 +152,12 @@ class Pool:
     ) -> tuple[list[RankResult], Reason | None]:
         """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
 
-        When a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
-        others are stopped, by SIGKILL in the end: the call never waits for a rank that cannot finish. With
-        ``finishes`` ranks may first end their step and save. Actions from ``controls`` run after the same step of all
-        ranks. ``payloads`` go to each rank and stay the caller's.
+        If a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
+        pool stops the other ranks, as a last resort by SIGKILL: the call never waits for a rank that cannot finish.
+        With ``finishes`` the ranks may first end their step and save. The ranks run each action from ``controls``
+        after the same step. Every rank receives ``payloads``, which the caller closes.
 
-        Returns the answers in the order of their arrival, and why the request was stopped early, or None.
+        Returns the results of the ranks in the order of their arrival, and why the request was stopped early, or None.
         """
         self.wait_ready(num_interrupts)
         self._state = transition(self._state, "busy")
@@ -167,7 +167,7 @@ class Pool:
             self._engine, self._number, self.size, lambda rank, line: listener.on_note(rank, HANG, {"line": line})
         )
         coordinator = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
-        answers: list[RankResult] = []
+        results: list[RankResult] = []
         waiting = set(bodies)
         unsent = {
             rank
@@ -179,7 +179,7 @@ class Pool:
         while waiting:
             arrivals = self._engine.poll(poll_s)
             if unsent and time.monotonic() - started > EXIT_NOTICE_TIMEOUT_S:
-                # The engine reports a rank that is gone by `WorkerEnded`, unless it did so before this request.
+                # The engine may have reported the end of these ranks before this request, and does not report it again.
                 arrivals += [WorkerEnded(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
@@ -191,14 +191,14 @@ class Pool:
                 ):
                     continue
                 hang_detector.record_progress()
-                answer = self._take(arrival, listener, waiting, escalation.killed)
-                if answer is not None:
-                    answers.append(answer)
-                    if answer.outcome == "died":
+                result = self._handle_arrival(arrival, listener, waiting, escalation.killed)
+                if result is not None:
+                    results.append(result)
+                    if result.outcome == "died":
                         escalation.record_death()
-                    elif answer.outcome == "raised":
-                        escalation.record_failure(is_torn=answer.is_torn)
-                    listener.on_result(answer)
+                    elif result.outcome == "raised":
+                        escalation.record_failure(is_torn=result.is_torn)
+                    listener.on_result(result)
             if waiting:
                 listener.tick()
                 if escalation.reason is None:
@@ -213,22 +213,23 @@ class Pool:
                 )
         coordinator.close()
         self._repair(
-            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=escalation.must_reopen_group
+            {result.rank for result in results if result.outcome == "died"},
+            must_reopen_group=escalation.must_reopen_group,
         )
-        return answers, escalation.reason
+        return results, escalation.reason
 
     def replace_dead(self) -> set[int]:
-        """Replace ranks that ended since the last request; return them, or all ranks if the pool has failed."""
-        everyone = set(range(self.size))
+        """Replace the ranks that have ended since the last request and return them, or all ranks if the pool fails."""
+        all_ranks = set(range(self.size))
         if self._state == "failed" or not self._await_replaced():
-            return everyone
+            return all_ranks
         dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, WorkerEnded)}
         if dead:
-            self._repair(dead, left_the_group=False)
-        return everyone if self._state == "failed" or not self._await_replaced() else dead
+            self._repair(dead, must_reopen_group=False)
+        return all_ranks if self._state == "failed" or not self._await_replaced() else dead
 
     def _await_replaced(self) -> bool:
-        """Wait for ranks that are being replaced; return False when that fails."""
+        """Wait for ranks that are being replaced; return False if one cannot start."""
         try:
             self.wait_ready()
         except PoolError:
@@ -236,7 +237,7 @@ class Pool:
         return True
 
     def detach(self) -> None:
-        """Stop using the engine, which another pool may use then."""
+        """Stop using the engine, so that another pool can use it."""
         self._state = transition(self._state, "closed")
 
     def close(self) -> None:
@@ -244,9 +245,10 @@ class Pool:
         self.detach()
         self._engine.stop()
 
-    def _take(
+    def _handle_arrival(
         self, arrival: Arrival, listener: RequestListener, waiting: set[int], killed: Collection[int]
     ) -> RankResult | None:
+        """Pass an arrival to the listener; return the rank's result if its request or its process has ended."""
         if isinstance(arrival, OutputArrived):
             listener.on_output(arrival.rank, arrival.stream, arrival.data)
         elif isinstance(arrival, EventsArrived):
@@ -265,9 +267,9 @@ class Pool:
             close_all(arrival.payloads.values())
         return None
 
-    def _repair(self, dead: Collection[int], *, left_the_group: bool) -> None:
-        """Replace dead ranks and make every rank open a new process group; the next request waits for that."""
-        if not dead and not left_the_group:
+    def _repair(self, dead: Collection[int], *, must_reopen_group: bool) -> None:
+        """Replace dead ranks and make every rank open a new process group, without waiting for the ranks."""
+        if not dead and not must_reopen_group:
             self._state = transition(self._state, "ready")
             return
         self._state = transition(self._state, "starting")
@@ -282,15 +284,16 @@ class Pool:
         for rank in sorted(self._reopening):
             self._engine.send(rank, TaskRequest(self._number, "reopen"), payloads)
 
-    def _note_start(self, arrival: Arrival, output: list[bytes]) -> None:
+    def _handle_start(self, arrival: Arrival, output: list[bytes]) -> None:
+        """Handle an arrival while ranks start or open a new process group; ``output`` collects their output."""
         if isinstance(arrival, OutputArrived):
             output.append(arrival.data)
         elif isinstance(arrival, WorkerEnded):
             if arrival.reason:
                 self._fail(f"rank {arrival.rank} {arrival.reason}", output)
-            self._note_end_while_starting(arrival.rank, output)
+            self._restart_all_after_end(arrival.rank, output)
         elif self._ending:
-            pass  # reports of ranks that are being ended do not count
+            pass  # all ranks are being killed to be started again: their reports are obsolete
         elif isinstance(arrival, RecordArrived) and isinstance(arrival.record, WorkerReady):
             self._starting.discard(arrival.rank)
         elif isinstance(arrival, RecordArrived) and isinstance(arrival.record, Reply):
@@ -302,8 +305,11 @@ class Pool:
         if isinstance(arrival, RecordArrived):
             close_all(arrival.payloads.values())
 
-    def _note_end_while_starting(self, rank: int, output: list[bytes]) -> None:
-        """End all ranks and start all again: the others would wait for the one that ended."""
+    def _restart_all_after_end(self, rank: int, output: list[bytes]) -> None:
+        """Kill all ranks and start them again: the others would wait for the one that ended.
+
+        Called for each rank that ends; the last call starts the ranks.
+        """
         if not self._ending:
             self._num_restarts += 1
             if self._num_restarts > MAX_RESTARTS:
@@ -330,7 +336,10 @@ def _dispatch(
     arrival: RecordArrived,
     number: int,
 ) -> bool:
-    """Pass a record on to the part of the waiting loop that it is for; return whether it was for one of them."""
+    """Pass a record about stopping, positions or actions to its component; return False for any other record.
+
+    Records of an earlier request are dropped.
+    """
     record = arrival.record
     if not isinstance(record, Stopped | FinishAnswer | PositionReport | StepCount | ActionDone):
         return False

@@ -8,7 +8,7 @@ from accel_nb.errors import IllegalTransition
 
 PoolState = Literal["starting", "ready", "busy", "failed", "closed"]
 
-_MOVES: dict[PoolState, frozenset[PoolState]] = {
+_TRANSITIONS: dict[PoolState, frozenset[PoolState]] = {
     "starting": frozenset({"ready", "failed", "closed"}),
     "ready": frozenset({"busy", "starting", "failed", "closed"}),
     "busy": frozenset({"ready", "starting", "failed", "closed"}),
@@ -19,8 +19,9 @@ _MOVES: dict[PoolState, frozenset[PoolState]] = {
 
 def transition(current: PoolState, target: PoolState) -> PoolState:
     """Return ``target`` if the transition from ``current`` is legal; raise IllegalTransition otherwise."""
-    if target not in _MOVES[current]:
+    if target not in _TRANSITIONS[current]:
         raise IllegalTransition(
-            f"a pool that is {current!r} cannot become {target!r}; it can become {', '.join(sorted(_MOVES[current]))}"
+            f"a pool that is {current!r} cannot become {target!r}; "
+            f"it can become {', '.join(sorted(_TRANSITIONS[current]))}"
         )
     return target

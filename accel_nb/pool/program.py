@@ -1,4 +1,4 @@
-"""What workers run: the interface between an engine's worker and a program such as the one that runs cells."""
+"""The interface between an engine's worker and the program that it runs, such as the one that runs cells."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from accel_nb.pool.payload import PayloadFactory, Payloads
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How a task ended; the payloads are sent with the reply and closed after it."""
+    """How a task ended; the worker sends the payloads with the reply and then closes them."""
 
     outcome: Outcome
     body: dict[str, Any]
     payloads: Payloads = field(default_factory=dict)
     is_torn: bool = False
-    """Whether it ended in the middle of an exchange with other ranks, so that the process group is unusable."""
+    """Whether the task ended in the middle of an exchange with other ranks, which leaves the process group unusable."""
 
 
 class WorkerLink(Protocol):
-    """What a program may use of the worker that runs it, on any engine."""
+    """The part of a worker that its program may use, the same on every engine."""
 
     @property
     def payloads(self) -> PayloadFactory:
@@ -30,11 +30,11 @@ class WorkerLink(Protocol):
         ...
 
     def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Report something about the running request to the kernel."""
+        """Send a note about the running request to the kernel."""
         ...
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Return a block inside of which interrupts of the running request raise KeyboardInterrupt."""
+        """Return a context manager; inside of it interrupts of the running request raise KeyboardInterrupt."""
         ...
 
 
@@ -42,24 +42,24 @@ class Program(Protocol):
     """The code that a pool's workers run; an engine imports ``module:attribute`` and calls it with the worker."""
 
     def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
-        """Run one task in the main thread; user code only inside of `WorkerLink.interruptible`.
+        """Run one task in the main thread; user code runs only inside of `WorkerLink.interruptible`.
 
         The worker closes ``payloads`` when the task has ended.
         """
         ...
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Return a JSON-ready description of an error that `handle` raised, for the kernel to show and raise."""
+        """Return a JSON-ready description of an error that `handle` raised, for the kernel to display and raise."""
         ...
 
     def on_group_reopened(self) -> None:
-        """Drop what was built on the old process group: a new one is open."""
+        """Drop all objects that use the old process group: a new one is open."""
         ...
 
     def finish_step(self) -> bool:
-        """End the running task at the next point where nothing is lost, with KeyboardInterrupt, on all ranks at once.
+        """Request that the running task end with KeyboardInterrupt, on all ranks after the same step.
 
-        Called in the monitor thread: it only sets a flag. Returns False if no such point is near.
+        Called in the monitor thread: it only sets a flag. Returns False if the task is not about to end a step.
         """
         ...
 
@@ -71,5 +71,8 @@ class Program(Protocol):
         ...
 
     def decide_action(self, action_id: int, count: int | None) -> None:
-        """Do the proposed action when ``count`` ends of steps are counted, or never; called in the monitor thread."""
+        """Perform the proposed action when ``count`` ends of steps are counted; None: do not perform it.
+
+        Called in the monitor thread.
+        """
         ...

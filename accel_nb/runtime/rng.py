@@ -26,7 +26,7 @@ RngStates = dict[str, Tensor]
 Part = Literal["python", "numpy", "torch"]
 ALL_PARTS: tuple[Part, ...] = ("python", "numpy", "torch")
 
-_PYTHON_VERSION = 3  # of the state tuple that `random.getstate` returns
+_PYTHON_VERSION = 3  # the version number in the tuple of `random.getstate`
 _PYTHON_WORDS = 625
 _NUMPY_WORDS = 624
 _MAX_NUMPY_SEED = 2**32
@@ -35,8 +35,8 @@ _MAX_NUMPY_SEED = 2**32
 def derive_seed(seed: int, *keys: int | str) -> int:
     """Return a seed that depends on ``seed`` and every key, in ``[0, 2**63)``.
 
-    BLAKE2b over the decimal seed and the keys with their types: the same on every machine and Python, and unrelated
-    for related inputs.
+    BLAKE2b over the decimal seed and the keys with their types: the result is the same on every machine and version of
+    Python, and the results of similar inputs are unrelated.
     """
     text = "\x1f".join([str(int(seed)), *(f"{type(key).__name__}:{key}" for key in keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -45,8 +45,8 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = None) -> int:
     """Seed Python, NumPy and torch on all devices, and return the seed.
 
-    With ``per_rank`` each rank gets its own random stream, and rank 0 that of a single process. With ``step`` the
-    streams depend on that number too: what is drawn in a step does not depend on earlier steps.
+    With ``per_rank`` each rank has a different random stream, and rank 0 that of a single process. With ``step`` the
+    streams also depend on that number, so that the numbers drawn in a step do not depend on earlier steps.
     """
     if step is not None:
         seed = derive_seed(seed, "step", step)
@@ -61,9 +61,9 @@ def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = Non
 
 
 def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] = ALL_PARTS) -> RngStates:
-    """Return the states of the global generators, and of ``device``'s own if it is not the CPU.
+    """Return the states of the global generators, and of the generator of ``device`` if it is not the CPU.
 
-    Plain CPU tensors, so that they can be stored and sent without pickle.
+    The states are plain CPU tensors, so that they can be stored and sent without pickle.
     """
     states: RngStates = {}
     if "python" in parts:
@@ -85,31 +85,31 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
 def capture_cpu() -> CpuRngStates:
     """Return the states of the global CPU generators for another process of this machine; faster than `capture`."""
     found, (_, words, gauss) = _numpy_state(), random.getstate()
-    of_numpy = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
-    return (array("I", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
+    numpy_states = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
+    return (array("I", words).tobytes(), gauss), numpy_states, torch.get_rng_state().numpy().tobytes()
 
 
 def restore_cpu(states: CpuRngStates) -> None:
-    """Set the global CPU generators to what `capture_cpu` returned."""
-    (words, gauss), (key, position, has_gauss, gauss_of_numpy), of_torch = states
+    """Set the global CPU generators to states that `capture_cpu` has returned."""
+    (words, gauss), (key, position, has_gauss, numpy_gauss_value), torch_state = states
     random.setstate((_PYTHON_VERSION, tuple(array("I", words)), gauss))
     key = np.frombuffer(key, dtype=np.uint32)
-    np.random.set_state(("MT19937", key, position, has_gauss, gauss_of_numpy))
-    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+    np.random.set_state(("MT19937", key, position, has_gauss, numpy_gauss_value))
+    torch.set_rng_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
 
 
 @lru_cache(maxsize=1)
 def digest(states: CpuRngStates) -> str:
-    """Return a digest of the states; cached for those of the last call."""
-    (words, gauss), (key, *rest), of_torch = states
+    """Return a digest of the states; the last result is cached."""
+    (words, gauss), (key, *rest), torch_state = states
     found = hashlib.blake2b(repr((gauss, rest)).encode(), digest_size=16)
-    for part in (words, key, of_torch):
+    for part in (words, key, torch_state):
         found.update(part)
     return found.hexdigest()
 
 
 def restore(states: Mapping[str, Tensor], device: torch.device | str | None = None) -> None:
-    """Set the global generators to what `capture` returned; missing parts are not changed.
+    """Set the global generators to states that `capture` has returned; missing parts are not changed.
 
     ``device`` is the device of the state named ``device``; without it that state is ignored.
     """
@@ -151,10 +151,10 @@ def pack(states: Mapping[str, Tensor]) -> Tensor:
 
 
 def unpack(message: Tensor, like: Mapping[str, Tensor]) -> RngStates:
-    """Undo `pack`; ``like`` has the names, dtypes and lengths."""
+    """Return the states of a message of `pack`; ``like`` has the names, dtypes and lengths."""
     chunks = message.split([state.numel() * state.element_size() for state in like.values()])
     return {
-        # A chunk starts anywhere in the message, and a view as int64 needs an aligned start: hence the copy.
+        # Copy: a view as int64 needs an aligned start, which a chunk of the message may lack.
         name: chunk.clone().view(state.dtype)
         for (name, state), chunk in zip(like.items(), chunks, strict=True)
     }

@@ -1,7 +1,7 @@
-"""The header of safetensors files: dtypes, reading with checks, writing. Imports no torch.
+"""The header of safetensors files: dtypes, checked reading, writing; imports no torch.
 
-A file is the header's length (8 bytes, little endian), the header (JSON: dtype, shape and byte range of each tensor),
-and the tensors' bytes. See https://github.com/huggingface/safetensors.
+A file consists of the header's length (8 bytes, little endian), the header (JSON: dtype, shape and byte range of each
+tensor), and the tensors' bytes. See https://github.com/huggingface/safetensors.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def encode_header(tensors: Mapping[str, tuple[str, Sequence[int], int]]) -> byte
 def read_header(content: memoryview, where: str) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file that is in memory, by name; ``where`` names the file in errors.
 
-    Raises `CorruptCheckpoint` for a header longer than the file, entries that are not exactly dtype, shape and
-    data_offsets, unknown dtypes, shapes that do not match their bytes, overlaps, holes, trailing bytes.
+    Raises `CorruptCheckpoint` for a header longer than the file, entries with other fields than dtype, shape and
+    data_offsets, unknown dtypes, shapes that do not match their bytes, overlaps, gaps and trailing bytes.
     """
     return _read(lambda start, end: bytes(content[start:end]), len(content), where)
 
@@ -89,14 +89,14 @@ def read_file_header(fd: int, where: str) -> dict[str, TensorEntry]:
 
 
 def checked_dtype(value: Any, where: str) -> str:
-    """Return a dtype's name if it is one of `DTYPES`; raises `CorruptCheckpoint`."""
+    """Return a dtype's name if it is one of `DTYPES`; raise `CorruptCheckpoint` for others."""
     if not isinstance(value, str) or value not in DTYPES:
         raise CorruptCheckpoint(f"{where}: dtype {ascii(value)[:40]} is unknown; known: {', '.join(DTYPES)}")
     return value
 
 
 def checked_shape(value: Any, where: str) -> tuple[int, ...]:
-    """Return a list of integers from 0 as a tuple; raises `CorruptCheckpoint`."""
+    """Return a list of nonnegative integers as a tuple; raise `CorruptCheckpoint` for other values."""
     if (
         not isinstance(value, list)
         or len(value) > _MAX_DIMS
@@ -123,11 +123,11 @@ def _read(read: Callable[[int, int], bytes], num_bytes: int, where: str) -> dict
     if not isinstance(header, dict):
         raise CorruptCheckpoint(f"{where}: its header is not a JSON object")
     header.pop("__metadata__", None)
-    entries = {name: _entry(entry, start, f"{where}: tensor {_shown(name)}") for name, entry in header.items()}
+    entries = {name: _entry(entry, start, f"{where}: tensor {_printable(name)}") for name, entry in header.items()}
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != end:
-            raise CorruptCheckpoint(f"{where}: tensor {_shown(name)} overlaps another or leaves a hole before it")
+            raise CorruptCheckpoint(f"{where}: tensor {_printable(name)} overlaps another or leaves a hole before it")
         end = entry.end
     if end != num_bytes:
         raise CorruptCheckpoint(
@@ -158,5 +158,5 @@ def _read_bytes(fd: int, start: int, end: int, where: str) -> bytes:
     return bytes(content)
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return ascii(name[:200])

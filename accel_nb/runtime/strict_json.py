@@ -1,4 +1,4 @@
-"""JSON without ambiguity: no duplicate keys, no NaN, no infinities."""
+"""Strict parsing of JSON: no duplicate keys, no NaN, no infinities."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 def parse_strict_json(text: bytes | bytearray) -> Any:
     """Return the value of UTF-8 JSON; raises `ValueError` for duplicate keys, NaN, infinities and too deep nesting."""
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError(str(error)) from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object has a duplicate key")

@@ -1,7 +1,7 @@
 """The private names of torch that accel_nb uses, and the versions of torch that they were checked against.
 
 torch may rename or remove a private name in any version. On a version that was not checked, the uses that have a
-``fallback`` call public functions instead; the others use the private names all the same. Imports without torch.
+``fallback`` call public functions instead; the others still use the private names. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ CHECKED_VERSIONS = ("2.13",)
 class PrivateUse:
     """Private names of torch that serve one feature.
 
-    ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` says what runs instead on an unchecked
-    version; None where torch has no public way. ``branches`` says what the code does for other versions of torch.
+    ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` describes what runs instead on an
+    unchecked version; None if torch has no public alternative. ``branches`` describes differences between versions of
+    torch that the code handles.
     """
 
     feature: str
@@ -373,7 +374,7 @@ _BY_FEATURE: Mapping[str, PrivateUse] = MappingProxyType({use.feature: use for u
 
 @cache
 def torch_version() -> str | None:
-    """Return major and minor version of the installed torch; None where there is none."""
+    """Return major and minor version of the installed torch; None if it is not installed."""
     try:
         return ".".join(metadata.version("torch").split(".")[:2])
     except metadata.PackageNotFoundError:
@@ -381,22 +382,22 @@ def torch_version() -> str | None:
 
 
 def is_checked(feature: str) -> bool:
-    """Whether the private names of a feature were checked against the installed torch."""
+    """Return whether the private names of a feature were checked against the installed torch."""
     return torch_version() in _BY_FEATURE[feature].versions
 
 
 def fallbacks() -> list[str]:
-    """Return what runs by public functions on the installed torch because its private names were not checked."""
+    """Return descriptions of the features that use public functions because the installed torch was not checked."""
     return [use.fallback for use in PRIVATE_USES if use.fallback is not None and not is_checked(use.feature)]
 
 
 def why_unchecked() -> str | None:
-    """Return that the installed torch was not checked, and what then runs otherwise; None if it was checked."""
+    """Return a text about an installed torch that was not checked and what runs differently; None if it was checked."""
     version, changed = torch_version(), fallbacks()
     if version is None or not changed:
         return None
     return (
         f"torch {version} is not checked: the private names of torch that accel_nb uses were checked on "
-        f"{', '.join(CHECKED_VERSIONS)}. Therefore {'; '.join(changed)}. The other private names are used all the "
-        "same: if a cell fails inside of accel_nb, install a checked version"
+        f"{', '.join(CHECKED_VERSIONS)}. Therefore {'; '.join(changed)}. The other private names are still "
+        "used: if a cell fails inside of accel_nb, install a checked version"
     )

@@ -1,4 +1,4 @@
-"""The place of this process among the processes that train together."""
+"""The rank of this process and the number of processes that train together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of one process in a set of ``size`` processes; plain data, no torch.
+    """The rank of one process among ``size`` processes, and its device; plain data, no torch.
 
     ``device`` is a torch device string such as ``"cpu"`` or ``"cuda:1"``.
     """

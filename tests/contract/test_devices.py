@@ -38,7 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Register the fake type as another package does: by an entry point."""
     point = EntryPoint(NAME, "tests.support.fake_device:FakeDevice", registry.GROUP)
     monkeypatch.setattr(registry, "_registered", lambda: {NAME: point})
-    monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     found = device_type(f"{NAME}:0")
     assert isinstance(found, FakeDevice)
     return found
@@ -48,7 +48,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def fake_cpu(fake: FakeDevice) -> FakeDevice:
     """Register the fake type in place of the CPU, so that code that computes with CPU tensors calls it."""
     fake.name = "cpu"
-    registry._known["cpu"] = fake
+    registry._loaded["cpu"] = fake
     return fake
 
 
@@ -179,7 +179,7 @@ def test_a_registered_type_is_planned_for_seeded_and_freed(fake: FakeDevice) -> 
 
 
 def test_a_name_that_is_not_registered_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_known", {})
+    monkeypatch.setattr(registry, "_loaded", {})
     found = device_type("mtia:1")
     assert isinstance(found, Accelerator)
     assert (found.name, found.has_streams, found.backend) == ("mtia", False, "gloo")

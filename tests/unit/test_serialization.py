@@ -107,7 +107,7 @@ def test_a_value_that_holds_itself_is_refused():
     loop: list = []
     loop.append(loop)
 
-    with pytest.raises(MisuseError, match="does it hold itself"):
+    with pytest.raises(MisuseError, match="does it contain itself"):
         serialization.encode(loop)
 
 

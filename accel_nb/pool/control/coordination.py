@@ -1,7 +1,7 @@
 """Makes all ranks of a running request perform an action after the same step, without messages between ranks.
 
-Each rank reports how many ends of steps it has counted, and holds at its next one. When all have reported, they get
-the decision to act at the count after the highest, which none of them can have passed. One request for an action is
+Each rank reports how many ends of steps it has counted, and waits at its next one. When all have reported, the kernel
+sends the decision to perform the action at the highest count plus one, which no rank can have passed. One action is
 coordinated at a time.
 """
 
@@ -18,9 +18,9 @@ from accel_nb.pool.engine import Engine
 from accel_nb.pool.messages import ActionDone, DecideAction, ProposeAction, StepCount
 
 ANSWER_TIMEOUT_S = 2.0
-"""How long ranks may take to report; the others hold meanwhile."""
+"""How long ranks may take to report; ranks that have reported wait meanwhile."""
 RETRY_S = 0.2
-"""How long after a rank reported that it runs no cell the proposal is repeated: its cell may be about to begin."""
+"""The delay before a proposal is repeated if a rank reports that it runs no cell: its cell may be about to begin."""
 MAX_QUEUED = 8
 """How many requested actions may be queued."""
 
@@ -29,30 +29,30 @@ class ControlRequest:
     """An action requested of a running cell; any thread may wait for its outcome."""
 
     def __init__(
-        self, action: dict[str, Any], on_settled: Callable[[ControlRequest], object] = lambda requested: None
+        self, action: dict[str, Any], on_resolved: Callable[[ControlRequest], object] = lambda requested: None
     ) -> None:
         self.action = action
         self.text = ""
-        # The step after which it was done, None if it was not, and the rank that reported it.
+        # The step after which the action was performed, None if it was not, and the rank that reported it.
         self.step: int | None = None
         self.rank = 0
-        self._on_settled = on_settled
-        self._is_settled = threading.Event()
+        self._on_resolved = on_resolved
+        self._is_resolved = threading.Event()
 
     def resolve(self, text: str, step: int | None = None, rank: int = 0) -> None:
         """Record the outcome; only the first call counts."""
-        if not self._is_settled.is_set():
+        if not self._is_resolved.is_set():
             self.text, self.step, self.rank = text, step, rank
-            self._is_settled.set()
-            self._on_settled(self)
+            self._is_resolved.set()
+            self._on_resolved(self)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the outcome; return whether it is known."""
-        return self._is_settled.wait(timeout_s)
+        return self._is_resolved.wait(timeout_s)
 
 
 class ControlQueue:
-    """The queue of actions requested of one running request: any thread adds, the thread that runs it takes."""
+    """The queue of actions for one running request: any thread adds to it, the thread that runs the request removes."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
@@ -61,7 +61,7 @@ class ControlQueue:
         self._lock = threading.Lock()
 
     def add(self, requested: ControlRequest) -> None:
-        """Queue an action; it is settled at once, as not done, if the queue is full or the request has ended."""
+        """Queue an action; resolve it at once as not done if the queue is full or the request has ended."""
         with self._lock:
             problem = _ENDED if self._is_closed else _TOO_MANY if len(self._waiting) >= MAX_QUEUED else None
             if problem is None:
@@ -70,25 +70,25 @@ class ControlQueue:
             requested.resolve(problem)
 
     def interrupt(self) -> None:
-        """Interrupt the request, as the user's interrupt does."""
+        """Interrupt the request, as an interrupt by the user does."""
         with self._lock:
             self.num_interrupts += 1
 
     def interrupt_once(self) -> None:
-        """Interrupt the request unless that has happened; safe in a signal handler."""
+        """Interrupt the request if it was not interrupted before; safe in a signal handler."""
         self.num_interrupts = max(self.num_interrupts, 1)
 
     def pop(self) -> ControlRequest | None:
-        """Return the next action, if there is one."""
+        """Remove and return the next action; None if there is none."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def close(self) -> None:
-        """Refuse further actions and settle those that are queued."""
+        """Resolve the queued actions, and all that are added later, as not done."""
         with self._lock:
             self._is_closed = True
-            left, self._waiting = list(self._waiting), deque()
-        for requested in left:
+            remaining, self._waiting = list(self._waiting), deque()
+        for requested in remaining:
             requested.resolve(_ENDED)
 
 
@@ -100,51 +100,53 @@ _NO_STEP = "not done: no step has ended since"
 
 @dataclass(slots=True)
 class ControlCoordinator:
-    """Coordinates the actions requested of one request; `turn` is called in each turn of the waiting loop."""
+    """Coordinates the actions for one request; the pool calls `update` in each iteration of its waiting loop."""
 
     engine: Engine
     number: int
     queue: ControlQueue
     clock: Callable[[], float] = time.monotonic
-    _numbers: int = 0
+    _last_action_id: int = 0
     _proposed: ControlRequest | None = None
-    _asked: set[int] = field(default_factory=set)
-    _asked_at: float = 0.0
+    _asked_ranks: set[int] = field(default_factory=set)
+    _proposed_at: float = 0.0
     _counts: dict[int, int] = field(default_factory=dict)
     _agreed: dict[int, tuple[int, ControlRequest]] = field(default_factory=dict)
 
     def update(self, waiting: set[int]) -> None:
-        """Propose the next action to the ranks that run, or withdraw one that not all have answered in time."""
+        """Propose the next action to the running ranks, or withdraw one that a rank has not answered in time."""
         now = self.clock()
-        if self._asked:
-            missing = self._asked - set(self._counts)
-            if missing and now - self._asked_at > ANSWER_TIMEOUT_S:
+        if self._asked_ranks:
+            missing = self._asked_ranks - set(self._counts)
+            if missing and now - self._proposed_at > ANSWER_TIMEOUT_S:
                 ranks = ", ".join(map(str, sorted(missing)))
-                self._settle(f"not done: rank {ranks} did not answer within {ANSWER_TIMEOUT_S:g} s")
-                self._decide(None)
+                self._resolve_proposed(f"not done: rank {ranks} did not answer within {ANSWER_TIMEOUT_S:g} s")
+                self._send_decision(None)
             return
         if self._proposed is None:
             self._proposed = self.queue.pop()
-        elif now - self._asked_at < RETRY_S:
+        elif now - self._proposed_at < RETRY_S:
             return
         if self._proposed is not None and waiting:
-            self._numbers += 1
-            self._asked, self._counts, self._asked_at = set(waiting), {}, now
-            for rank in self._asked:
-                self.engine.send(rank, ProposeAction(self.number, self._numbers, self._proposed.action), urgent=True)
+            self._last_action_id += 1
+            self._asked_ranks, self._counts, self._proposed_at = set(waiting), {}, now
+            for rank in self._asked_ranks:
+                self.engine.send(
+                    rank, ProposeAction(self.number, self._last_action_id, self._proposed.action), urgent=True
+                )
 
     def record_count(self, rank: int, answer: StepCount) -> None:
-        """Record how many ends of steps a rank has counted; a rank that runs no cell gets the proposal again later."""
-        if not self._asked or self._proposed is None or answer.action_id != self._numbers:
+        """Record how many ends of steps a rank has counted; if a rank runs no cell, the proposal is repeated later."""
+        if not self._asked_ranks or self._proposed is None or answer.action_id != self._last_action_id:
             return
         if answer.count is None:
-            self._decide(None)
+            self._send_decision(None)
             return
         self._counts[rank] = answer.count
-        if self._asked <= set(self._counts):
-            self._agreed[self._numbers] = min(self._asked), self._proposed
+        if self._asked_ranks <= set(self._counts):
+            self._agreed[self._last_action_id] = min(self._asked_ranks), self._proposed
             self._proposed = None
-            self._decide(max(self._counts.values()) + 1)
+            self._send_decision(max(self._counts.values()) + 1)
 
     def record_done(self, rank: int, report: ActionDone) -> None:
         """Record after which step a rank performed the action."""
@@ -154,23 +156,23 @@ class ControlCoordinator:
             requested.resolve(report.text, report.step, rank)
 
     def cancel(self) -> None:
-        """Release all ranks that hold: the request is being stopped."""
-        self._settle(_STOPPING)
-        self._decide(None)
+        """Withdraw the proposal, so that waiting ranks continue: the request is being stopped."""
+        self._resolve_proposed(_STOPPING)
+        self._send_decision(None)
 
     def close(self) -> None:
-        """Settle what is open, as not done: the request has ended."""
+        """Resolve all open actions as not done: the request has ended."""
         self.queue.close()
-        self._settle(_ENDED)
+        self._resolve_proposed(_ENDED)
         for _, requested in self._agreed.values():
             requested.resolve(_NO_STEP)
 
-    def _settle(self, text: str) -> None:
+    def _resolve_proposed(self, text: str) -> None:
         requested, self._proposed = self._proposed, None
         if requested is not None:
             requested.resolve(text)
 
-    def _decide(self, at: int | None) -> None:
-        asked, self._asked = self._asked, set()
-        for rank in asked:
-            self.engine.send(rank, DecideAction(self.number, self._numbers, at), urgent=True)
+    def _send_decision(self, count: int | None) -> None:
+        ranks, self._asked_ranks = self._asked_ranks, set()
+        for rank in ranks:
+            self.engine.send(rank, DecideAction(self.number, self._last_action_id, count), urgent=True)

@@ -1,10 +1,10 @@
 """Detects hangs: finds the rank that the others wait for, and reports its position.
 
-When a request has been silent for a while, each rank is queried: its monitor thread reports the position of the main
-thread, independently of collectives. Ranks that entered a collective which others have not entered wait for these. A
-rank that cannot report (stopped, or native code holds its interpreter lock) is observed from outside. A rank is never
-ended for being slow: there may be a good reason. Only ranks that wait for one whose request is over, or that are in
-different operations, can never continue; `HangDetector.is_stuck` is then true.
+When a request has been silent for a while, the kernel queries each rank: the rank's monitor thread reports the position
+of its main thread, without collectives. Ranks that have entered a collective wait for those that have not. If a rank
+cannot report (it is stopped, or native code holds its GIL), the zygote observes it from outside. A slow rank is never
+killed: there may be a good reason. Only ranks that wait for one whose request has ended, or that are in different
+operations, can never continue; `HangDetector.is_stuck` is then true.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STOPPED = frozenset("Tt")
 
 @dataclass(slots=True)
 class HangDetector:
-    """Watches one request for hangs; `turn` is called in each turn of the waiting loop."""
+    """Detects hangs of one request; the pool calls `update` in each iteration of its waiting loop."""
 
     engine: Engine
     number: int
@@ -35,49 +35,49 @@ class HangDetector:
     is_stuck: bool = False
     """Whether all running ranks wait in collectives that can never complete: a rank has ended, or operations differ."""
     clock: Callable[[], float] = time.monotonic
-    _heard_at: float | None = None
-    _asked_at: float | None = None
+    _last_progress_at: float | None = None
+    _queried_at: float | None = None
     _places: dict[int, RankPosition] = field(default_factory=dict)
-    _before: dict[int, RankPosition] = field(default_factory=dict)
-    _seen: dict[int, ObservedState] = field(default_factory=dict)
-    _unread: set[int] = field(default_factory=set)
-    _gone: dict[int, RankPosition] = field(default_factory=dict)
+    _places_before: dict[int, RankPosition] = field(default_factory=dict)
+    _observed: dict[int, ObservedState] = field(default_factory=dict)
+    _stack_pending: set[int] = field(default_factory=set)
+    _ended: dict[int, RankPosition] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
 
     def record_progress(self) -> None:
-        """Record that a rank has printed, measured or ended: the request makes progress."""
-        self._heard_at, self._asked_at = self.clock(), None
-        self._places, self._before, self._seen, self._unread = {}, {}, {}, set()
+        """Record that a rank has printed, measured or ended, which shows that the request makes progress."""
+        self._last_progress_at, self._queried_at = self.clock(), None
+        self._places, self._places_before, self._observed, self._stack_pending = {}, {}, {}, set()
 
     def record_position(self, rank: int, place: RankPosition) -> None:
         """Record the position that a rank has reported."""
-        (self._gone if place.has_ended else self._places)[rank] = place
+        (self._ended if place.has_ended else self._places)[rank] = place
 
-    def record_observed(self, look: ObservedState) -> None:
+    def record_observed(self, state: ObservedState) -> None:
         """Record the state of a rank as observed from outside."""
-        self._seen[look.rank] = look
+        self._observed[state.rank] = state
 
     def update(self, waiting: set[int]) -> None:
-        """Query, compare and report, if it is due."""
+        """Query the ranks, and report positions that did not change since the query before, if it is due."""
         now = self.clock()
-        if self._heard_at is None:
-            self._heard_at = now
-        if now - max(self._heard_at + SILENCE_S - QUERY_INTERVAL_S, self._asked_at or 0.0) < QUERY_INTERVAL_S:
+        if self._last_progress_at is None:
+            self._last_progress_at = now
+        if now - max(self._last_progress_at + SILENCE_S - QUERY_INTERVAL_S, self._queried_at or 0.0) < QUERY_INTERVAL_S:
             return
-        if self._asked_at is not None:
+        if self._queried_at is not None:
             self._report(waiting)
-            self._before, self._places = self._places, {}
-        mute = waiting - self._before.keys() if self._asked_at is not None else set()
-        self._asked_at = now
+            self._places_before, self._places = self._places, {}
+        unanswered = waiting - self._places_before.keys() if self._queried_at is not None else set()
+        self._queried_at = now
         for rank in range(self.size):
-            self.engine.send(rank, QueryPosition(self.number, from_outside=rank in mute), urgent=True)
+            self.engine.send(rank, QueryPosition(self.number, from_outside=rank in unanswered), urgent=True)
 
     def _find_ended_peers(self, still: Mapping[int, RankPosition], waiting: set[int]) -> dict[int, str]:
-        """Return a line if all running ranks wait and others have ended the request."""
+        """Return a line, by rank, if all running ranks wait and the request has ended on others."""
         ended = sorted(set(range(self.size)) - waiting)
         if not ended or still.keys() != waiting or not all(place.is_waiting for place in still.values()):
             return {}
-        self.is_stuck = all(any(_is_missing(gone, place) for gone in self._gone.values()) for place in still.values())
+        self.is_stuck = all(any(_is_missing(gone, place) for gone in self._ended.values()) for place in still.values())
         rank, place = min(still.items())
         what = "a collective" if place.sequence is None else _collective(place)
         return {
@@ -86,7 +86,7 @@ class HangDetector:
         }
 
     def _report(self, waiting: set[int]) -> None:
-        still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
+        still = {rank: place for rank, place in self._places.items() if self._places_before.get(rank) == place}
         lines = (
             find_missing(still, waiting - still.keys())
             or find_different(still)
@@ -94,15 +94,15 @@ class HangDetector:
         )
         self.is_stuck |= len(still) == self.size and _differ(still.values())
         is_waited_for = any(place.is_waiting for place in still.values()) or len(waiting) < self.size
-        for rank in sorted(waiting - self._places.keys() - self._before.keys()):
-            look = self._seen.get(rank)
-            if look is None or not (is_waited_for or look.state in _STOPPED):
+        for rank in sorted(waiting - self._places.keys() - self._places_before.keys()):
+            observed = self._observed.get(rank)
+            if observed is None or not (is_waited_for or observed.state in _STOPPED):
                 continue
-            stack = look.read_stack().strip()
-            if stack or look.state in _STOPPED or rank in self._unread:
-                lines[rank] = _describe_unresponsive(rank, look.state, stack)
+            stack = observed.read_stack().strip()
+            if stack or observed.state in _STOPPED or rank in self._stack_pending:
+                lines[rank] = _describe_unresponsive(rank, observed.state, stack)
             else:
-                self._unread.add(rank)  # on a busy machine it may not have written yet: try once more
+                self._stack_pending.add(rank)  # on a busy machine its stack may be written later: read it once more
         for rank, line in lines.items():
             if line not in self._reported:
                 self._reported.add(line)
@@ -110,7 +110,10 @@ class HangDetector:
 
 
 def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[int, str]:
-    """Return a line for each rank that has not entered the collective that others wait in."""
+    """Return a line for each rank that has not entered the collective in which others wait.
+
+    Empty while the position of a rank in ``unsure`` is unknown.
+    """
     known = {rank: place for rank, place in places.items() if place.sequence is not None}
     if len({place.group for place in known.values()}) != 1 or unsure:
         return {}
@@ -128,18 +131,21 @@ def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[i
 
 
 def _is_in_global_collective(place: RankPosition) -> bool:
-    """Return whether a rank is inside of a collective of all ranks."""
+    """Return whether a rank is inside of a collective in which all ranks take part."""
     return place.is_open and place.is_of_all
 
 
 def _differ(places: Collection[RankPosition]) -> bool:
-    """Return whether all ranks are in the collective of the same number, and operations differ."""
+    """Return whether all ranks are in the collective with the same sequence number and the operations differ."""
     are_in_one = all(map(_is_in_global_collective, places)) and len({place.sequence for place in places}) == 1
     return are_in_one and len({place.operation for place in places}) > 1
 
 
 def _is_missing(gone: RankPosition, place: RankPosition) -> bool:
-    """Return whether a rank has ended its request without entering the collective that another one is in."""
+    """Return whether the request ended on a rank before the rank entered the collective that another one is in.
+
+    ``gone`` is the last position of the first rank, ``place`` the position of the other.
+    """
     if not _is_in_global_collective(place) or gone.group not in (None, place.group):
         return False
     return _sequence(gone) < _sequence(place)
@@ -151,8 +157,8 @@ def find_different(places: Mapping[int, RankPosition]) -> dict[int, str]:
     kinds = {(place.operation, str(place.sizes)) for place in waiting.values()}
     if len({place.sequence for place in waiting.values()}) != 1 or len(kinds) < 2:
         return {}
-    said = "; ".join(f"rank {rank}: {_collective(place)} {_at(place)}" for rank, place in sorted(waiting.items()))
-    return {min(waiting): f"ranks wait in different collectives: {said}"}
+    described = "; ".join(f"rank {rank}: {_collective(place)} {_at(place)}" for rank, place in sorted(waiting.items()))
+    return {min(waiting): f"ranks wait in different collectives: {described}"}
 
 
 def _sequence(place: RankPosition) -> int:

@@ -1,4 +1,4 @@
-"""Reads the position of a rank from another thread of it: the user's line and the last collective."""
+"""Reads the position of a rank's main thread from another thread: the user's line and the last collective."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _LIBRARIES = tuple(
         *(_PATHS[key] for key in ("stdlib", "purelib", "platlib")),
     )
 )
-_WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
+_WAITING_PATHS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
 def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) -> RankPosition:
     """Return the position of a thread of this process: the user's line, and the last collective that it entered.
 
-    ``has_ended`` states that the request in question is over on this rank.
+    ``has_ended`` states whether the request has ended on this rank.
     """
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
-    mine = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
-    here = (mine or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
+    user_frames = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
+    current = (user_frames or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
     is_open = last is not None and last["is_open"]
     return RankPosition(
-        file="the cell" if here.filename.startswith("<ipython") else here.filename,
-        line=here.lineno,
-        text=(here.line or here.name)[:200],
-        is_waiting=is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
+        file="the cell" if current.filename.startswith("<ipython") else current.filename,
+        line=current.lineno,
+        text=(current.line or current.name)[:200],
+        is_waiting=is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITING_PATHS),
         group=None if last is None else last["group"],
         sequence=None if last is None else last["sequence"],
         operation=None if last is None else last["operation"],

@@ -1,18 +1,18 @@
-"""Stops a request early by escalation: interrupt, cut connections, kill.
+"""Stops a request early by escalation: interrupt, close connections, kill.
 
-1. Every rank that still runs gets a KeyboardInterrupt.
-2. A rank that continues because it waits in a collective, which no signal ends, has the connections of its process
-   group cut. Python state survives both.
+1. KeyboardInterrupt is raised in every rank that still runs.
+2. A rank may still wait in a collective, which no signal ends: it then closes the connections of its process group.
+   Its Python state is kept in both stages.
 3. A rank that has not stopped after the grace time, or when the user interrupts again, is killed and replaced; its
    state is lost.
 
 A request that saves checkpoints has a stage before these: its ranks finish the step, save, and stop at the same step,
-with an intact process group. Stage 1 follows when a rank reports that no end of a step is near, when ranks stop at
-different steps, or when the user interrupts again.
+with an intact process group. Stage 1 follows if a rank reports that no end of a step is near, if ranks stop at
+different steps, or if the user interrupts again.
 
-Connections are cut when no rank makes progress, not at once: gloo drops a send over a closed connection, and the
-receiver would wait for ever. Once one rank has stopped, the others reach the first collective without it and wait
-there with nothing left to send.
+Connections are closed only when no rank makes progress: gloo drops a send over a closed connection, and the receiver
+would wait forever. After one rank has stopped, the others wait in the first collective that it does not enter, and
+have no data left to send.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from accel_nb.runtime.process.oom_detection import KillCause
 
 GRACE_S = 2.0
 FINISH_TIMEOUT_S = 30.0
-"""How long ranks that have promised to end their step may take for it."""
+"""How long ranks may take to end their step after they reported that they will."""
 QUIET_S = 0.05
 """How long after one rank has stopped the others may take to complete their sends."""
 CUT_DELAY_S = 0.5
-"""How long after the interrupt connections are cut even if no rank has stopped."""
+"""How long after the interrupt connections are closed even if no rank has stopped."""
 PEER_FAILURE_DELAY_S = 0.2
-"""How long the other ranks may take to fail on their own after one raised: often all raise the same error."""
+"""How long after one rank raised the others are interrupted: often all raise the same error."""
 
 Outcome = Literal["done", "raised", "interrupted", "died"]
 Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
@@ -48,7 +48,7 @@ class WorkerDeath:
 
     code: int
     is_killed: bool
-    """Whether the pool itself has killed it."""
+    """Whether the pool has killed it."""
     killed_for: KillCause = "unknown"
     stack: str = ""
     """The last Python stack of a process that crashed."""
@@ -56,21 +56,21 @@ class WorkerDeath:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """How a request ended on one rank; the payloads are the receiver's to close."""
+    """How a request ended on one rank; the receiver must close the payloads."""
 
     rank: int
     outcome: Outcome
     body: dict[str, Any] = field(default_factory=dict)
-    """The program's own; empty if the process ended."""
+    """Defined by the program; empty if the process ended."""
     payloads: Payloads = field(default_factory=dict)
     death: WorkerDeath | None = None
     is_torn: bool = False
-    """Whether it ended in the middle of an exchange with other ranks."""
+    """Whether the request ended in the middle of an exchange with other ranks."""
 
 
 @dataclass(slots=True)
 class StopEscalation:
-    """Decides, in each turn of the waiting loop, whether to interrupt, cut or kill the ranks that still run."""
+    """Decides, in each iteration of the waiting loop, whether to interrupt or kill ranks or to close connections."""
 
     engine: Engine
     number: int
@@ -82,13 +82,13 @@ class StopEscalation:
     killed: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
     _running: set[int] = field(default_factory=set)
-    _quiet_since: float = 0.0
-    _has_cut: bool = False
-    _finishing_at: float | None = None
-    _promised: set[int] = field(default_factory=set)
+    _unchanged_since: float = 0.0
+    _has_aborted: bool = False
+    _finish_sent_at: float | None = None
+    _finishing: set[int] = field(default_factory=set)
     _interrupted_at: float | None = None
     _failed_at: float | None = None
-    _interrupts_seen: int = 0
+    _num_interrupts: int = 0
     _is_torn: bool = False
 
     @property
@@ -99,14 +99,14 @@ class StopEscalation:
     def record_failure(self, *, is_torn: bool = False) -> None:
         """Record that a rank raised: after a short wait the others are interrupted.
 
-        ``is_torn``: it raised in the middle of an exchange with them.
+        ``is_torn``: the rank raised in the middle of an exchange with the others.
         """
         self._is_torn |= is_torn
         if self._failed_at is None:
             self._failed_at = self.clock()
 
     def record_death(self) -> None:
-        """Record that a rank ended: no rank that waits for it can finish."""
+        """Record that the process of a rank ended, so that the others are interrupted at once."""
         self._failed_at = self.clock() - PEER_FAILURE_DELAY_S
         self.reason = self.reason or "death"
 
@@ -120,28 +120,31 @@ class StopEscalation:
         self._stopped.add(rank)
 
     def record_finish_answer(self, rank: int, will: bool) -> None:
-        """Record whether a rank will finish its step; one that will not ends this stage for all."""
+        """Record whether a rank will finish its step; if one will not, this stage ends for all ranks."""
         if will:
-            self._promised.add(rank)
+            self._finishing.add(rank)
         else:
             self.finishes = False
 
     def escalate(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
-        """Escalate, if it is due."""
-        is_interrupted = num_interrupts > self._interrupts_seen
-        self._interrupts_seen = num_interrupts
+        """Go on to the next stage if it is due.
+
+        ``waiting`` are the ranks on which the request has not ended, ``num_interrupts`` counts the user's interrupts.
+        """
+        is_interrupted = num_interrupts > self._num_interrupts
+        self._num_interrupts = num_interrupts
         now = self.clock()
         running = waiting - self._stopped
         if running != self._running:
-            self._running, self._quiet_since = running, now
+            self._running, self._unchanged_since = running, now
         if self._interrupted_at is None:
             peers_late = self._failed_at is not None and now - self._failed_at >= PEER_FAILURE_DELAY_S
             if is_interrupted or timed_out or peers_late:
                 self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
-            if self.finishes and self._finishing_at is None and not peers_late:
-                self._finishing_at = now
+            if self.finishes and self._finish_sent_at is None and not peers_late:
+                self._finish_sent_at = now
                 self._send(waiting, FinishStep(self.number))
             elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
                 self._interrupted_at = now
@@ -150,17 +153,17 @@ class StopEscalation:
             for rank in waiting - self.killed - (set() if is_interrupted else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
-        elif not self._has_cut and self._are_blocked(now - self._interrupted_at, now - self._quiet_since):
-            self._has_cut = True
+        elif not self._has_aborted and self._are_blocked(now - self._interrupted_at, now - self._unchanged_since):
+            self._has_aborted = True
             self._send(running, AbortCollective(self.number))
 
     def _is_finishing(self, running: set[int], now: float) -> bool:
         """Return whether ranks may still reach the end of their step."""
-        if self._finishing_at is None or not self.finishes:
+        if self._finish_sent_at is None or not self.finishes:
             return False
-        is_torn = len(running) < self.size and now - self._quiet_since > GRACE_S
-        patience_s = FINISH_TIMEOUT_S if running <= self._promised else GRACE_S
-        return not is_torn and now - self._finishing_at <= patience_s
+        is_torn = len(running) < self.size and now - self._unchanged_since > GRACE_S
+        patience_s = FINISH_TIMEOUT_S if running <= self._finishing else GRACE_S
+        return not is_torn and now - self._finish_sent_at <= patience_s
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size
@@ -172,15 +175,15 @@ class StopEscalation:
 
 
 _KILLED_FOR: Mapping[KillCause, str] = {
-    "group": " by the system: the memory that its container or control group may take ran out",
-    "machine": " by the system, as it seems: the machine's memory ran out in that moment",
-    "other": " (not by the system for lack of memory: it counts these, and this was none)",
+    "group": " by the system: the memory that its container or control group may use was used up",
+    "machine": " by the system, as it seems: the machine ran out of memory at that moment",
+    "other": " (not by the system for lack of memory: its counter of such kills did not change)",
     "unknown": " (often the system running out of memory)",
 }
 
 
 def describe_exit(code: int, killed_for: KillCause = "unknown") -> str:
-    """Return in words how a process ended: by which signal and why, or with which exit code."""
+    """Describe how a process ended: by which signal and why, or with which exit code."""
     if code >= 0:
         return f"exited with code {code}"
     try:

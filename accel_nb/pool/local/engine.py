@@ -1,4 +1,4 @@
-"""The engine for this machine: one zygote, and workers forked from it; no named files and no ports."""
+"""The engine for this machine: one zygote and workers forked from it, without named files and network ports."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ _READ_ORDER = ("stdout", "stderr", "control", "zygote")
 
 
 @dataclass(slots=True)
-class _Link:
-    """The kernel's ends of one worker."""
+class _WorkerConnections:
+    """The kernel's ends of the connections to one worker."""
 
     control: Channel
     monitor: Channel
@@ -102,12 +102,12 @@ class LocalEngine:
         self._overrides = dict(overrides or {})
         self._kills = kills or KillCounters()
         self._specs: list[WorkerSpec] = []
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _WorkerConnections] = {}
         self._selector = selectors.DefaultSelector()
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
-        """How many packets from workers were not valid messages."""
+        """The number of packets that were not valid messages."""
         self.payloads = SharedPayloads()
         self._variables: dict[str, str] = {}
         self._launch()
@@ -118,7 +118,7 @@ class LocalEngine:
         return self._ready is not None
 
     def facts(self) -> EngineFacts:
-        """Return what is known of zygote and workers; forking is safe where the zygote runs one thread."""
+        """Return the latest known state of zygote and workers; forking is safe if the zygote has one thread."""
         num_threads = 1 if self._ready is None else self._ready.num_threads
         return EngineFacts(self.is_warm, num_threads, self._variables, self.pids, self.zygote_pid)
 
@@ -144,12 +144,12 @@ class LocalEngine:
         self._end_workers()
         self._specs = list(specs)
         self._await_zygote()
-        self._renew_store()
+        self._replace_store()
         for rank in range(len(specs)):
             self._fork(rank)
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
-        """Send a record to a rank; return False when it is gone."""
+        """Send a record to a rank; return False if the rank has ended."""
         link = self._links.get(rank)
         if link is None:
             return False
@@ -165,7 +165,7 @@ class LocalEngine:
         """Return what arrived; wait at most ``timeout_s`` seconds for the first item."""
         arrivals: list[Arrival] = []
         ready = self._selector.select(timeout_s)
-        # Output comes before the record that ends the request which printed it, and that before an exit notice.
+        # A rank's output is read before its reply, and the reply before its exit notice.
         for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
             kind, rank = key.data
             if kind == "zygote":
@@ -180,19 +180,19 @@ class LocalEngine:
         return arrivals
 
     def kill(self, rank: int) -> None:
-        """Send SIGKILL, by the zygote, to a rank that it forked and to the processes that the rank started."""
+        """Make the zygote send SIGKILL to a rank and to the processes that the rank started."""
         self._send_to_zygote(Kill(rank))
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
-        """Fork fresh workers for ended ranks; return the file of the new store."""
-        self._renew_store()
+        """Fork new workers for ended ranks; return the file of the new process group store as a payload."""
+        self._replace_store()
         for rank in ranks:
             self._fork(rank)
         assert self._store is not None
         return {"store": StoreFile(self._store)}
 
     def stop(self) -> None:
-        """End the zygote and with it every worker; close pipes, rings and the store."""
+        """End the zygote, which kills every worker; close pipes, rings and the store."""
         self._selector.close()
         self._control.close()
         for rank in list(self._links):
@@ -228,9 +228,9 @@ class LocalEngine:
         self._selector.register(self._control, selectors.EVENT_READ, ("zygote", -1))
 
     def _relaunch(self) -> None:
-        """Start a new zygote in place of one that died; its workers died with it."""
+        """Start a new zygote in place of one that died; its workers have ended with it."""
         for rank in list(self._links):
-            self._drop(rank, -9)
+            self._remove_ended(rank, -9)
         with suppress(KeyError):
             self._selector.unregister(self._control)
         self._control.close()
@@ -266,7 +266,7 @@ class LocalEngine:
         except OSError as error:
             raise PoolError(f"the process that workers are forked from is gone:\n{self._zygote_errors()}") from error
 
-    def _renew_store(self) -> None:
+    def _replace_store(self) -> None:
         if self._store is not None:
             os.close(self._store)
         self._store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
@@ -286,8 +286,8 @@ class LocalEngine:
         self._selector.register(link.stdout, selectors.EVENT_READ, ("stdout", rank))
         self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
 
-    def _connect(self, rank: int, on_failure: ExitStack) -> _Link:
-        """Make a worker's connections and have it forked; ``on_failure`` closes this process's ends."""
+    def _connect(self, rank: int, on_failure: ExitStack) -> _WorkerConnections:
+        """Create the connections of a worker and request its fork; ``on_failure`` closes this process's ends."""
         with ExitStack() as after:
             control, their_control = Channel.pair()
             on_failure.callback(control.close)
@@ -325,7 +325,7 @@ class LocalEngine:
             channels = their_control.fileno(), their_monitor.fileno()
             theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
             self._send_to_zygote(Fork(rank, start), theirs)
-            return _Link(control, monitor, stdout, stderr, reader, trace)
+            return _WorkerConnections(control, monitor, stdout, stderr, reader, trace)
 
     def _read_zygote(self) -> list[Arrival]:
         try:
@@ -334,23 +334,23 @@ class LocalEngine:
             return []
         except (EOFError, OSError):
             self._selector.unregister(self._control)
-            return [arrival for rank in list(self._links) for arrival in self._drop(rank, -9)]
+            return [arrival for rank in list(self._links) for arrival in self._remove_ended(rank, -9)]
         if isinstance(record, ZygoteReady):
             self._ready = record
         elif isinstance(record, Forked) and record.rank in self._links:
             self._links[record.rank].pid = record.pid
         elif isinstance(record, ForkFailed):
-            return self._drop(
+            return self._remove_ended(
                 record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
             )
         elif isinstance(record, StackTraced) and record.rank in self._links:
             return [ObservedState(record.rank, record.state, self._links[record.rank].read_trace)]
         elif isinstance(record, Exited):
-            return self._drop(record.rank, record.code)
+            return self._remove_ended(record.rank, record.code)
         return []
 
     def _receive(self, channel: Channel) -> tuple[Any, dict[str, Payload]]:
-        """Return the next record; count and drop (ChannelError) an invalid one: packets after it are whole."""
+        """Return the next record; count an invalid packet and raise ChannelError. Later packets can still be read."""
         try:
             return receive_record(channel)
         except ChannelError:
@@ -369,8 +369,8 @@ class LocalEngine:
         except (EOFError, OSError):
             with suppress(KeyError):
                 self._selector.unregister(self._links[rank].control)
-            return []  # the zygote's exit notice follows and says why
-        # What the rank printed before it sent this record is in its pipes already: it comes first.
+            return []  # the zygote's exit notice follows and has the reason
+        # Output that the rank printed before it sent this record is already in its pipes: return it first.
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         link = self._links[rank]
         if events := link.ring.read():
@@ -394,10 +394,10 @@ class LocalEngine:
                 return chunks
             chunks.append(OutputArrived(rank, stream, data))
             if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, OutputArrived)) > 4 * 1024 * 1024:
-                return chunks  # the rest waits, so that one rank cannot starve the others
+                return chunks  # the rest is read in the next call, so that one rank cannot starve the others
 
-    def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
-        """Read what an ended rank sent last, close its connections and report its end."""
+    def _remove_ended(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
+        """Read the last data of an ended rank, close its connections and return its end as the last arrival."""
         link = self._links.get(rank)
         if link is None:
             return []

@@ -1,6 +1,6 @@
-"""Payloads in anonymous shared memory: a message carries descriptors and a table, never the bytes.
+"""Payloads in anonymous shared memory: a message contains file descriptors and a table, never the bytes.
 
-`SharedBuffers` is written once and mapped copy-on-write by each reader. `SharedRegion` is mapped by both sides.
+`SharedBuffers` is written once and mapped copy-on-write by each reader. `SharedRegion` is mapped by both processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from accel_nb.runtime.process.memfd import is_sealed, seal_size
 
 _ALIGN = 64
 COPY_BELOW = 1024 * 1024
-"""Buffers of fewer bytes in all are copied on arrival instead of mapped."""
+"""A payload of fewer bytes in total is copied on arrival instead of mapped."""
 
 
 def _aligned(offset: int) -> int:
@@ -35,7 +35,7 @@ class SharedBuffers(BufferPayload):
 
     @classmethod
     def write(cls, header: bytes, buffers: Sequence[memoryview]) -> SharedBuffers:
-        """Write into a new memory file; ``write`` calls fault new pages faster than a mapping does."""
+        """Write into a new memory file, by system calls: these allocate new pages faster than a mapping does."""
         descriptor = os.memfd_create("accel_nb_payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             table: list[tuple[int, int]] = []
@@ -53,14 +53,14 @@ class SharedBuffers(BufferPayload):
         return cls(descriptor, len(header), tuple(table))
 
     def table(self) -> dict[str, Any]:
-        """Return what a message carries beside the descriptor."""
+        """Return the description that a message contains beside the descriptor."""
         return {"kind": "buffers", "header_bytes": self.header_bytes, "buffers": self.buffers}
 
     @classmethod
     def from_table(cls, descriptor: int, table: Mapping[str, Any]) -> SharedBuffers:
-        """Rebuild from a message.
+        """Return the payload that a message describes.
 
-        Raises ValueError when the table does not fit the memory file, or the file could shrink.
+        Raises ValueError if the table does not fit the memory file, or if the file is not sealed against shrinking.
         """
         size = os.fstat(descriptor).st_size
         try:
@@ -84,7 +84,7 @@ class SharedBuffers(BufferPayload):
         return bytes(memory[: self.header_bytes]), [memory[start : start + n] for start, n in self.buffers]
 
     def close(self) -> None:
-        """Close the descriptor; mappings stay."""
+        """Close the descriptor; existing mappings stay valid."""
         os.close(self.descriptor)
 
 
@@ -96,7 +96,7 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 class SharedRegion(RegionPayload):
-    """A memory file that a worker makes and fills, and the kernel maps and reads."""
+    """A memory file that a worker creates and fills, and that the kernel maps and reads."""
 
     def __init__(self, descriptor: int) -> None:
         if not is_sealed(descriptor):
@@ -106,14 +106,14 @@ class SharedRegion(RegionPayload):
 
     @classmethod
     def create(cls, num_bytes: int) -> SharedRegion:
-        """Make a region of at least ``num_bytes`` bytes."""
+        """Create a region of at least ``num_bytes`` bytes."""
         descriptor = os.memfd_create("accel_nb_return", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, max(_aligned(num_bytes), mmap.PAGESIZE))
         seal_size(descriptor)
         return cls(descriptor)
 
     def table(self) -> dict[str, Any]:
-        """Return what a message carries beside the descriptor."""
+        """Return the description that a message contains beside the descriptor."""
         return {"kind": "region"}
 
     @property
@@ -124,7 +124,7 @@ class SharedRegion(RegionPayload):
 
     @property
     def memory(self) -> mmap.mmap:
-        """The shared mapping, made when first used."""
+        """The shared mapping, created on first access."""
         if self._mapping is None:
             self._mapping = mmap.mmap(self.descriptor, 0)
         return self._mapping
@@ -146,12 +146,12 @@ class SharedRegion(RegionPayload):
 
 @dataclass(frozen=True, slots=True)
 class StoreFile(Payload):
-    """The anonymous file through which ranks find each other when they open a process group."""
+    """The anonymous file of the `FileStore` that the ranks open for a process group."""
 
     descriptor: int
 
     def table(self) -> dict[str, Any]:
-        """Return what a message carries beside the descriptor."""
+        """Return the description that a message contains beside the descriptor."""
         return {"kind": "store"}
 
     def close(self) -> None:
@@ -170,14 +170,14 @@ class SharedPayloads:
         return SharedBuffers.write(header, buffers)
 
     def reserve(self, num_bytes: int) -> SharedRegion:
-        """Make a region of at least ``num_bytes`` bytes."""
+        """Create a region of at least ``num_bytes`` bytes."""
         return SharedRegion.create(num_bytes)
 
 
 def send_record(channel: Channel, record: object, payloads: Payloads) -> None:
-    """Send a record with its payloads, which stay the caller's.
+    """Send a record with its payloads, which the caller closes.
 
-    Raises OSError when the other side is gone, and TypeError for a payload of another engine.
+    Raises OSError if the other process has closed the channel, and TypeError for a payload of another engine.
     """
     message, descriptors = encode(record), []
     if payloads:
@@ -192,9 +192,9 @@ def send_record(channel: Channel, record: object, payloads: Payloads) -> None:
 
 
 def receive_record(channel: Channel) -> tuple[Any, dict[str, Payload]]:
-    """Wait for a record and its payloads, which are the caller's to close.
+    """Wait for a record and its payloads, which the caller must close.
 
-    Raises ChannelError for what is no record, and EOFError when the other side is gone.
+    Raises ChannelError for an invalid message, and EOFError if the other process has closed the channel.
     """
     message, descriptors = channel.receive()
     payloads: dict[str, Payload] = {}

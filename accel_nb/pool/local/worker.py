@@ -1,7 +1,7 @@
-"""The main loop of a worker process: read a request, run it in the program, reply.
+"""The main loop of a worker process: receives requests, runs them with the program, and replies.
 
 A worker has two channels. Requests and replies use the first, in the main thread. A monitor thread reads the second;
-it can interrupt the main thread, and cut the process group's connections while a collective blocks the main thread.
+it can interrupt the main thread, and close the process group's connections while a collective blocks that thread.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from accel_nb.telemetry.events import Event, MetricLogged, to_message
 from accel_nb.telemetry.ring import RingWriter
 
 TRACE_SIGNAL = signal.SIGRTMAX - 5
-"""At this signal a worker writes its Python stack without the interpreter; no library is known to use the number."""
+"""On this signal faulthandler writes a worker's Python stack; no library is known to use this signal number."""
 
 _PR_SET_PDEATHSIG = 1
 _STORE_NUMBERS = 128
-_END_OF_STORE_NUMBERS = 4096  # the system keeps a table up to the highest number in use
+_END_OF_STORE_NUMBERS = 4096  # the operating system allocates a table up to the highest descriptor in use
 
 
 class Worker:
@@ -76,12 +76,12 @@ class Worker:
         self._control = control
         self._monitor = monitor
         self._ring = ring
-        self._cutting = threading.Lock()
+        self._request_lock = threading.Lock()
         self._running: int | None = None
         self._interrupted: int | None = None
-        # The request that was interrupted while none of its user code ran, and the newest whose user code has ended.
-        self._pending: int | None = None
-        self._through = 0
+        # The request that was interrupted while no user code of it ran, and the last one whose user code has ended.
+        self._interrupted_early: int | None = None
+        self._last_ended = 0
         self._number = 0
         self._num_stores = 0
         self._store = self._copy_store(store)
@@ -103,21 +103,21 @@ class Worker:
         self._ring.write_step(*values)
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Write the fields of a `MetricLogged` to the ring, or send them as a note where they do not fit."""
+        """Write the fields of a `MetricLogged` to the ring, or send them as a note if they do not fit."""
         if not self._ring.write_metric(rank, step, time, name, value):
             self.emit(MetricLogged(rank, step, time, name, value))
 
     def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Report something about the running request to the kernel."""
+        """Send a note about the running request to the kernel."""
         self._control.send(encode(Note(self._number, topic, body)))
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
-        """Report that a requested action was done after a step."""
+        """Report that a requested action was performed after a step."""
         self._control.send(encode(ActionDone(self._number, action_id, step, text)))
 
     def serve(self) -> None:
         """Run requests until the kernel closes the channel."""
-        threading.Thread(target=self._watch, name="accel_nb monitor", daemon=True).start()
+        threading.Thread(target=self._run_monitor, name="accel_nb monitor", daemon=True).start()
         self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
         while True:
             try:
@@ -125,7 +125,7 @@ class Worker:
             except EOFError:
                 return
             if isinstance(request, TaskRequest):
-                self._answer(request, payloads)
+                self._run_request(request, payloads)
 
     @property
     def was_interrupted(self) -> bool:
@@ -134,15 +134,15 @@ class Worker:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Return a block inside of which, and only there, interrupts of the running request raise KeyboardInterrupt.
+        """Return a context manager; only inside of it do interrupts of the running request raise KeyboardInterrupt.
 
-        An interrupt that came before the block raises at its begin.
+        An interrupt that arrived earlier is raised on entry.
         """
         try:
             try:
-                with self._cutting:
+                with self._request_lock:
                     self._running = self._number
-                    if self._pending == self._number:
+                    if self._interrupted_early == self._number:
                         self._interrupted = self._number
                 if self.was_interrupted:
                     raise KeyboardInterrupt
@@ -151,12 +151,12 @@ class Worker:
                 self._running = None
         finally:
             self._running = None
-            with self._cutting:  # a cut that has begun is meant for this block: wait for its end
-                self._through = self._number
+            with self._request_lock:  # wait if the monitor thread is handling a record for this block
+                self._last_ended = self._number
                 if self.was_interrupted:
                     self._send_stopped(self._number)
 
-    def _answer(self, request: TaskRequest, payloads: Payloads) -> None:
+    def _run_request(self, request: TaskRequest, payloads: Payloads) -> None:
         self._number = request.number
         signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set another handler
         action = self._reopen if request.task == "reopen" else self._program.handle
@@ -166,8 +166,8 @@ class Worker:
             result = TaskResult("raised", self._program.describe_error(error))
         finally:
             close_all(payloads.values())
-        with self._cutting:
-            self._through = request.number
+        with self._request_lock:
+            self._last_ended = request.number
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
@@ -184,9 +184,9 @@ class Worker:
         return TaskResult("done", {})
 
     def _copy_store(self, store: int) -> int:
-        """Copy a store's descriptor to a number that no earlier store had, and that no other file gets.
+        """Duplicate a store's descriptor to a number that no earlier store had and that no other file gets.
 
-        A process group lives as long as it is referenced, and its store opens the path once more when it is destroyed.
+        A process group exists as long as it is referenced, and its store opens the path again when it is destroyed.
         """
         end = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _END_OF_STORE_NUMBERS)
         place = end - _STORE_NUMBERS + self._num_stores % _STORE_NUMBERS
@@ -197,7 +197,7 @@ class Worker:
         if self._running is not None and self._running == self._interrupted:
             raise KeyboardInterrupt
 
-    def _watch(self) -> None:
+    def _run_monitor(self) -> None:
         main = threading.main_thread().ident
         assert main is not None
         while True:
@@ -207,7 +207,7 @@ class Worker:
                 os.killpg(0, signal.SIGKILL)
                 raise
             record = decode(message)
-            with self._cutting:
+            with self._request_lock:
                 if self._running != record.number:
                     self._handle_outside(record)
                 elif isinstance(record, FinishStep):
@@ -228,21 +228,21 @@ class Worker:
     def _handle_outside(
         self, record: Interrupt | AbortCollective | FinishStep | QueryPosition | ProposeAction | DecideAction
     ) -> None:
-        """Handle a record for a request whose user code does not run: not yet, not any more, or not at this moment."""
+        """Handle a record for a request whose user code does not run: not yet, no longer, or not at this moment."""
         if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
         elif isinstance(record, QueryPosition):
-            if record.number <= self._through:
+            if record.number <= self._last_ended:
                 self._send_position(record.number, has_ended=True)
         elif isinstance(record, DecideAction):
             pass
-        elif record.number <= self._through:
-            self._pending = record.number
+        elif record.number <= self._last_ended:
+            self._interrupted_early = record.number
             self._send_stopped(record.number)
         elif isinstance(record, AbortCollective):
             self.group.cut_connections()  # the preparation of a request may wait for other ranks too
         else:
-            self._pending = record.number
+            self._interrupted_early = record.number
             if isinstance(record, FinishStep):
                 self._send_finish_answer(record.number, will=False)
 
@@ -254,21 +254,21 @@ class Worker:
     def _send_finish_answer(self, number: int, *, will: bool) -> None:
         self._control.send(encode(FinishAnswer(number, will)))
 
-    def _send_step_count(self, record: ProposeAction, at: int | None) -> None:
-        self._control.send(encode(StepCount(record.number, record.action_id, at)))
+    def _send_step_count(self, record: ProposeAction, count: int | None) -> None:
+        self._control.send(encode(StepCount(record.number, record.action_id, count)))
 
     def _send_stopped(self, number: int) -> None:
-        """Report that user code has ended and only the packing of results remains, so that this rank is not killed."""
+        """Report that user code has ended, so that this rank is not killed while it packs results."""
         self._control.send(encode(Stopped(number)))
 
 
 def _path(descriptor: int) -> str:
-    """Return a path that opens an inherited anonymous file: a store that leaves no file on disk."""
+    """Return a path that opens an inherited anonymous file, so that a store needs no file on disk."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> int:
-    """Turn a freshly forked process into a worker and serve; return the exit code."""
+    """Run a worker in a process that was just forked; return the exit code."""
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -296,7 +296,7 @@ def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> in
 
 
 def _adopt_streams(stdout: int, stderr: int) -> None:
-    """Make the pipes this process's standard streams, for Python and for C code alike."""
+    """Replace this process's standard streams by the pipes, for both Python and C code."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)

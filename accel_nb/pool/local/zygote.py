@@ -1,7 +1,7 @@
 """The clean process from which workers are forked: torch imported, one thread, no device context.
 
-Run as ``python -m accel_nb.pool.local.zygote DESCRIPTOR PRELOAD...``. It lives as long as its control channel: when the
-kernel ends, in whatever way, the channel closes, and the zygote kills every worker and exits.
+Run as ``python -m accel_nb.pool.local.zygote DESCRIPTOR PRELOAD...``. When the kernel ends, for
+any reason, the control channel closes; the zygote then kills every worker and exits.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Zygote:
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, preload: list[str]) -> None:
-        """Import ``preload``, then serve until the kernel has ended."""
+        """Import ``preload``, then handle requests until the kernel has ended."""
         started, kernel = time.monotonic(), os.getppid()
-        for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes must leave workers time to save
+        # A signal to all processes must not end this one before the workers have saved.
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
@@ -125,7 +126,7 @@ class Zygote:
 
     def _reap(self) -> None:
         for pid in list(self._ranks):
-            # Peek first, reap after the kill: until it is reaped its process id is not reused.
+            # Detect the end without reaping, kill the group, then reap: the process id is not reused before.
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
@@ -141,7 +142,7 @@ class Zygote:
 
 
 def _kill_group(pid: int) -> None:
-    """SIGKILL a worker and the processes that it started; each worker leads a process group of its own."""
+    """Send SIGKILL to a worker and the processes that it started; each worker leads its own process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Fingerprints of models, optimizers and other values, and the states that transfer a change."""
+"""Fingerprints of models, optimizers and other values, and the states that are sent to transfer their changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
 
 _PLAIN = bool | int | float | complex | str | bytes | None
-_TORCHS_OWN = frozenset(
+_TORCH_ATTRIBUTES = frozenset(
     {
         "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
         "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
@@ -28,7 +28,10 @@ _TORCHS_OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A fingerprint of a value: ``kind`` differs when the value cannot be updated in place, ``content`` otherwise."""
+    """A fingerprint of a value.
+
+    If only ``content`` differs from that of another value, one can be updated to the other in place.
+    """
 
     kind: Any
     content: Any
@@ -43,7 +46,7 @@ class ModuleContent:
     """The fingerprints of a module's parts that are sent separately."""
 
     weights: tuple[tuple[Any, ...], tuple[bool, ...]]
-    """The fingerprint of the tensors and of the flags for training and gradients."""
+    """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     attributes: Any
 
 
@@ -56,14 +59,14 @@ class OptimizerContent:
 
 
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
-    """Return a fingerprint that is equal as long as the value has not changed; None for values that are not tracked.
+    """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
-    ``refs`` are objects with fingerprints of their own: of these only the identity counts. Raise errors of pickling.
+    Objects in ``refs`` have separate fingerprints: here only their identity counts. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        attributes = _attributes_mark(value, namespace, refs)
+        attributes = _attributes_fingerprint(value, namespace, refs)
         return Fingerprint(
             module_structure(value), ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes)
         )
@@ -89,7 +92,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
 
 
 def is_compared_by_identity(value: Any) -> bool:
-    """Return whether identity implies equal content: numbers, text, imported modules, functions without state, etc."""
+    """Return whether a value's content cannot change: numbers, text, imported modules, functions without state, etc."""
     if isinstance(value, type):
         return value.__module__ != "__main__"
     if isinstance(value, types.FunctionType):
@@ -112,29 +115,29 @@ def is_compared_by_identity(value: Any) -> bool:
 def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
     """Return a fingerprint of the content of tensors.
 
-    Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without counting. A
-    sum of the bits is cheap; it misses a permutation, so ``exact`` computes a checksum.
+    Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
+    them. The sum of the bits is cheap, but equal after a permutation; ``exact`` computes a checksum instead.
     """
     import torch
 
-    marks: list[Any] = []
+    fingerprints: list[Any] = []
     sums: dict[Any, list[Any]] = {}
     for tensor in tensors:
         data = local_part(tensor).detach()
-        marks.append((tensor._version, tuple(data.shape), str(data.dtype)))
+        fingerprints.append((tensor._version, tuple(data.shape), str(data.dtype)))
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
             continue
         if data.is_complex():
             data = torch.view_as_real(data.resolve_conj())
         flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
         if exact and data.is_cpu:
-            marks.append(zlib.crc32(flat.numpy().data))
+            fingerprints.append(zlib.crc32(flat.numpy().data))
             continue
         whole = flat[: flat.numel() // 4 * 4]
         parts = sums.setdefault(data.device, [])
         parts.append(whole.view(torch.int32).sum(dtype=torch.int32))
         parts.append(flat[whole.numel() :].sum(dtype=torch.int32))
-    return (*marks, *(tuple(torch.stack(parts).tolist()) for parts in sums.values()))
+    return (*fingerprints, *(tuple(torch.stack(parts).tolist()) for parts in sums.values()))
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:
@@ -154,7 +157,7 @@ def module_tensors(module: Any) -> dict[str, Any]:
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
     """Return by path the attributes that the user's code has set on a module and on its submodules.
 
-    Tensors, parts, hooks and flags are not among them, nor what torch's own layers keep for themselves.
+    Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
     """
     found: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
@@ -164,7 +167,7 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
         own = {
             name: value
             for name, value in vars(part).items()
-            if name not in _TORCHS_OWN
+            if name not in _TORCH_ATTRIBUTES
             and name not in hidden
             and not name.startswith(("_accel_nb", "__composable_api"))
             and not (hides_private and name.startswith("_"))
@@ -174,7 +177,7 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
+def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
     plain: list[Any] = []
     other: dict[tuple[str, str], Any] = {}
     for path, own in user_attributes(module).items():
@@ -189,7 +192,7 @@ def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, 
         return tuple(plain), None
     try:
         return tuple(plain), digest(other, namespace=namespace, shared=refs)
-    except Exception:  # an attribute that cannot be copied: the others still count
+    except Exception:  # leave out attributes that cannot be copied
         copied = copyable_values(other, namespace, refs)
         return tuple(plain), digest(copied, namespace=namespace, shared=refs)
 
@@ -198,14 +201,14 @@ def copyable_values(
     values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
 ) -> dict[Any, Any]:
     """Return the values that can be copied."""
-    fine: dict[Any, Any] = {}
+    copyable: dict[Any, Any] = {}
     for key, value in values.items():
         try:
             dump(value, namespace=namespace, shared=refs)
-        except Exception:  # a lock, a file or a generator is not sent
+        except Exception:  # such as a lock, a file or a generator
             continue
-        fine[key] = value
-    return fine
+        copyable[key] = value
+    return copyable
 
 
 def module_attributes(
@@ -216,32 +219,42 @@ def module_attributes(
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set attributes in place: containers and tensors that exist are filled, so that references stay valid."""
+    """Set attributes; existing containers and tensors are updated in place, so that references stay valid."""
     weights = {_storage(tensor) for tensor in module_tensors(module).values()}
     for path, own in attributes.items():
         part = module.get_submodule(path)
         for name, value in own.items():
-            there = vars(part).get(name)
-            old, new = (content_of(there), content_of(value)) if there is not value else (None, None)
-            if old is not None and new is not None and old[0] == new[0] and not _is_stale_alias(there, value, weights):
-                set_content(there, new[1])
-            elif there is not value:
+            current = vars(part).get(name)
+            old, new = (content_of(current), content_of(value)) if current is not value else (None, None)
+            if (
+                old is not None
+                and new is not None
+                and old[0] == new[0]
+                and not _is_stale_alias(current, value, weights)
+            ):
+                set_content(current, new[1])
+            elif current is not value:
                 setattr(part, name, value)
 
 
-def _is_stale_alias(there: Any, value: Any, weights: set[int | None]) -> bool:
-    """Return whether a tensor attribute shares memory with the weights ``weights``, and its new value does not.
+def _is_stale_alias(current: Any, value: Any, weights: set[int | None]) -> bool:
+    """Return whether a tensor attribute shares memory with the module's weights, but its new value differs from them.
 
-    `torch.nn.utils.spectral_norm` binds ``weight`` to the memory of ``weight_orig`` until the first forward. The
-    weights have their new values already: an attribute that still shares their memory is equal to its new value.
+    ``weights`` are the addresses of the weights, which have their new values already. `torch.nn.utils.spectral_norm`
+    binds ``weight`` to the memory of ``weight_orig`` until the first forward: an attribute that shares the memory of
+    the weights and differs from its new value must be replaced.
     """
     import torch
 
-    return is_tensor(there) and _storage(there) in weights - {None} and not torch.equal(there.detach(), value.detach())
+    return (
+        is_tensor(current)
+        and _storage(current) in weights - {None}
+        and not torch.equal(current.detach(), value.detach())
+    )
 
 
 def _storage(tensor: Any) -> int | None:
-    """Return the address of a tensor's memory; None for one without memory of its own here."""
+    """Return the address of a tensor's memory; None for sharded, meta and non-strided tensors."""
     import torch
 
     if is_sharded(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
@@ -250,7 +263,7 @@ def _storage(tensor: Any) -> int | None:
 
 
 def module_state(module: Any) -> dict[str, Any]:
-    """Return the state with which `set_module_state` makes another copy of a module equal to this one."""
+    """Return the state with which `set_module_state` makes another copy of the module equal to this one."""
     tensors = module_tensors(module)
     return {"tensors": {path: tensor.detach() for path, tensor in tensors.items()}, **module_flags(module)}
 
@@ -264,7 +277,7 @@ def module_flags(module: Any) -> dict[str, Any]:
 
 
 def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
-    """Copy tensors in place and set training and gradient flags."""
+    """Copy tensors in place and set the flags ``training`` and ``requires_grad``."""
     import torch
 
     frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
@@ -305,7 +318,7 @@ def optimizer_bytes(optimizer: Any) -> int:
 
 
 def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
-    """Return hyperparameters, and with ``with_tensors`` the state too."""
+    """Return hyperparameters, and if ``with_tensors`` also the state of the parameters."""
     kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
@@ -313,7 +326,7 @@ def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
 
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Set hyperparameters in place and, when given, load the state."""
+    """Set hyperparameters in place, and load the state of the parameters if it is given."""
     for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(values)
     if state["state"] is not None:
@@ -323,5 +336,5 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def is_untracked(value: Any) -> bool:
-    """Return whether changes inside of a value are ignored in a worker: the dataset of a loader has its own path."""
+    """Return whether workers ignore changes inside of a value; the dataset of a loader has its own path."""
     return is_loader(value) or is_compared_by_identity(value)

@@ -1,8 +1,8 @@
-"""The data that is sent with a cell: new names by value, names that both sides hold as changes.
+"""The data that is sent with a cell: new names with their values, names that both sides hold with their changes.
 
 A `NamespaceDelta` is serialized on one side and applied on the other, in either direction. Objects that the receiver
 holds are changed in place, so that references to them stay valid: modules, optimizers, schedulers, containers, and
-what functions, bound methods and objects of the notebook contain (`accel_nb.pool.sync.object_paths`).
+the parts of functions, bound methods and objects of the notebook (`accel_nb.pool.sync.object_paths`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Namespace = dict[str, Any]
 _ABSENT = object()
 """The recorded value of a name that the namespace did not have."""
 _SUPERSEDED = object()
-"""A recorded value that equals no other: the workers' binding is out of date, whatever the notebook binds."""
+"""A recorded value that equals no other: the workers' binding is out of date even if the notebook's is unchanged."""
 _BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex, bool, type(None))
 
 
@@ -67,10 +67,10 @@ class NamespaceDelta:
 
     values: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
-    """The new content of values that were changed in place."""
+    """The new content of objects that were changed in place."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """The attributes of modules that are neither tensors nor flags."""
+    """The attributes of modules other than tensors and flags."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: Any = None
@@ -83,7 +83,7 @@ class NamespaceDelta:
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the receiver's objects equal the sender's afterwards."""
+        """The paths at which the receiver's objects equal the sender's after the delta is applied."""
         return list(
             dict.fromkeys(
                 [*self.values, *self.changed, *self.modules, *self.attributes, *self.optimizers, *self.schedulers]
@@ -114,21 +114,21 @@ class NamespaceDelta:
         payloads: PayloadFactory,
         kept_names: Collection[str] | None = None,
     ) -> BufferPayload:
-        """Serialize into a payload; raises SectionError whose key ends in the path that cannot be copied.
+        """Serialize into a payload; raise SectionError if a value cannot be copied: its key ends in the path.
 
         ``kept_names`` is as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
         for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
             held = getattr(self, field_name)
-            # What may fail on arrival comes last: a section fails with an earlier one that shares an object with it.
+            # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
         return payloads.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
     def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[NamespaceDelta, dict[str, Exception]]:
-        """Read from a payload; references to shared objects are looked up in ``namespace``.
+        """Read a delta from a payload; references to shared objects are looked up in ``namespace``.
 
         Return the delta, and by path the error of each part that could not be rebuilt.
         """
@@ -141,7 +141,7 @@ class NamespaceDelta:
         return delta, {path: error for (_, path), error in errors.items()}
 
     def apply(self, namespace: Namespace) -> dict[str, Exception]:
-        """Make the changes; return by path the error of each that failed, which does not affect the others.
+        """Apply the changes; return by path the error of each that failed, which does not affect the others.
 
         Paths are resolved before the first change.
         """
@@ -177,7 +177,7 @@ class NamespaceDelta:
 
 
 def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
-    """Return by path one line that tells why a value could not be rebuilt."""
+    """Return by path one line with the reason why a value could not be rebuilt."""
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
 
 
@@ -195,53 +195,53 @@ class _Entry:
     """The kernel's record of an object that the workers hold."""
 
     value: Any
-    mark: Fingerprint | None
-    only_there: bool = False
+    fingerprint: Fingerprint | None
+    is_worker_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SerializedChanges:
-    """What is sent with a cell: the payload, if there is any, what is in it, and the names that were left out."""
+    """The data sent with a cell: the payload, or None if nothing has changed, its paths, and the names left out."""
 
     payload: BufferPayload | None
     sent_paths: list[str]
     left_out: dict[str, str]
     """Names that cannot be sent and that the cell does not need, each with the reason."""
     removed_names: tuple[str, ...] = ()
-    """Names that the workers delete."""
+    """Names that the workers are to delete."""
 
 
 class _Unsendable(Exception):
-    """Some names cannot be sent; ``problems`` has the reasons."""
+    """Some names cannot be sent; ``problems`` has the reason of each."""
 
     def __init__(self, problems: dict[str, str]) -> None:
         self.problems = problems
 
 
 class SharedObjectRegistry:
-    """The kernel's registry of what the workers hold, by path, and in which version.
+    """The kernel's registry of the objects that the workers hold, by path, with the fingerprints of their content.
 
     A name that the notebook has bound to another object, or deleted, since the workers received or sent its value is
-    out of date on the workers. Where the next delta does not contain its new value, the delta removes the name: a cell
-    finds the notebook's value or none, and what the cell binds can be told apart from what was there before.
+    out of date on the workers. If the next delta does not contain its new value, the delta removes the name: a cell
+    finds either the notebook's value or none, and a binding that the cell makes can be detected.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._parts: dict[str, list[str]] = {}
-        # By the path of an entry, the other paths to the same object: one of them gets the entry when the name of the
-        # first is bound to another object.
+        # By the path of an entry, the other paths to the same object: the entry moves to one of them when the name of
+        # the first is bound to another object.
         self._aliases: dict[str, dict[str, None]] = {}
         # The notebook's value of a name at the time when the workers' name was bound.
         self._bindings: dict[str, Any] = {}
 
     def shared_ids(self) -> dict[int, SharedId]:
         """Return the ids of the objects that both sides hold."""
-        return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.only_there})
+        return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.is_worker_only})
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the names that both sides hold; with ``namespace`` those whose value is still the one sent."""
-        names = [path for path, entry in self._entries.items() if "@" not in path and not entry.only_there]
+        """Return the names that both sides hold; with ``namespace`` only those whose value is still the one sent."""
+        names = [path for path, entry in self._entries.items() if "@" not in path and not entry.is_worker_only]
         if namespace is None:
             return names
         return [
@@ -260,11 +260,11 @@ class SharedObjectRegistry:
         rng: Any = None,
         optional: Collection[str] = (),
     ) -> SerializedChanges:
-        """Serialize what the workers lack of ``names``, and the list of tsuccessor names that are out of date.
+        """Serialize values and changes of ``names`` that the workers lack, and the list of names that are out of date.
 
-        ``rng`` are generator states to send along. ``optional`` names are left out, and removed on the workers, where
-        they cannot be copied. Raise ShippingError with each other name that cannot be copied, the reason, and what to
-        do. The caller owns the payload, and calls `record` with the paths that it sends.
+        ``rng`` are generator states to send too. ``optional`` names that cannot be copied are left out, and removed
+        on the workers. Raise ShippingError with each other name that cannot be copied, the reason, and what to do.
+        The caller owns the payload, and calls `record_sent` with the paths that it sends.
         """
         names = list(dict.fromkeys(names))
         outdated = self._outdated(namespace)
@@ -294,24 +294,24 @@ class SharedObjectRegistry:
     def _write(
         self, names: list[str], namespace: Namespace, delta: NamespaceDelta, payloads: PayloadFactory
     ) -> BufferPayload | None:
-        watch = ReferenceRecorder(self.shared_ids() if names else {})
+        references = ReferenceRecorder(self.shared_ids() if names else {})
         problems: dict[str, str] = {}
         waiting, seen, has_lost_state = list(names), set(names), False
         while waiting:
             name = waiting.pop(0)
             try:
-                has_lost_state |= self._add(name, namespace, watch, delta)
+                has_lost_state |= self._add(name, namespace, references, delta)
             except Exception as error:
                 problems[name] = _describe_problem(name, namespace[name], error)
-            # A change of an object that a value refers to is a change of the value.
-            further = {root_name(path) for path in watch.met} - seen
+            # A change of an object is also a change of each value that refers to it.
+            further = {root_name(path) for path in references.looked_up} - seen
             waiting += sorted(name for name in further if name in namespace)
             seen |= further
-            watch.met.clear()
+            references.looked_up.clear()
         if problems:
             raise _Unsendable(problems)
         if has_lost_state:
-            # The workers' optimizer refers to the model that is replaced: both are sent, in one stream.
+            # The workers' optimizer refers to the model that is replaced: send both in one stream.
             self.forget(self.shared_names())
             again = NamespaceDelta(rng=delta.rng, removed=delta.removed)
             payload = self._write(names, namespace, again, payloads)
@@ -323,16 +323,16 @@ class SharedObjectRegistry:
         still_shared = ReferenceRecorder(
             {
                 key: item
-                for key, item in watch.items()
-                if not ((root := root_name(item[1])) in delta.values and self._is_held(root, namespace))
+                for key, item in references.items()
+                if not ((root := root_name(item[1])) in delta.values and self._is_shared(root, namespace))
             }
         )
         try:
-            only_there = {name for name, entry in self._entries.items() if entry.only_there}
-            payload = delta.pack(namespace, still_shared, payloads, only_there)
+            worker_only = {name for name, entry in self._entries.items() if entry.is_worker_only}
+            payload = delta.pack(namespace, still_shared, payloads, worker_only)
         except SectionError as error:
             raise _Unsendable(_find_problems(delta.values, namespace, still_shared, error)) from None
-        further = {root_name(path) for path in still_shared.met} - seen
+        further = {root_name(path) for path in still_shared.looked_up} - seen
         if further := sorted(name for name in further if name in namespace):
             payload.close()
             delta.replace_content(NamespaceDelta(rng=delta.rng, removed=delta.removed))
@@ -340,7 +340,7 @@ class SharedObjectRegistry:
         return payload
 
     def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
-        """Record that the workers now hold the names of ``paths`` as the notebook does."""
+        """Record that the workers now hold the notebook's values of the names of ``paths``."""
         names = list(dict.fromkeys(root_name(path) for path in paths))
         self.forget(names)
         known = {id(entry.value): path for path, entry in self._entries.items()}
@@ -363,17 +363,17 @@ class SharedObjectRegistry:
         shared = self.shared_ids()
         for path in dict.fromkeys(fresh):
             entry = self._entries[path]
-            if not entry.only_there:
-                entry.mark = _mark(path, entry.value, namespace, shared)
+            if not entry.is_worker_only:
+                entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
-        """Record that the workers' value of a name differs; it stays until the notebook rebinds the name."""
+        """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""
         self.forget([name])
         self._bindings[name] = namespace.get(name, _ABSENT)
-        self._entries[name] = _Entry(namespace.get(name), None, only_there=True)
+        self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
 
     def forget(self, names: Iterable[str] | None = None) -> None:
-        """Drop the record of some names, or of all: they are sent again when next used."""
+        """Drop the records of some names, or of all: a cell that uses them sends them again."""
         if names is None:
             self._entries.clear()
             self._parts.clear()
@@ -392,7 +392,7 @@ class SharedObjectRegistry:
         for path, entry in lost.items():
             others = self._aliases.pop(path, {})
             successor = next((other for other in others if root_name(other) in self._entries), None)
-            if successor is not None and not entry.only_there:
+            if successor is not None and not entry.is_worker_only:
                 self._entries[successor] = entry
                 self._parts.setdefault(root_name(successor), []).append(successor)
                 self._aliases[successor] = {other: None for other in others if other != successor}
@@ -405,7 +405,7 @@ class SharedObjectRegistry:
             self._bindings.pop(name, None)
 
     def record_outdated(self, names: Iterable[str]) -> None:
-        """Record that the workers' values of some names are out of date, whatever the notebook binds."""
+        """Record that the workers' values of some names are out of date even if the notebook's are unchanged."""
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
     def _outdated(self, namespace: Mapping[str, Any]) -> list[str]:
@@ -413,9 +413,9 @@ class SharedObjectRegistry:
         return [name for name, value in self._bindings.items() if namespace.get(name, _ABSENT) is not value]
 
     def _renamed(self, outdated: Iterable[str], names: Iterable[str], namespace: Namespace) -> list[str]:
-        """Return other names that the notebook now has for objects of ``outdated`` names.
+        """Return the new names of models, optimizers and schedulers whose ``outdated`` names were rebound or deleted.
 
-        They are sent while the workers still have the old names, so that the workers keep the same object.
+        They are sent while the workers still have the old names, so that the workers keep the same objects.
         """
         entries = (self._entries.get(name) for name in outdated)
         lost = {id(entry.value) for entry in entries if entry is not None and is_training_object(entry.value)}
@@ -428,7 +428,7 @@ class SharedObjectRegistry:
             if id(value) in lost and name not in chosen and not name.startswith("_")
         ]
 
-    def _is_held(self, name: str, namespace: Mapping[str, Any]) -> bool:
+    def _is_shared(self, name: str, namespace: Mapping[str, Any]) -> bool:
         return name in self._entries and self._entries[name].value is namespace.get(name)
 
     def _is_in_place(self, path: str, namespace: Mapping[str, Any]) -> bool:
@@ -438,12 +438,12 @@ class SharedObjectRegistry:
             return False
 
     def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delta: NamespaceDelta) -> bool:
-        """Add what the workers lack of a name; return whether an object that others refer to has to be replaced."""
+        """Add the value or changes of a name to a delta; return whether an object that others refer to is replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
             delta.values[name] = value
             return False
-        if entry.only_there:
+        if entry.is_worker_only:
             return False
         for generator in reachable_generators(value):
             shared.get(id(generator))  # records the reference
@@ -451,13 +451,13 @@ class SharedObjectRegistry:
         parts = self._parts.get(name, [])
         for path in (name, *parts):
             entry = self._entries[path]
-            mark = _mark(path, entry.value, namespace, shared)
-            if mark == entry.mark:
+            fingerprint = _fingerprint(path, entry.value, namespace, shared)
+            if fingerprint == entry.fingerprint:
                 continue
-            if mark is None or entry.mark is None or not mark.can_update(entry.mark):
+            if fingerprint is None or entry.fingerprint is None or not fingerprint.can_update(entry.fingerprint):
                 delta.values[name] = value
                 return bool(parts) or is_training_object(value)
-            _add_change(changes, path, entry.value, mark, entry.mark, namespace, shared)
+            _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, shared)
         delta.merge(changes)
         return False
 
@@ -466,19 +466,19 @@ def _add_change(
     delta: NamespaceDelta,
     path: str,
     value: Any,
-    mark: Fingerprint,
+    fingerprint: Fingerprint,
     before: Fingerprint,
     namespace: Namespace,
     shared: Mapping[int, SharedId],
 ) -> None:
-    """Add to a delta what makes the receiver's object at ``path``, of the same kind, equal to this one."""
+    """Add to a delta the changes that make the receiver's object at ``path``, of the same kind, equal to this one."""
     if is_module(value):
-        if mark.content.weights != before.content.weights:
+        if fingerprint.content.weights != before.content.weights:
             delta.modules[path] = module_state(value)
-        if mark.content.attributes != before.content.attributes:
+        if fingerprint.content.attributes != before.content.attributes:
             delta.attributes[path] = module_attributes(value, namespace, shared)
     elif is_optimizer(value):
-        has_stepped = mark.content.tensors != before.content.tensors
+        has_stepped = fingerprint.content.tensors != before.content.tensors
         delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
     elif is_scheduler(value):
         delta.schedulers[path] = value.state_dict()
@@ -488,53 +488,53 @@ def _add_change(
         delta.changed[path] = content[1]
 
 
-def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
+def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return None  # its dataset is recorded under other paths
-    mark = fingerprint_of(value, namespace, shared)
-    if mark is None or not is_module(value):
-        return mark
-    # Hooks cannot be registered again on the workers' model: it is sent whole.
+    fingerprint = fingerprint_of(value, namespace, shared)
+    if fingerprint is None or not is_module(value):
+        return fingerprint
+    # Hooks cannot be registered on the workers' existing model: a model with other hooks is sent whole.
     hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
-    return Fingerprint((mark.kind, hooks), mark.content) if hooks else mark
+    return Fingerprint((fingerprint.kind, hooks), fingerprint.content) if hooks else fingerprint
 
 
 class ReferenceRecorder(dict[int, SharedId]):
-    """A table of shared objects that records which of them a pickler looks up."""
+    """A table of the ids of shared objects, which records the paths that a pickler looks up."""
 
     def __init__(self, ids: Mapping[int, SharedId]) -> None:
         super().__init__(ids)
-        self.met: dict[str, None] = {}
+        self.looked_up: dict[str, None] = {}
 
     def get(self, key: int, default: Any = None) -> Any:
         """Return the id of an object, and record the lookup."""
         found = super().get(key, default)
         if found is not None:
-            self.met[found[1]] = None
+            self.looked_up[found[1]] = None
         return found
 
 
 def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
-    """Return further names of modules, optimizers and schedulers that the values of ``names`` refer to.
+    """Return the names, other than ``names``, of modules, optimizers and schedulers to which the values of these refer.
 
-    ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer object
-    that refers to the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
+    Only names in ``visible`` are returned; ``namespace`` is the globals of functions. A trainer object that refers to
+    the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
     """
     chosen, kinds = set(names), training_kinds()
-    # Filter by kind first: a long session has thousands of names of the shell's own.
+    # Filter by type first: in a long session IPython has bound thousands of names.
     trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
     others = {name: value for name, value in trained if name not in chosen and name in visible}
-    watch = ReferenceRecorder(shared_ids(others))
+    references = ReferenceRecorder(shared_ids(others))
     for name in chosen if others else ():
         value = visible[name]
         if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
             continue
         content = content_of(value) if isinstance(value, types.FunctionType) else None
         try:
-            dump(value if content is None else content, namespace=namespace, shared=watch)
-        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with the way out
+            dump(value if content is None else content, namespace=namespace, shared=references)
+        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with advice
             continue
-    return list(dict.fromkeys(root_name(path) for path in watch.met))
+    return list(dict.fromkeys(root_name(path) for path in references.looked_up))
 
 
 def _find_problems(

@@ -1,4 +1,4 @@
-"""Tests for kinds of torch objects, without importing torch."""
+"""Type checks for objects of torch that do not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_scheduler(value: Any) -> bool:
 
 
 def training_kinds() -> tuple[type, ...]:
-    """Return the classes of modules, optimizers and schedulers; each is updated in place in its own way."""
+    """Return the classes of modules, optimizers and schedulers, which are updated in place by their states."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 

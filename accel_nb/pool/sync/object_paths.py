@@ -1,7 +1,7 @@
 """Paths to the objects that a value refers to, and how such an object is updated in place.
 
-A path is a name with the steps below it, as in ``step@closure:model``. It identifies the same object on both sides, so
-that a model which only a closure, a bound method or a trainer refers to is treated like one that has a name.
+A path is a name and the steps below it, as in ``step@closure:model``. It identifies the same object on both sides. A
+model to which only a closure, a bound method or a trainer refers is therefore treated like one that has a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accel_nb.pool.sync.object_kinds import (
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
-"""Containers of more items are not searched for parts: they are compared and sent whole."""
+"""Containers with more items are compared and sent whole: their items have no paths."""
 MAX_PARTS = 512
 
 _MISSING = object()
@@ -36,7 +36,7 @@ _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, t
 
 @dataclass(frozen=True, slots=True)
 class ObjectAttributes:
-    """The attributes of an object; ``is_complete`` is False if some cannot be copied, which stay unchanged."""
+    """The attributes of an object; if ``is_complete`` is False, those that cannot be copied are left out."""
 
     values: dict[str, Any]
     is_complete: bool = True
@@ -61,13 +61,13 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
     """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
-    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _holds_atoms(value)):
+    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _has_only_atoms(value)):
         return found
-    _walk(name, value, {id(value)}, found)
+    _collect_objects(name, value, {id(value)}, found)
     return found
 
 
-def _holds_atoms(value: Any) -> bool:
+def _has_only_atoms(value: Any) -> bool:
     items = value.values() if type(value) is dict else value
     return all(type(item) in _COMMON for item in items)
 
@@ -77,7 +77,7 @@ def reachable_generators(value: Any) -> Iterator[Any]:
     return (part for part in referenced_objects("", value).values() if is_generator(part))
 
 
-def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
+def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
     is_container = isinstance(value, list | tuple | dict)
     for step, child in _steps(value):
         if isinstance(child, _ATOMS) or id(child) in seen or len(found) >= MAX_PARTS:
@@ -88,23 +88,23 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
             found[below] = child
         elif is_loader(child):
             found[below] = child
-            _walk(below, child, seen, found)
+            _collect_objects(below, child, seen, found)
         elif isinstance(child, list | tuple | dict | set | deque | bytearray):
             inside: dict[str, Any] = {}
-            _walk(below, child, seen, inside)
-            # Numbers in a container are its content; only entries that are objects are followed.
+            _collect_objects(below, child, seen, inside)
+            # A container in another one gets a path only if it contains objects: numbers are part of the outer content.
             if (inside or not is_container) and not isinstance(child, tuple):
                 found[below] = child
             found.update(inside)
         elif has_references(child):
             found[below] = child
-            _walk(below, child, seen, found)
+            _collect_objects(below, child, seen, found)
 
 
 def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a value refers to directly, each with its path step."""
     if isinstance(value, types.FunctionType):
-        if not _travels_by_value(value):
+        if not _is_pickled_by_value(value):
             return
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             yield f"cell:{name}", cell
@@ -131,7 +131,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _loader_generators(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the generators of a data loader and its samplers; its dataset has its own path."""
+    """Yield the random number generators of a data loader and its samplers; its dataset has its own path."""
     batch_sampler = loader.batch_sampler
     holders = {"": loader, "sampler.": loader.sampler, "batch_sampler.": batch_sampler}
     holders["batch_sampler.sampler."] = getattr(batch_sampler, "sampler", None)
@@ -150,14 +150,14 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def has_references(value: Any) -> bool:
     """Return whether the value is a function with a closure, a bound method, a partial or a plain object."""
     if isinstance(value, types.FunctionType):
-        return _travels_by_value(value) and bool(
+        return _is_pickled_by_value(value) and bool(
             value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
         )
     return isinstance(value, types.MethodType | functools.partial) or is_plain_object(value)
 
 
 def is_plain_object(value: Any) -> bool:
-    """Return whether a value is defined by its attributes: its class has no copy protocol of its own."""
+    """Return whether a value is defined by its attributes: its class defines no pickling or copying methods."""
     kind = type(value)
     return (
         hasattr(value, "__dict__")
@@ -176,7 +176,7 @@ def is_plain_object(value: Any) -> bool:
     )
 
 
-def _travels_by_value(function: types.FunctionType) -> bool:
+def _is_pickled_by_value(function: types.FunctionType) -> bool:
     return function.__module__ == "__main__" or "<" in function.__qualname__
 
 
@@ -196,10 +196,10 @@ def _is_array(value: Any) -> bool:
 
 
 def content_of(value: Any) -> tuple[Any, Any] | None:
-    """Return ``(kind, content)`` of a value that `fill` can update in place; None for any other.
+    """Return ``(kind, content)`` of a value that `set_content` can update in place; None for any other.
 
-    The content is a fresh shallow copy: pickled, it refers to what both sides hold and never to the value itself. An
-    object of the same kind on the other side can be filled with it.
+    The content is a new shallow copy: when it is pickled, it refers to shared objects but not to the value itself. An
+    object of the same kind on the other side can be updated with it.
     """
     kind = type(value)
     if is_generator(value):
@@ -235,7 +235,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
 
 
 def set_content(value: Any, content: Any) -> None:
-    """Set the content of a value to that which `content_of` returned for another value of the same kind."""
+    """Set the content of a value to one that `content_of` returned for another value of the same kind."""
     if isinstance(value, types.FunctionType):
         inside, value.__defaults__, value.__kwdefaults__, own = content
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):

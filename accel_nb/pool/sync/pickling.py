@@ -1,13 +1,13 @@
 """Serialization of values between kernel and workers, by cloudpickle with four additions.
 
 * The data of tensors and arrays is sent out of band, in the buffers of a payload.
-* A function defined in a cell gets the receiving namespace as its globals, so that it uses later bindings.
+* A function defined in a cell gets the receiving namespace as its globals, so that later bindings take effect.
 * Objects that both sides hold (a named model, its parameters and submodules) are sent as references, so that an
   optimizer that is sent later updates the parameters of the receiver's model.
 * Several values are sent in one stream as sections: objects that they share stay shared, and a section that cannot be
   rebuilt affects only sections that share an object with it.
 
-Both ends run the user's own code, and only the engine connects them: nothing here reads a file or a network.
+Both processes run the user's code, and only the engine connects them: no data is unpickled from files or networks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 Key = TypeVar("Key")
 
-_WITH_OWN_HOOKS = frozenset({"accel_nb", "deepspeed", "torch"})
-"""Packages whose hooks on gradients belong to one process."""
+_HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
+"""Packages whose gradient hooks are valid in one process only."""
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module)."""
@@ -44,7 +44,7 @@ SharedId = tuple[str, str, str]
 def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
     """Return the pickle stream of a value and its out-of-band buffers.
 
-    Raise the error of the value's own reduction when it cannot be copied.
+    Raise the error of the value's ``__reduce__`` if it cannot be copied.
     """
     stream, buffers = io.BytesIO(), []
     _Pickler(stream, buffers.append, namespace, shared).dump(value)
@@ -61,7 +61,7 @@ _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
 
 
 class SectionError(Exception):
-    """A value of `dump_sections` cannot be copied; ``key`` names it, and the cause is the error of its reduction."""
+    """A value of `dump_sections` cannot be copied; ``key`` identifies it, the cause is the error of its reduction."""
 
     def __init__(self, key: Any) -> None:
         super().__init__(f"{key!r} cannot be copied")
@@ -88,7 +88,7 @@ def dump_sections(
         start, num_buffers = stream.tell(), len(buffers)
         try:
             pickler.dump(value)
-        except Exception as error:  # a value's own reduction may raise anything
+        except Exception as error:  # a value's ``__reduce__`` may raise any error
             raise SectionError(key) from error
         table.append((key, stream.tell() - start, len(buffers) - num_buffers))
     num_bytes = stream.tell()
@@ -110,13 +110,13 @@ def load_sections(
     for index, (key, _, _) in enumerate(table):
         try:
             if lost and lost & _references(stream[places[index] : places[index + 1]]):
-                raise pickle.UnpicklingError(f"it shares an object with {', '.join(map(_shown, errors))}")
+                raise pickle.UnpicklingError(f"it shares an object with {', '.join(map(_format_key, errors))}")
             values[key] = unpickler.load()
             continue
-        except Exception as error:  # a class may raise anything when it is rebuilt
+        except Exception as error:  # rebuilding an object may raise any error
             errors[key] = error
-        # A failed unpickler has stopped inside of a section: a new one reads the rest, with the objects that were
-        # rebuilt before the section. Objects of the failed section must not become part of other values.
+        # The failed unpickler has stopped inside of a section. A new one reads the following sections, with the memo of
+        # the sections before. Objects of the failed section must not become part of other values.
         size = sum(_num_memoized(stream[places[i] : places[i + 1]]) for i in range(index))
         rebuilt = unpickler.memo.copy()
         memo: list[Any] = [rebuilt[i] for i in range(size)]
@@ -132,7 +132,7 @@ _LOST = object()
 """Placeholder in a memo for an object of a section that could not be rebuilt."""
 
 
-def _shown(key: Any) -> str:
+def _format_key(key: Any) -> str:
     return str(key[-1]) if isinstance(key, tuple) else str(key)
 
 
@@ -146,15 +146,15 @@ def _num_memoized(section: bytes) -> int:
 
 
 def _fill_memo(size: int) -> bytes:
-    """Return a stream that fills an empty memo with an unpickler's objects of the persistent ids 0 to size - 1."""
+    """Return a stream that fills an empty memo with the objects of the persistent ids 0 to ``size - 1``."""
     steps = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
     return b"\x80\x05" + steps + b"N."
 
 
 def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, str], Any]) -> list[Any]:
-    """Return what a section adds to the memo: strings, bytes and imported objects; `_LOST` in place of all else.
+    """Return the objects that a section adds to the memo: strings, bytes and imported objects, else `_LOST`.
 
-    Names of attributes and classes are in the memo too: without them most sections would be lost together.
+    The names of attributes and classes are in the memo too: without them most later sections would be lost too.
     """
     found: list[Any] = []
     pushed: list[Any] = []
@@ -177,7 +177,7 @@ def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, s
 def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
     """Return a short fingerprint of a value's content, tensors and arrays included.
 
-    It is of use in this process only: of shared objects it holds the identity, which does not depend on their paths.
+    It is valid in this process only: shared objects are included by identity, which does not depend on their paths.
     """
     stream, buffers = io.BytesIO(), []
     _Pickler(stream, buffers.append, namespace, shared, by_identity=True).dump(value)
@@ -207,7 +207,7 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
 def has_identity(value: Any) -> bool:
     """Return whether the identity of a value matters; Python may share equal numbers, strings and tuples.
 
-    What can be imported is the same on both sides already.
+    Importable functions, classes and modules are the same on both sides anyway.
     """
     if isinstance(value, type | types.FunctionType):
         return value.__module__ == "__main__"
@@ -215,10 +215,10 @@ def has_identity(value: Any) -> bool:
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
-    """Copy a closure's cell, empty at first: the function that it belongs to may be in it."""
+    """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
     try:
         state = (cell.cell_contents,)
-    except ValueError:  # nothing has been put in yet
+    except ValueError:  # the cell is empty
         state = None
     return types.CellType, (), state, None, None, _set_cell
 
@@ -227,29 +227,29 @@ def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-def _cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    """Rebuild a function with an ``lru_cache``, with an empty cache: pickle would look it up by its name."""
+def _rebuild_cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Rebuild a function that has an ``lru_cache``, with an empty cache; pickle would look it up by name."""
     made = functools.lru_cache(**parameters)(function)
     vars(made).update(attributes)
     return made
 
 
 def _reduce_scheduler(scheduler: Any) -> Any:
-    """Copy a scheduler without the ``step`` that an instance may carry: it belongs to one process."""
+    """Reduce a scheduler without a ``step`` attribute of the instance, which is valid in one process only."""
     _, (kind, *_), state, *rest = scheduler.__reduce_ex__(5)
     state = {name: value for name, value in state.items() if name != "step"}
-    # pickle compares the class with the object's, of which a prepared one has another, for ``__newobj__`` only.
+    # For ``__newobj__`` only, pickle compares the class with the object's: a prepared scheduler has another class.
     return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
 
 
 def _reduce_optimizer(optimizer: Any) -> Any:
-    """Copy an optimizer with the attributes of its own that torch leaves out, such as those of LBFGS."""
+    """Reduce an optimizer with attributes that torch leaves out, such as those of LBFGS."""
     make, arguments, state, *rest = optimizer.__reduce_ex__(5)
-    theirs = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
+    torch_prefixes = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
     own = {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in (*state, "step", "zero_grad") and not name.startswith(theirs)
+        if name not in (*state, "step", "zero_grad") and not name.startswith(torch_prefixes)
     }
     return make, arguments, {**state, **own}, *rest
 
@@ -267,7 +267,7 @@ class _NamespaceReference(dict[str, Any]):
 
 
 class _Storage:
-    """One tensor storage in a stream; tensors that share memory share it on the receiving side too."""
+    """One tensor storage in a stream; tensors that share it also share memory on the receiving side."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -280,15 +280,15 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(
         self,
         file: io.BytesIO,
-        keep_buffer: Any,
+        on_buffer: Any,
         namespace: dict[str, Any],
         shared: Mapping[int, SharedId],
         *,
         by_identity: bool = False,
         kept_names: Collection[str] | None = None,
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=keep_buffer)
-        # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
+        super().__init__(file, protocol=5, buffer_callback=on_buffer)
+        # cloudpickle maps the id of a function's globals to a dict: that of the namespace becomes the receiver's.
         self.globals_ref[id(namespace)] = _NamespaceReference()
         self._namespace = namespace
         self._shared = shared
@@ -318,16 +318,16 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_cell(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
-            return _cached, (obj.__wrapped__, obj.cache_parameters(), own)
+            return _rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
         if is_scheduler(obj):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
         if type(obj).__module__ == "accelerate.accelerator":
-            raise TypeError(_OF_ONE_PROCESS.format(name=type(obj).__name__))
+            raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
-            return _binding(reduced)
+            return _with_binding(reduced)
         return reduced
 
     def _is_named(self, obj: Any) -> bool:
@@ -336,7 +336,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
-        # The closure cells are sent: functions that share a variable share it on the receiving side too.
+        # Closure cells are sent: functions that share a variable also share it on the receiving side.
         code, names, *_ = arguments
         plain, slots = state
         state = plain, {**slots, "__closure__": None}
@@ -368,7 +368,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
-    """Return the user's hooks on the gradient of a leaf, each with the name of the method that registers it."""
+    """Return the user's gradient hooks of a leaf tensor, each with the name of the method that registers it."""
     if not tensor.is_leaf:
         return []
     kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
@@ -377,7 +377,7 @@ def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
         for register, attribute in kinds.items()
         for hook in (getattr(tensor, attribute, None) or {}).values()
     ]
-    return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _WITH_OWN_HOOKS]
+    return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES]
 
 
 def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
@@ -385,14 +385,14 @@ def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
         getattr(tensor, register)(hook)
 
 
-_OF_ONE_PROCESS = (
+_PROCESS_BOUND = (
     "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
     "devices that it was built for only"
 )
 
 
-def _binding(reduced: Any) -> Any:
-    """Return the reduction of a function or class with a last step that binds its name."""
+def _with_binding(reduced: Any) -> Any:
+    """Extend the reduction of a function or class by a step that binds its name in the receiving namespace."""
     if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
         return reduced
     make, arguments, state, listed, mapped, set_state = reduced
@@ -410,7 +410,7 @@ def _as_bytes(torch: Any, storage: Any) -> Any:
 
 
 def _set_function_state(function: types.FunctionType, state: Any) -> None:
-    """Set a function's state; of its globals only those that the receiver lacks: the others are its own."""
+    """Set a function's state; of its globals only those that the receiver lacks, which keeps its other globals."""
     plain, slots = state
     missing = {name: value for name, value in slots["__globals__"].items() if name not in function.__globals__}
     cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
@@ -456,11 +456,11 @@ class _Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(file, buffers=buffers)
         self._namespace = namespace
-        self._earlier = memo
+        self._earlier_objects = memo
 
     def persistent_load(self, pid: SharedId | int) -> Any:
         if isinstance(pid, int):
-            return self._earlier[pid]
+            return self._earlier_objects[pid]
         if pid == _SUPPRESS:
             return argparse.SUPPRESS
         kind, name, path = pid

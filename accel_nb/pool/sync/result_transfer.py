@@ -1,14 +1,14 @@
-"""Returns the results of a cell: rank 0 finds and packs what changed, the kernel applies it.
+"""Returns the results of a cell: rank 0 detects and packs the changes, the kernel applies them.
 
-A name is returned whole if the cell has bound it: its value is another object than before the cell, or it is new. The
-delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so this covers every
-way of writing to the namespace. Python shares one object among equal numbers, strings and the like: of those, one
-that the cell's code binds is returned too, unless the notebook holds it already. A name that the notebook holds and
-whose object is the same as before is returned as the changes of that object, applied in place. A name that the
-notebook holds and that the cell deleted is deleted in the notebook. All other names stay on the workers.
+The whole value of a name is returned if the cell has bound it: the value is another object than before the cell, or
+the name is new. The delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so
+every way of writing to the namespace is detected. Python may share one object among equal numbers or strings: for
+these a name that the cell's code binds is returned too, unless the notebook has sent it. If the notebook has sent a
+name and its object is the same as before, the changes of that object are returned and applied in place. If the cell
+has deleted such a name, the notebook deletes it too. All other names stay on the workers.
 
-Weights of modules are copied through a region that is kept between cells; everything else is a `NamespaceDelta`.
-What is large or cannot be copied stays on the workers and is reported with the reason.
+Weights of modules are copied through a memory region that is reused in later cells; everything else is a
+`NamespaceDelta`. Values that are large or cannot be copied stay on the workers and are reported with the reason.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _ALIGN = 64
 
 
 @dataclass(slots=True)
-class _Held:
-    """An object before a cell ran; with a fingerprint only where the cell may change it."""
+class _RecordedObject:
+    """The record of an object before a cell runs; it has a fingerprint only if the cell may change the object."""
 
     reference: Any
     """The object, or a weak reference to it."""
-    mark: Fingerprint | None = None
-    is_watched: bool = False
+    fingerprint: Fingerprint | None = None
+    is_tracked: bool = False
 
 
 @dataclass(slots=True)
@@ -77,8 +77,8 @@ class NamespaceSnapshot:
     """The state of a namespace before a cell runs, to detect changes afterwards."""
 
     bindings: dict[str, Any]
-    objects: dict[str, _Held]
-    """By path: the names that the cell uses, and the objects reachable from names that both sides hold."""
+    objects: dict[str, _RecordedObject]
+    """By path: the values of names that the cell uses, and the objects reachable from names that both sides hold."""
     shared: dict[str, None]
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
@@ -94,8 +94,8 @@ class NamespaceSnapshot:
     ) -> NamespaceSnapshot:
         """Record every binding, and the fingerprint of the names that the cell uses.
 
-        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly: a cell
-        that makes a new model needs the memory of the old one.
+        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly, so that
+        a cell that creates a new model can use the memory of the old one.
         """
         shared = dict.fromkeys(name for name in shared if name in namespace)
         rebound = frozenset(rebound)
@@ -109,26 +109,28 @@ class NamespaceSnapshot:
                 known.update(map(id, found.values()))
                 parts[name] = found
         waiting, seen = [name for name in used if name in namespace], set(used)
-        watch = ReferenceRecorder(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
-        marks: dict[str, Fingerprint | None] = {}
-        watched: dict[str, Any] = {}
+        references = ReferenceRecorder(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
+        fingerprints: dict[str, Fingerprint | None] = {}
+        tracked: dict[str, Any] = {}
         while waiting:
             name = waiting.pop()
-            watched[name] = namespace[name]
+            tracked[name] = namespace[name]
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
-                marks[path] = _watched_mark(value, namespace, watch)
+                fingerprints[path] = _tracked_fingerprint(value, namespace, references)
             for generator in reachable_generators(namespace[name]):
-                watch.get(id(generator))  # records the reference
-            further = {root_name(path) for path in watch.met} - seen
+                references.get(id(generator))  # records the reference
+            further = {root_name(path) for path in references.looked_up} - seen
             waiting += further
             seen |= further
-            watch.met.clear()
+            references.looked_up.clear()
         bound = dict(namespace)
         for name in rebound & bound.keys():
-            bound[name] = _weakly(bound[name])
+            bound[name] = _to_weak(bound[name])
         held = {
-            path: _Held(_weakly(value) if root_name(path) in rebound else value, marks.get(path), path in marks)
-            for part in (watched, *parts.values())
+            path: _RecordedObject(
+                _to_weak(value) if root_name(path) in rebound else value, fingerprints.get(path), path in fingerprints
+            )
+            for part in (tracked, *parts.values())
             for path, value in part.items()
         }
         return cls(bound, held, shared, rebound)
@@ -137,22 +139,22 @@ class NamespaceSnapshot:
         """Return whether a name has the same object as before."""
         if name not in self.bindings:
             return False
-        return _strongly(self.bindings[name]) is value or self.bindings[name] is value
+        return _resolve_weak(self.bindings[name]) is value or self.bindings[name] is value
 
     def is_new(self, name: str, value: Any) -> bool:
-        """Return whether the cell has bound a name, as far as detectable, to a value that the notebook may not hold."""
+        """Return whether the cell has, as far as detectable, bound a name to a value that the notebook may lack."""
         if not self.is_bound(name, value):
             return True
         return name in self.rebound and name not in self.shared and not has_identity(value)
 
     def living(self) -> dict[str, Any]:
         """Return the recorded objects that are still alive, by path."""
-        found = {path: _strongly(held.reference) for path, held in self.objects.items()}
+        found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self) -> dict[int, SharedId]:
         """Return the ids of objects that both sides hold and that are still alive."""
-        names = {name: _strongly(self.bindings[name]) for name in self.shared}
+        names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
         return shared_ids(
             names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
         )
@@ -165,15 +167,15 @@ def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Map
     return objects
 
 
-def _weakly(value: Any) -> Any:
-    """Return a weak reference to a value, or the value where its type has none."""
+def _to_weak(value: Any) -> Any:
+    """Return a weak reference to a value, or the value if its type does not support these."""
     try:
         return weakref.ref(value)
     except TypeError:
         return value
 
 
-def _strongly(reference: Any) -> Any:
+def _resolve_weak(reference: Any) -> Any:
     return reference() if type(reference) is weakref.ref else reference
 
 
@@ -185,7 +187,7 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One returned tensor: its path in the module, and where in the region its bytes start."""
+    """One returned tensor: its path in the module, and the offset of its bytes in the region."""
 
     path: str
     offset: int
@@ -206,17 +208,17 @@ class WeightTable:
 
 @dataclass(frozen=True, slots=True)
 class ReturnRecord:
-    """What rank 0 returns after a cell, beside the payloads."""
+    """The record that rank 0 returns after a cell, with the payloads."""
 
     kept: dict[str, str]
-    """What stayed on the workers, by path, with the reason; an empty reason is not shown."""
+    """By path, why a value stays on the workers; an empty reason is not shown."""
     rng: str | None
     """The digest of rank 0's generator states."""
     weights: dict[str, WeightTable]
     """The modules in the region, by path."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
+        """Return the record as JSON-ready values."""
         weights = {
             path: {
                 "entries": [
@@ -233,20 +235,20 @@ class ReturnRecord:
 
 @dataclass(slots=True)
 class PackedReturn:
-    """What rank 0 returns after a cell, ready to be sent."""
+    """The record and the payloads that rank 0 sends after a cell."""
 
     record: ReturnRecord
     payloads: dict[str, Payload] = field(default_factory=dict)
 
 
 class ResultSender:
-    """Rank 0's side; keeps the region for weights between cells."""
+    """Packs the results of cells on rank 0; keeps the region for weights between cells."""
 
     def __init__(self, payloads: PayloadFactory) -> None:
         self._payloads = payloads
         self._region: RegionPayload | None = None
-        # Names whose sharded weights could not be gathered when they were due.
-        self._owed: set[str] = set()
+        # Names whose sharded weights could not be gathered after an earlier cell and are still to be returned.
+        self._deferred_weights: set[str] = set()
 
     def collect(
         self,
@@ -258,14 +260,14 @@ class ResultSender:
         rng: Any = None,
         rng_digest: str | None = None,
     ) -> PackedReturn:
-        """Pack what the cell bound or changed; ``wanted`` names are returned whatever their size.
+        """Pack the values that the cell has bound or changed; those of ``wanted`` names are returned whatever the size.
 
         Names for which ``hidden`` returns True are never returned. ``rng`` are generator states to return, and
-        ``rng_digest`` identifies this side's states, also where they need not be returned.
+        ``rng_digest`` identifies this process's states, even if they need not be returned.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
         delta, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
-        wanted, self._owed = {*wanted, *self._owed}, set()
+        wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         living = before.living()
         shared = before.shared_ids()
         for name, value in namespace.items():
@@ -275,22 +277,22 @@ class ResultSender:
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
-            root, held = root_name(path), before.objects.get(path) or _Held(value)
+            root, held = root_name(path), before.objects.get(path) or _RecordedObject(value)
             is_wanted = root in wanted
             if root in delta.values and root not in before.shared:
                 continue
-            if not (held.is_watched or is_wanted) or (path == root and hidden(root, value)):
+            if not (held.is_tracked or is_wanted) or (path == root and hidden(root, value)):
                 continue
-            mark = _watched_mark(value, namespace, shared)
-            if mark == held.mark and not is_wanted:
+            fingerprint = _tracked_fingerprint(value, namespace, shared)
+            if fingerprint == held.fingerprint and not is_wanted:
                 continue
-            was = held.mark if held.is_watched else mark
-            if root in before.shared and mark and was and mark.can_update(was):
+            was = held.fingerprint if held.is_tracked else fingerprint
+            if root in before.shared and fingerprint and was and fingerprint.can_update(was):
                 known = None if is_wanted else was
-                self._add_change(path, value, mark, known, namespace, shared, delta, weights, kept)
-            elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
+                self._add_change(path, value, fingerprint, known, namespace, shared, delta, weights, kept)
+            elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
-        # The parts of a changed object that is returned whole are new objects in the kernel.
+        # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
         for changes in (delta.changed, delta.attributes, delta.optimizers, delta.schedulers, weights):
             for path in [path for path in changes if root_name(path) in whole]:
@@ -323,13 +325,13 @@ class ResultSender:
         if reason is None:
             delta.values[name] = value
         else:
-            kept[name] = "" if _is_used_up(value) and not is_wanted else reason
+            kept[name] = "" if _is_leftover(value) and not is_wanted else reason
 
     def _add_change(
         self,
         path: str,
         value: Any,
-        mark: Fingerprint,
+        fingerprint: Fingerprint,
         known: Fingerprint | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
@@ -337,16 +339,16 @@ class ResultSender:
         weights: dict[str, Any],
         kept: dict[str, str],
     ) -> None:
-        """Add what changed since ``known``; everything, whatever its size, when that is None."""
+        """Add the changes since the fingerprint ``known``; if it is None, the whole content whatever its size."""
         is_wanted = known is None
         if is_module(value):
-            if known is None or mark.content.weights != known.content.weights:
+            if known is None or fingerprint.content.weights != known.content.weights:
                 if is_state_sharded(value) and not can_read_full():
-                    self._owed.add(root_name(path))
+                    self._deferred_weights.add(root_name(path))
                     kept[path] = "its weights are divided among the workers; they come back with the next cell"
                 else:
                     weights[path] = value
-            if known is None or mark.content.attributes != known.content.attributes:
+            if known is None or fingerprint.content.attributes != known.content.attributes:
                 delta.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
@@ -364,10 +366,10 @@ class ResultSender:
             content = found[1]
             reason = _try_value(content, namespace, shared, limit)
             if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
-                fine = copyable_values(content.values, namespace, shared)
-                for name in content.values.keys() - fine.keys():
+                copyable = copyable_values(content.values, namespace, shared)
+                for name in content.values.keys() - copyable.keys():
                     kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
-                content, reason = ObjectAttributes(fine, is_complete=False), None
+                content, reason = ObjectAttributes(copyable, is_complete=False), None
             if reason is None:
                 delta.changed[path] = content
             else:
@@ -386,7 +388,7 @@ class ResultSender:
         while delta:
             try:
                 payloads[CHANGES] = delta.pack(namespace, shared, self._payloads)
-            except SectionError as error:  # all else can be returned without it
+            except SectionError as error:  # the other sections can be returned without this one
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
                 delta.remove(path)
@@ -431,26 +433,26 @@ class AppliedResults:
     """The outcome of applying what a worker returned."""
 
     kept: dict[str, str]
-    """What stayed on the workers, by path, with the reason."""
+    """By path, why a value stays on the workers."""
 
     paths: list[str]
     """The paths that now have the workers' values."""
     removed: tuple[str, ...]
-    """Names that the cell has deleted, and that were deleted from the namespace."""
+    """Names that the cell has deleted, which were now deleted from the namespace."""
     failed: dict[str, str]
-    """By path why something could not be rebuilt."""
+    """By path, why a value could not be rebuilt."""
 
 
 class ResultReceiver:
-    """The kernel's side; keeps the worker's region for weights between cells."""
+    """Applies returned results in the kernel; keeps the worker's region for weights between cells."""
 
     def __init__(self) -> None:
         self._region: RegionPayload | None = None
         self.rng: str | None = None
-        """The digest of rank 0's generator states; while the kernel's are equal they need not be sent."""
+        """The digest of rank 0's generator states; the kernel need not send its own while they are equal."""
 
     def receive(self, record: ReturnRecord, payloads: Payloads, namespace: Namespace) -> AppliedResults:
-        """Apply what was returned, weights first; a part that fails does not affect others. Close the payloads."""
+        """Apply returned values, weights first, and close the payloads; a part that fails does not affect others."""
         unused = dict(payloads)
         try:
             if (region := find_payload(payloads, WEIGHTS, RegionPayload)) is not None:
@@ -488,7 +490,7 @@ class ResultReceiver:
             self._region = None
 
     def _use_region(self, region: RegionPayload) -> None:
-        """Keep a region that arrived, or the one that is mapped already where both are the same memory."""
+        """Keep a region that arrived; if it is the memory that is mapped already, keep the existing mapping."""
         if self._region is not None and self._region.identity == region.identity:
             region.close()
             return
@@ -513,7 +515,7 @@ def _whole_bytes(tensor: Any) -> int:
 
 
 def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> Any:
-    """Return a tensor over the bytes of an entry in a region; no copy."""
+    """Return a tensor that shares memory with the bytes of an entry in a region."""
     import torch
 
     kind = getattr(torch, entry.dtype)
@@ -523,24 +525,24 @@ def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> An
     return flat.view(kind).view(entry.shape)
 
 
-def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
-    """Return the fingerprint of a value; None if its content is not watched."""
+def _tracked_fingerprint(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
+    """Return the fingerprint of a value; None if its changes are not tracked."""
     if is_untracked(value):
         return None
     try:
         return fingerprint_of(value, namespace, refs)
-    except Exception:  # what cannot be copied cannot be returned: it is not watched
+    except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
         found = content_of(value)
     if found is None or not isinstance(found[1], ObjectAttributes):
         return None
-    fine = copyable_values(found[1].values, namespace, refs)
-    return Fingerprint(found[0], digest(fine, namespace=namespace, shared=refs))
+    copyable = copyable_values(found[1].values, namespace, refs)
+    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))
 
 
-def _is_used_up(value: Any) -> bool:
-    """Return whether a value that cannot be copied is the remainder of a loop or a block, not worth a report.
+def _is_leftover(value: Any) -> bool:
+    """Return whether a value that cannot be copied is left over from a loop or a block, so that no report is needed.
 
-    These are closed files, generators that have ended, other iterators, and progress bars; unless they refer to a
+    True for closed files, generators that have ended, other iterators, and progress bars, unless they refer to a
     tensor or a model.
     """
     own = vars(value).values() if hasattr(value, "__dict__") else ()

@@ -1,1 +1,1 @@
-"""Types of device behind one seam: `registry.device_type` returns the `base.DeviceType` of a device."""
+"""Types of device with one interface: `registry.device_type` returns the `base.DeviceType` of a device."""

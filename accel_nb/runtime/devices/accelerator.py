@@ -1,6 +1,6 @@
-"""Devices that torch offers by its common interfaces only: xpu, mps, and types that are not registered.
+"""Devices that are used by torch's generic interfaces: xpu, mps, and types that are not registered.
 
-No test has run on such a device. What torch names for every type is used, and copies wait.
+No test has run on such a device. Only functions that torch has for every type are used, and copies are synchronous.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _WITH_BF16 = frozenset({"xpu"})
 
 
 class Accelerator(DeviceType):
-    """One type of device by its name, through `torch.get_device_module`."""
+    """A type of device that is accessed by its name, through `torch.get_device_module`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def count(self) -> int:
-        """Count the devices; 0 where this torch was built without the type."""
+        """Count the devices; 0 if this torch was built without the type."""
         try:
             module = self._module()
             return int(module.device_count()) if module.is_available() else 0
@@ -30,11 +30,11 @@ class Accelerator(DeviceType):
             return 0
 
     def make_current(self, device: torch.device) -> torch.device:
-        """Return the device as it is: a type with one device has no current one."""
+        """Return the device unchanged: types with one device have no current device."""
         return device
 
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure a device's memory; that of the process where torch does not measure the device's."""
+        """Measure a device's memory, or that of the process if torch cannot measure the device's."""
         module = self._module()
         if not hasattr(module, "mem_get_info"):
             return host_memory()
@@ -42,12 +42,12 @@ class Accelerator(DeviceType):
         return DeviceMemory(module.memory_allocated(device), module.memory_reserved(device), free, total)
 
     def peak_bytes(self, device: torch.device | str) -> int | None:
-        """Return the most bytes that tensors have had, where torch counts them."""
+        """Return the peak bytes of tensors; None if torch does not count them."""
         count = getattr(self._module(), "max_memory_allocated", None)
         return None if count is None else count(device)
 
     def has_real_bf16(self, device: torch.device | str) -> bool:
-        """Whether the type is known to compute bfloat16."""
+        """Return whether the type is known to support bfloat16 in hardware."""
         return self.name in _WITH_BF16
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor:

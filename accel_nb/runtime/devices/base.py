@@ -1,4 +1,4 @@
-"""What the toolkit needs from a type of device. No torch at import: launchers use it too."""
+"""The interface of device types. Does not import torch, as launchers use it too."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class DeviceMemory:
     """Memory of one device in bytes.
 
-    ``allocated`` is in live tensors, ``reserved`` is held by the process in all, ``free`` and ``total`` are the
-    device's own. With ``is_of_process`` the resident memory of the process stands for both of the first two, and
-    ``free`` and ``total`` are the machine's.
+    ``allocated`` is the memory of live tensors, ``reserved`` all that the process uses; ``free`` and ``total`` are the
+    device's. With ``is_of_process`` the first two are the resident memory of the process, and the last two are the
+    machine's.
     """
 
     allocated: int
@@ -31,11 +31,11 @@ class Event(Protocol):
     """A position in a stream, as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Record the present end of the current stream."""
+        """Record the current end of the current stream."""
         ...
 
     def query(self) -> bool:
-        """Whether the device has reached the position; does not wait."""
+        """Return whether the device has reached the position, without waiting."""
         ...
 
     def synchronize(self) -> None:
@@ -47,37 +47,37 @@ class Stream(Protocol):
     """A queue of work on a device, as `torch.cuda.Stream`."""
 
     def record_event(self) -> Event:
-        """Return an event at the present end of the queue."""
+        """Return an event at the current end of the queue."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """Run what is queued from now on after an event; the process does not wait."""
+        """Make work that is queued from now on wait for an event; the process does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has run all that is queued."""
+        """Wait until the device has finished all queued work."""
         ...
 
 
 class DeviceType(ABC):
-    """A type of device, such as all CUDA devices: facts as attributes, questions about one device as methods.
+    """A type of device, such as CUDA: attributes describe the type, methods one device.
 
-    The defaults fit a device of which torch offers no more than tensors: no streams, no page-locked memory, and
-    collectives over host memory. A type of another package is a subclass that is registered as an entry point of the
-    group ``accel_nb.devices``, under the name that `torch.device.type` has for it.
+    The defaults are those of a device for which torch has tensors only: no streams, no page-locked memory, and
+    collectives over host memory. Another package registers a type as a subclass, by an entry point of the group
+    ``accel_nb.devices`` whose name is the `torch.device.type`.
     """
 
     name: str
-    """What `torch.device.type` is for a device of this type."""
+    """The `torch.device.type` of devices of this type."""
 
     is_host: ClassVar[bool] = False
     """Whether tensors are in the memory of this process and computed in the calling thread."""
 
     trains_by_default: ClassVar[bool] = False
-    """Whether training uses a device of this type by default, where there is one."""
+    """Whether training uses a device of this type by default, if there is one."""
 
     runs_strategies_of: ClassVar[str | None] = None
-    """Another type: a strategy that declares that one runs on this one too."""
+    """Another type whose strategies also run on this type."""
 
     one_per_worker: ClassVar[bool] = False
     """Whether each worker owns one device, and a launcher chooses which devices are visible to a process."""
@@ -92,21 +92,21 @@ class DeviceType(ABC):
     """Whether tensors have storages with addresses, by which shared memory is recognized."""
 
     backend: ClassVar[str] = "gloo"
-    """The default of `torch.distributed` for this type."""
+    """The default backend of `torch.distributed` for this type."""
 
     backend_sends_host_tensors: ClassVar[bool] = True
-    """Whether the default backend sends tensors of the CPU too."""
+    """Whether the default backend sends CPU tensors too."""
 
     in_collectives: ClassVar[bool] = False
-    """Whether torch's own backends send tensors of this type; others are sent as a copy on the CPU."""
+    """Whether torch's backends send tensors of this type; tensors of other types are copied to the CPU first."""
 
     @abstractmethod
     def count(self) -> int:
-        """Count the devices visible to this process, without making a context; 0 where torch cannot use them."""
+        """Count the devices visible to this process, without creating a context; 0 if torch cannot use them."""
 
     @abstractmethod
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure a device's memory; does not wait for the device."""
+        """Measure a device's memory without waiting for the device."""
 
     @abstractmethod
     def has_real_bf16(self, device: torch.device | str) -> bool:
@@ -121,29 +121,29 @@ class DeviceType(ABC):
         """Set a device's own generator to what `get_rng_state` returned."""
 
     def is_available(self) -> bool:
-        """Whether torch can use a device of this type here."""
+        """Return whether torch can use a device of this type on this machine."""
         return self.count() > 0
 
     def why_unusable(self) -> list[str]:
-        """Return why devices of this type that are there cannot be used and what to do, one line each."""
+        """Return why existing devices of this type cannot be used and what to do, one line each."""
         return []
 
     def visible_variables(self, first: int, count: int) -> dict[str, str]:
-        """Return the environment variables with which a process sees only some of the devices visible here."""
+        """Return the environment variables that restrict a process to ``count`` visible devices from ``first`` on."""
         return {}
 
     def make_current(self, device: torch.device) -> torch.device:
-        """Make a device the current one of this process, and return it with its number where it has one."""
+        """Make a device the current one of this process; return it with its index if the type has indices."""
         return device
 
     def note_opened(self) -> None:
-        """Record that this process has opened a device of this type, where torch does not open it by itself."""
+        """Record that this process has opened a device of this type, if torch does not open it automatically."""
 
     def seed_beside_torch(self, seed: int) -> None:
         """Seed the generators of open devices that `torch.manual_seed` does not reach."""
 
     def peak_bytes(self, device: torch.device | str) -> int | None:
-        """Return the most bytes that tensors have held since the process started; None where torch does not count."""
+        """Return the peak bytes of tensors since the process started; None if torch does not count them."""
         return None
 
     def allocator_snapshot(self) -> list[dict[str, Any]] | None:
@@ -154,7 +154,7 @@ class DeviceType(ABC):
         """Return memory that torch's allocator keeps for later tensors to the device."""
 
     def shares_host_memory(self, device: torch.device | str) -> bool:
-        """Whether the device's memory is a part of the machine's."""
+        """Return whether the device uses the machine's memory."""
         return self.is_host
 
     def compute_capability(self, device: torch.device | str) -> tuple[int, int] | None:
@@ -162,27 +162,27 @@ class DeviceType(ABC):
         return None
 
     def device_name(self, device: torch.device | str) -> str:
-        """Return the product's name, or else that of the type."""
+        """Return the name of the product, or that of the type if it is unknown."""
         return self.name
 
     def synchronize(self, device: torch.device | str) -> None:
-        """Wait until the device has run all that is queued."""
+        """Wait until the device has finished all queued work."""
 
     def new_stream(self, device: torch.device) -> Stream:
-        """Return a stream beside the current one. Only where `has_streams`."""
+        """Return a new stream; only if `has_streams`."""
         raise NotImplementedError(f"a device of type {self.name} has no streams")
 
     def current_stream(self, device: torch.device) -> Stream:
-        """Return the calling thread's current stream. Only where `has_streams`."""
+        """Return the calling thread's current stream; only if `has_streams`."""
         raise NotImplementedError(f"a device of type {self.name} has no streams")
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context that queues work on a stream. Only where `has_streams`."""
+        """Return a context that queues work on a stream; only if `has_streams`."""
         raise NotImplementedError(f"a device of type {self.name} has no streams")
 
     def new_event(self) -> Event:
-        """Return an event that is not recorded yet. Only where `has_streams`."""
+        """Return an event that is not recorded yet; only if `has_streams`."""
         raise NotImplementedError(f"a device of type {self.name} has no events")
 
     def record_use(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep the memory of a deleted tensor from being used again until a stream is done with it."""
+        """Prevent reuse of a deleted tensor's memory until a stream has finished its use of the tensor."""

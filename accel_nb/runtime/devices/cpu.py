@@ -1,4 +1,4 @@
-"""The processor of this machine as a device."""
+"""The CPU as a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Cpu(DeviceType):
-    """The processor: its memory is that of the process, its generator is torch's global one."""
+    """The CPU: its memory is that of the process, its generator is torch's global one."""
 
     name = "cpu"
     is_host: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-"""CUDA devices; AMD's too, which torch's builds for ROCm offer under the same name (`torch.version.hip`).
+"""CUDA devices, and AMD's, which torch's builds for ROCm access by the same name (`torch.version.hip`).
 
-torch is imported in the methods: a launcher reads facts of this type in a process without torch.
+torch is imported in the methods: a launcher uses this type in a process without torch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Cuda(DeviceType):
     in_collectives: ClassVar[bool] = True
 
     def count(self) -> int:
-        """Count the devices that this process can see; from the driver's management library where there is one."""
+        """Count the devices that are visible to this process."""
         return _cuda().device_count()
 
     def is_available(self) -> bool:
-        """Whether torch is a build for GPUs and a driver works."""
+        """Return whether torch is a build for GPUs and the driver works."""
         return _cuda().is_available()
 
     @property
@@ -47,7 +47,7 @@ class Cuda(DeviceType):
         return torch.version.hip is not None
 
     def why_unusable(self) -> list[str]:
-        """Return for each visible GPU for which this torch has no code why, and what to do."""
+        """Return for each visible GPU that this build of torch cannot use why, and what to do."""
         cuda = torch_cuda_version()
         return [why for gpu in find_gpus() if (why := why_unusable(gpu, cuda)) is not None]
 
@@ -57,7 +57,7 @@ class Cuda(DeviceType):
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])}
 
     def make_current(self, device: torch.device) -> torch.device:
-        """Make a GPU the current one, so that ``"cuda"`` without a number means it."""
+        """Make a GPU the current one, so that ``"cuda"`` without an index refers to it."""
         import torch
 
         if device.index is None:
@@ -72,11 +72,11 @@ class Cuda(DeviceType):
         return DeviceMemory(cuda.memory_allocated(device), cuda.memory_reserved(device), free, total)
 
     def peak_bytes(self, device: torch.device | str) -> int:
-        """Return the most bytes that tensors have had."""
+        """Return the peak bytes of tensors."""
         return _cuda().max_memory_allocated(device)
 
     def has_real_bf16(self, device: torch.device | str) -> bool:
-        """Whether the compute capability has bfloat16; every GPU that ROCm supports has a number that is high enough.
+        """Return whether the compute capability includes bfloat16, as that of every GPU under ROCm does.
 
         `torch.cuda.is_bf16_supported` counts emulation too, which is slower than float32.
         """
@@ -102,11 +102,11 @@ class Cuda(DeviceType):
         _cuda().empty_cache()
 
     def shares_host_memory(self, device: torch.device | str) -> bool:
-        """Whether the GPU is a part of the processor."""
+        """Return whether the GPU is integrated into the CPU."""
         return bool(_cuda().get_device_properties(device).is_integrated)
 
     def compute_capability(self, device: torch.device | str) -> tuple[int, int]:
-        """Return the compute capability; under ROCm a number of AMD's."""
+        """Return the compute capability; under ROCm the number that AMD assigns."""
         return _cuda().get_device_capability(device)
 
     def device_name(self, device: torch.device | str) -> str:
@@ -134,7 +134,7 @@ class Cuda(DeviceType):
         return _cuda().Event()
 
     def record_use(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep the memory of a deleted tensor from being used again until a stream is done with it."""
+        """Prevent reuse of a deleted tensor's memory until a stream has finished its use of the tensor."""
         tensor.record_stream(stream)
 
 

@@ -1,4 +1,4 @@
-"""Find the `DeviceType` of a device. No torch at import; a type's module is imported when it is first needed."""
+"""Finds the `DeviceType` of a device. Does not import torch; a type's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GROUP = "accel_nb.devices"
 _BUILT_IN = {"cpu": "Cpu", "cuda": "Cuda", "xla": "Xla"}
 """Classes by the name of the type, which is the name of the module too."""
 
-_known: dict[str, DeviceType] = {}
+_loaded: dict[str, DeviceType] = {}
 
 
 def device_type(device: torch.device | str) -> DeviceType:
-    """Return the type of a device such as ``"cuda:1"``; one that is not registered is what torch makes of its name."""
+    """Return the type of a device such as ``"cuda:1"``; unregistered types are used by torch's generic interfaces."""
     name = device.partition(":")[0] if isinstance(device, str) else device.type
-    return _known.get(name) or _load(name)
+    return _loaded.get(name) or _load(name)
 
 
 def default_type() -> DeviceType:
@@ -34,7 +34,7 @@ def default_type() -> DeviceType:
 
 
 def available_types() -> Iterator[DeviceType]:
-    """Yield the types beside the CPU that this process can compute on: CUDA, registered ones, torch's current one."""
+    """Yield the available types other than the CPU: CUDA, registered ones, torch's current accelerator."""
     seen = set[str]()
     if (kind := device_type("cuda")).is_available():
         seen.add(kind.name)
@@ -45,41 +45,41 @@ def available_types() -> Iterator[DeviceType]:
             yield kind
     import torch
 
-    # CUDA and what is registered have answered for themselves.
+    # The availability of CUDA and of registered types was checked above.
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is not None and found.type not in {"cpu", "cuda", *_registered()}:
         yield device_type(found)
 
 
 def type_of_backend(backend: str) -> DeviceType:
-    """Return the type that a backend of `torch.distributed` is the default of; the CPU where it serves several."""
+    """Return the type whose default is this backend of `torch.distributed`; the CPU if it is not of one type only."""
     kinds = (kind for kind in available_types() if not kind.backend_sends_host_tensors and kind.backend == backend)
     return next(kinds, device_type("cpu"))
 
 
 def loaded_types() -> Iterator[DeviceType]:
     """Yield the types that this process has used."""
-    return iter(tuple(_known.values()))
+    return iter(tuple(_loaded.values()))
 
 
 def is_meta(device: torch.device) -> bool:
-    """Whether a device is torch's ``meta``, whose tensors have shapes and no content."""
+    """Return whether a device is torch's ``meta``, whose tensors have shapes but no content."""
     return device.type == "meta"
 
 
 def _load(name: str) -> DeviceType:
     if name in _BUILT_IN:
-        made = getattr(import_module(f"accel_nb.runtime.devices.{name}"), _BUILT_IN[name])()
+        loaded = getattr(import_module(f"accel_nb.runtime.devices.{name}"), _BUILT_IN[name])()
     elif name in _registered():
-        made = _registered()[name].load()()
+        loaded = _registered()[name].load()()
     else:
         from accel_nb.runtime.devices.accelerator import Accelerator
 
-        made = Accelerator(name)
-    return _known.setdefault(name, made)
+        loaded = Accelerator(name)
+    return _loaded.setdefault(name, loaded)
 
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """Return the registered types by name. Reading them opens a file of every installed package: once is enough."""
+    """Return the registered types by name. Cached: reading them opens a file of every installed package."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Xla(DeviceType):
-    """The chips of a TPU that one process drives together, or the processor in their place.
+    """All chips of a TPU as one device of one process, or the CPU in their place.
 
     `strategies.xla` opens the device and calls `note_opened`.
     """
@@ -25,7 +25,7 @@ class Xla(DeviceType):
         self._is_open = False
 
     def count(self) -> int:
-        """Return 1 where there are chips that torch_xla can use: one device stands for all of them."""
+        """Return 1 if there are chips that torch_xla can use: one device represents all of them."""
         return int(count_tpu_chips() > 0 and why_no_xla() is None)
 
     def why_unusable(self) -> list[str]:
@@ -34,7 +34,7 @@ class Xla(DeviceType):
         return [] if why is None else [why]
 
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure the process where the device is the processor; all zero for chips, which report nothing."""
+        """Measure the process if the device is the CPU; return zeros for TPU chips, whose memory is not reported."""
         import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
 
         return host_memory() if xr.device_type() == "CPU" else DeviceMemory(0, 0, 0, 0)
@@ -58,7 +58,7 @@ class Xla(DeviceType):
         xm.set_rng_state(int(state[0]) % 2**64, str(device))
 
     def note_opened(self) -> None:
-        """Seed the device from now on whenever torch is seeded; seeding before would open it."""
+        """Record that the device is open, so that it is seeded with torch; seeding it earlier would open it."""
         self._is_open = True
 
     def seed_beside_torch(self, seed: int) -> None:

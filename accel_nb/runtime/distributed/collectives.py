@@ -1,8 +1,8 @@
-"""Collectives over nested structures: one message for shapes and one for content, however many tensors there are.
+"""Collectives over nested structures: one message for shapes and one for content, whatever the number of tensors.
 
-Where a rank needs the others' shapes, ranks first exchange a header of fixed size: a digest of the operation and the
-structure, then lengths. If digests differ, ranks exchange descriptions of their calls and all raise, so none waits.
-Content of a few KB on the CPU is sent with the header, so that gathering a metric takes one message.
+If a rank needs the shapes of the others, all ranks first exchange a header of fixed size: a digest of the operation
+and the structure, then lengths. If digests differ, ranks exchange descriptions of their calls and all raise, so that no
+rank waits. Content of a few KB on the CPU is sent with the header, so gathering a metric takes one message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from accel_nb.runtime.tensors.overlap import overwrite
 
 T = TypeVar("T")
 
-_CAPACITY = 64  # numbers in a header; a structure with more tensors costs one more message
+_CAPACITY = 64  # numbers in a header; a structure with more tensors needs one more message
 _MESSAGE_BYTES = 4096  # a header and the content that is sent with it
 _INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
 _BUCKET_BYTES = 25 * 2**20
@@ -38,41 +38,41 @@ _NUMPY_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
     | {torch.bool}
 )
-_PROBLEM = -1  # the digest of a rank that cannot go on
+_ERROR = -1  # sent in place of a digest or a size by a rank that has an error
 _PACKAGE = str(Path(__file__).parents[2])
 
 
 class Collectives:
     """Collectives over nested tensors and plain objects.
 
-    Every rank must make the same calls in the same order; each waits for all ranks. With ``verify`` every call first
-    checks that all ranks make the same one, with tensors that fit, and raises `MisuseError` on all of them otherwise.
-    Without it `gather`, `pad_across`, `scatter` and the exchange of objects check structures and dtypes all the same.
+    Every rank must make the same calls in the same order; each call waits for all ranks. With ``verify`` every call
+    first checks that all ranks make the same call with matching tensors, and raises `MisuseError` on all ranks if not.
+    `gather`, `pad_across`, `scatter` and the exchange of objects check structures and dtypes even without it.
     """
 
     def __init__(self, comm: Communicator, *, verify: bool = False) -> None:
         self._comm = comm
         self._world = comm.world
         self._verifies = verify
-        # Why no collective may start, while some ranks may have left a block that the others are in.
+        # Why no collective may start: some ranks may have left a block that others have not left.
         self.blocked_reason: str | None = None
 
     def gather(self, nested: T) -> T:
-        """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
+        """Return the tensors of all ranks, concatenated along the first dim in rank order; first dims may differ.
 
         A scalar counts as one value. Raises `MisuseError` on every rank if structures, dtypes or other dims differ.
         """
-        leaves, problem = _tensors_of("gather", nested)
+        leaves, problem = _check_tensors("gather", nested)
         if self._world.size == 1:
-            _raise(problem)
-            return _rebuilt(nested, [leaf.detach().reshape(1) if leaf.dim() == 0 else leaf.detach() for leaf in leaves])
+            _raise_if(problem)
+            return _rebuild(nested, [leaf.detach().reshape(1) if leaf.dim() == 0 else leaf.detach() for leaf in leaves])
         parts = self._gather_each("gather", leaves, nested, problem)
-        return _rebuilt(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
+        return _rebuild(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 
     def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
-        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ."""
+        """Return each rank's list of tensors; first dims may differ. The ``problem`` of one rank is raised on all."""
         if self._world.size == 1:
-            _raise(problem)
+            _raise_if(problem)
             return [tensors]
         if len(tensors) == 1 and problem is None and self.blocked_reason is None and _is_small(tensors[0]):
             return [[part] for part in self._gather_one(tensors[0])]
@@ -80,33 +80,33 @@ class Collectives:
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
         """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
-        leaves, problem = _tensors_of("pad_across_processes", nested)
+        leaves, problem = _check_tensors("pad_across_processes", nested)
         lengths = [leaf.shape[dim] if -leaf.dim() <= dim < leaf.dim() else 0 for leaf in leaves]
         if self._world.size == 1:
-            _raise(problem)
+            _raise_if(problem)
             return nested
         like = describe(map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype), nested))
         rows, _ = self._exchange(f"pad_across_processes(dim={dim})", like, lengths, nested, problem)
         longest = [max(row[index] for row in rows) for index in range(len(leaves))]
-        padded = [_padded(leaf, dim, size, value, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
-        return _rebuilt(nested, padded)
+        padded = [_pad(leaf, dim, size, value, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
+        return _rebuild(nested, padded)
 
     def reduce(self, nested: T, op: Operation = "sum", scale: float = 1.0) -> T:
         """Return the sum, mean, maximum or minimum over ranks, times ``scale``: one collective for each dtype.
 
-        Whole numbers have a mean in the default float dtype; of bools the sum counts those that are true.
+        The mean of integers has the default float dtype; the sum of bools is the number of true ones.
         """
-        leaves, problem = _tensors_of("reduce", nested)
+        leaves, problem = _check_tensors("reduce", nested)
         self._verify(f"reduce({op!r})", nested, nested, problem)
-        _raise(problem)
-        prepared = [_reducible(leaf.detach(), op) for leaf in leaves]
+        _raise_if(problem)
+        prepared = [_to_reducible(leaf.detach(), op) for leaf in leaves]
         results: list[Tensor] = list(prepared)
-        for group in _by_dtype(prepared):
+        for group in _group_by_dtype(prepared):
             device = prepared[group[0]].device
             flat = torch.cat([prepared[index].to(device).reshape(-1) for index in group])
             reduced = self._comm.all_reduce(flat, op)
             parts = reduced.split([prepared[index].numel() for index in group])
-            for index, part in zip(group, _unaliased(parts), strict=True):
+            for index, part in zip(group, _copy_if_shared(parts), strict=True):
                 results[index] = part.reshape(leaves[index].shape).to(leaves[index].device)
         if scale != 1.0:
             results = [result * scale for result in results]
@@ -114,30 +114,30 @@ class Collectives:
             result.bool() if leaf.dtype == torch.bool and op in ("max", "min") and scale == 1.0 else result
             for leaf, result in zip(leaves, results, strict=True)
         ]
-        return _rebuilt(nested, kept)
+        return _rebuild(nested, kept)
 
     def broadcast(self, nested: T, source: int = 0) -> T:
         """Return rank ``source``'s tensors on every rank, in one collective; shapes and dtypes must be equal."""
         self._check_rank(source)
-        leaves, problem = _tensors_of("broadcast", nested)
+        leaves, problem = _check_tensors("broadcast", nested)
         self._verify(f"broadcast(from_process={source})", nested, nested, problem)
-        _raise(problem)
+        _raise_if(problem)
         if self._world.size == 1:
-            return _rebuilt(nested, [leaf.detach().clone() for leaf in leaves])
+            return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
         content = self._comm.broadcast(_as_bytes(leaves), source)
-        return _rebuilt(nested, _unaliased(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
+        return _rebuild(nested, _copy_if_shared(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
 
     def scatter(self, nested: Any, source: int = 0) -> Any:
         """Return this rank's share of rank ``source``'s tensors, divided along their first dim.
 
-        Shares differ by at most one row; a scalar is sent whole to every rank. Other ranks pass None, or the same
-        structure with tensors of any shape, which is required where it has named tuples, dataclasses or mappings other
-        than dict.
+        Shares differ by at most one row; every rank receives the whole of a scalar. Other ranks pass None, or the same
+        structure with tensors of any shape; the latter is required if the structure has named tuples, dataclasses or
+        mappings other than dict.
         """
         self._check_rank(source)
         is_source = self._world.rank == source
-        leaves, problem = _tensors_of("scatter", nested)
-        descriptions = self._exchange_objects("scatter", _offer(nested, leaves, is_source), problem)
+        leaves, problem = _check_tensors("scatter", nested)
+        descriptions = self._exchange_objects("scatter", _describe_for_scatter(nested, leaves, is_source), problem)
         offer = descriptions[source]
         passed = [text for rank, (text, *_) in enumerate(descriptions) if rank != source and text is not None]
         lacks_one = offer[1] is None and any(text is None for text, *_ in descriptions)
@@ -148,35 +148,35 @@ class Collectives:
         shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
         mine = [each[self._world.rank] for each in shares]
         if self._world.size == 1:
-            return _rebuilt(nested, [leaf.detach().clone() for leaf in leaves])
-        return _rebuilt(like, self._scatter_content(leaves if is_source else None, templates, shares, mine, source))
+            return _rebuild(nested, [leaf.detach().clone() for leaf in leaves])
+        return _rebuild(like, self._scatter_content(leaves if is_source else None, templates, shares, mine, source))
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order; raises `MisuseError` on every rank for a type that is not sent."""
+        """Return every rank's value, in rank order; raise `MisuseError` on all ranks for a type that cannot be sent."""
         return self._exchange_objects("gather_object", value)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return rank ``source``'s value on every rank; the values of other ranks are ignored."""
         self._check_rank(source)
         self._verify(f"broadcast_object(from_process={source})", None, None, None)
-        message, problem = _encoded(value) if self._world.rank == source else (b"", None)
+        message, problem = _try_encode(value) if self._world.rank == source else (b"", None)
         if self._world.size == 1:
-            _raise(problem)
+            _raise_if(problem)
             return serialization.decode(message)
-        size = int(self._comm.broadcast(torch.tensor([len(message) if problem is None else _PROBLEM]), source))
-        _raise(problem)
-        if size == _PROBLEM:
-            raise MisuseError(f"rank {source} tried to send what ranks cannot exchange; its own error says what")
+        size = int(self._comm.broadcast(torch.tensor([len(message) if problem is None else _ERROR]), source))
+        _raise_if(problem)
+        if size == _ERROR:
+            raise MisuseError(f"rank {source} tried to send a value that ranks cannot exchange; its error has details")
         content = _bytes_tensor(message) if self._world.rank == source else torch.empty(size, dtype=torch.uint8)
         return serialization.decode(self._comm.broadcast(content, source).numpy().tobytes())
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called."""
         self._verify("barrier", None, None, None)
         self._comm.barrier()
 
     def verify(self, op: str, nested: Any) -> None:
-        """Check, if this object verifies, that every rank is about to call ``op`` with tensors that fit."""
+        """Check that every rank is about to call ``op`` with matching tensors, unless ``verify`` is off."""
         self._verify(op, nested, nested, None)
 
     # --- shapes ---
@@ -196,30 +196,30 @@ class Collectives:
         problem: MisuseError | None,
         content: bytes | None = None,
     ) -> tuple[list[list[int]], list[memoryview]]:
-        """Return every rank's lengths, and the ``content`` of each that was sent with its header.
+        """Return every rank's lengths, and the ``content`` that each rank has sent with its header.
 
-        Raises on every rank if ``op`` or ``like``, the description of what must be equal, differ.
+        Raises on every rank if ``op`` or ``like`` differ; ``like`` describes the structure that must be equal.
         """
         if self.blocked_reason is not None:
             raise MisuseError(f"{op}: {self.blocked_reason}")
-        digest = _PROBLEM if problem is not None else _digest(op, like, str(len(lengths)))
+        digest = _ERROR if problem is not None else _digest(op, like, str(len(lengths)))
         first = [digest, *lengths[: _CAPACITY - 1]]
         rows, contents = self._gather_header(first, content)
         if any(row[0] != digest for row in rows) or problem is not None:
-            self._refuse(op, nested, problem)
+            self._raise_mismatch(op, nested, problem)
         rows = [row[1 : 1 + len(lengths)] for row in rows]
         if len(lengths) >= _CAPACITY:
             more = self._gather_numbers(list(lengths[_CAPACITY - 1 :]))
             rows = [[*row, *rest] for row, rest in zip(rows, more, strict=True)]
         return rows, contents
 
-    def _refuse(self, op: str, nested: Any, problem: MisuseError | None) -> None:
+    def _raise_mismatch(self, op: str, nested: Any, problem: MisuseError | None) -> None:
         what = f"{op} of {describe(nested)}" if problem is None else str(problem)
         where = f" at {_call_site()}" if self._verifies else ""
         self._raise_difference(op, [str(text) for text in self._exchange_texts(what + where)], _HINT)
 
     def _gather_header(self, numbers: list[int], content: bytes | None) -> tuple[list[list[int]], list[memoryview]]:
-        # Of one length for every call: ranks in different calls must be able to exchange their headers.
+        # All headers have the same length, so that ranks in different calls can exchange them.
         message = bytearray(_MESSAGE_BYTES)
         end = 8 * len(numbers)
         message[:end] = array("q", numbers).tobytes()
@@ -235,21 +235,21 @@ class Collectives:
     def _raise_difference(self, op: str, descriptions: list[str], hint: str) -> None:
         if len(set(descriptions)) == 1:
             raise MisuseError(f"{op} cannot go on: {descriptions[0]}")
-        usual = max(set(descriptions), key=descriptions.count)
-        odd = [rank for rank, text in enumerate(descriptions) if text != usual]
-        who = f"rank {odd[0]} differs" if len(odd) == 1 and len(descriptions) > 2 else "the ranks differ"
+        most_common = max(set(descriptions), key=descriptions.count)
+        different = [rank for rank, text in enumerate(descriptions) if text != most_common]
+        who = f"rank {different[0]} differs" if len(different) == 1 and len(descriptions) > 2 else "the ranks differ"
         lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(descriptions))
         raise MisuseError(f"{op} cannot go on, since {who}:{lines}\n{hint}")
 
     # --- content ---
 
     def _gather_one(self, leaf: Tensor) -> list[Tensor]:
-        """Gather one small tensor of the CPU, such as a metric, in a third of the time of `_gather_each`.
+        """Gather one small CPU tensor, such as a metric, in a third of the time of `_gather_each`.
 
-        The message is the same: other ranks may be in `_gather_each`.
+        The message has the same format, as other ranks may be in `_gather_each`.
         """
         shape = leaf.shape
-        digest, row_bytes = _row_facts(leaf.dtype, shape)
+        digest, row_bytes = _digest_and_row_bytes(leaf.dtype, shape)
         content = leaf.detach().numpy().tobytes()
         message = bytearray(_MESSAGE_BYTES)
         message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0])
@@ -257,7 +257,7 @@ class Collectives:
         received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
         heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
         if any(head[0] != digest for head in heads):
-            self._refuse("gather", [leaf], None)
+            self._raise_mismatch("gather", [leaf], None)
         beyond = shape[1:]
         if max([head[1] for head in heads]) * row_bytes > _INLINE_BYTES:
             return [part for [part] in self._gather_content([leaf], [[(head[1], *beyond) for head in heads]], None)]
@@ -284,7 +284,7 @@ class Collectives:
     def _gather_content(
         self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[memoryview] | None
     ) -> list[list[Tensor]]:
-        """Return each rank's leaves; ``shapes[leaf][rank]``. ``contents`` was sent with the header."""
+        """Return each rank's leaves; shapes are ``shapes[leaf][rank]``, ``contents`` was received with the headers."""
         sizes = [
             sum(_num_bytes(leaf, each[rank]) for leaf, each in zip(leaves, shapes, strict=True))
             for rank in range(self._world.size)
@@ -323,7 +323,7 @@ class Collectives:
                 parts.append(torch.cat([content, content.new_zeros(size - len(content))]))
         received = self._comm.scatter(torch.empty(size, dtype=torch.uint8), parts, source) if size else None
         content = torch.empty(0, dtype=torch.uint8) if received is None else received
-        made = _unaliased(_from_bytes(content, templates, [shape for _, shape in mine]))
+        made = _copy_if_shared(_from_bytes(content, templates, [shape for _, shape in mine]))
         device = leaves[0].device if leaves else torch.device(self._world.device)
         return [part.to(device) for part in made]
 
@@ -331,16 +331,16 @@ class Collectives:
 
     def _exchange_objects(self, op: str, value: Any, problem: MisuseError | None = None) -> list[Any]:
         self._verify(op, None, None, None)
-        message, refused = _encoded(value)
+        message, refused = _try_encode(value)
         problem = problem or refused
         if self._world.size == 1:
-            _raise(problem)
+            _raise_if(problem)
             return [serialization.decode(message)]
-        sizes = [row[0] for row in self._gather_numbers([len(message) if problem is None else _PROBLEM])]
-        if _PROBLEM in sizes:
-            _raise(problem)
+        sizes = [row[0] for row in self._gather_numbers([len(message) if problem is None else _ERROR])]
+        if _ERROR in sizes:
+            _raise_if(problem)
             raise MisuseError(
-                f"{op}: rank {sizes.index(_PROBLEM)} brought what ranks cannot exchange; its own error says what"
+                f"{op}: rank {sizes.index(_ERROR)} passed a value that ranks cannot exchange; its error has details"
             )
         return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
 
@@ -361,7 +361,7 @@ class Collectives:
 
 
 class VerifiedComm:
-    """A communicator that checks before each collective that every rank makes the same call; for debugging."""
+    """A communicator for debugging: checks before each collective that every rank makes the same call."""
 
     def __init__(self, comm: Communicator) -> None:
         self.world = comm.world
@@ -437,13 +437,13 @@ def _reduce_bucket(comm: Communicator, bucket: list[Tensor], op: Operation) -> N
 
 _HINT = "Every rank must make the same call, with the same structure, dtypes and dims past the first."
 _SCATTER_HINT = (
-    "The source gives the tensors; the others give None or the same structure, which they must where it has "
-    "named tuples, dataclasses or mappings other than dict."
+    "The source passes the tensors; other ranks pass None or the same structure. They must pass the structure if it "
+    "has named tuples, dataclasses or mappings other than dict."
 )
 
 
-def _tensors_of(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | None]:
-    """Return the tensors, and an error for unsuitable leaves, which the caller raises when all ranks do."""
+def _check_tensors(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | None]:
+    """Return the tensors, and an error for unsuitable leaves, which the caller raises on all ranks together."""
     for leaf in find_leaves(nested):
         if leaf is None:
             continue
@@ -459,12 +459,12 @@ def _tensors_of(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | None]
     return list(find_tensors(nested)), None
 
 
-def _raise(problem: MisuseError | None) -> None:
+def _raise_if(problem: MisuseError | None) -> None:
     if problem is not None:
         raise problem
 
 
-def _rebuilt(nested: Any, leaves: Iterable[Tensor]) -> Any:
+def _rebuild(nested: Any, leaves: Iterable[Tensor]) -> Any:
     rest = iter(leaves)
     return map_tensors(lambda _: next(rest), nested)
 
@@ -475,8 +475,8 @@ def _digest(*texts: str) -> int:
 
 
 @functools.lru_cache(256)
-def _row_facts(dtype: torch.dtype, shape: torch.Size) -> tuple[int, int]:
-    """Return the digest that `_exchange` makes of a list of one such tensor, and the bytes of one row."""
+def _digest_and_row_bytes(dtype: torch.dtype, shape: torch.Size) -> tuple[int, int]:
+    """Return the digest that `_exchange` computes for a list of one such tensor, and the bytes of one row."""
     like = describe([torch.empty(shape, dtype=dtype, device="meta")], any_rows=True)
     return _digest("gather", like, "1"), dtype.itemsize * math.prod(shape[1:])
 
@@ -494,14 +494,14 @@ def _is_small(leaf: Tensor) -> bool:
 
 
 def _call_site() -> str:
-    """Return the calling line outside of this package."""
+    """Return file and line of the innermost caller outside of this package."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _padded(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool) -> Tensor:
+def _pad(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool) -> Tensor:
     if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == length:
         return tensor
     shape = list(tensor.shape)
@@ -510,8 +510,8 @@ def _padded(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool
     return torch.cat([filler, tensor] if pad_first else [tensor, filler], dim)
 
 
-def _reducible(tensor: Tensor, op: Operation) -> Tensor:
-    """Return a tensor of a dtype that can be reduced; the caller's tensor is not changed."""
+def _to_reducible(tensor: Tensor, op: Operation) -> Tensor:
+    """Return the tensor in a dtype that ``op`` can reduce; the caller's tensor is not changed."""
     if tensor.dtype == torch.bool:
         tensor = tensor.to(torch.int64 if op == "sum" else torch.uint8 if op in ("max", "min") else torch.float32)
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
@@ -519,7 +519,7 @@ def _reducible(tensor: Tensor, op: Operation) -> Tensor:
     return tensor
 
 
-def _by_dtype(leaves: list[Tensor]) -> list[list[int]]:
+def _group_by_dtype(leaves: list[Tensor]) -> list[list[int]]:
     groups: dict[torch.dtype, list[int]] = {}
     for index, leaf in enumerate(leaves):
         groups.setdefault(leaf.dtype, []).append(index)
@@ -527,7 +527,7 @@ def _by_dtype(leaves: list[Tensor]) -> list[list[int]]:
 
 
 def _order(leaves: Sequence[Tensor]) -> list[int]:
-    """Return the order of leaves in a message: large items first, so that each starts at a multiple of its size."""
+    """Return the order of leaves in a message: by decreasing element size, so that each leaf is aligned."""
     if len(leaves) == 1:
         return [0]
     return sorted(range(len(leaves)), key=lambda index: -leaves[index].element_size())
@@ -555,7 +555,7 @@ def _host_bytes(leaves: Sequence[Tensor]) -> bytes | None:
 
 
 def _from_memory(content: memoryview, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Undo `_host_bytes` for tensors of other shapes, without a copy."""
+    """Return the tensors of a message of `_host_bytes` without a copy; ``leaves`` have the dtypes."""
     made = list(leaves)
     start = 0
     for index in _order(leaves):
@@ -574,7 +574,7 @@ def _flat_bytes(leaf: Tensor) -> Tensor:
 
 
 def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Undo `_as_bytes` for tensors of other shapes; ``leaves`` give dtypes and devices."""
+    """Return the tensors of a message of `_as_bytes`, with ``shapes`` and the dtypes and devices of ``leaves``."""
     made = list(leaves)
     start = 0
     for index in _order(leaves):
@@ -586,8 +586,8 @@ def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tupl
     return made
 
 
-def _unaliased(parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors that share no memory: autograd counts an in-place change of one view for all."""
+def _copy_if_shared(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors that share no memory: views of one tensor share a version counter."""
     return [part.clone() for part in parts] if len(parts) > 1 else parts
 
 
@@ -595,22 +595,22 @@ def _bytes_tensor(message: bytes) -> Tensor:
     return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.empty(0, dtype=torch.uint8)
 
 
-def _encoded(value: Any) -> tuple[bytes, MisuseError | None]:
+def _try_encode(value: Any) -> tuple[bytes, MisuseError | None]:
     try:
         return serialization.encode(value), None
     except MisuseError as error:
         return b"", error
 
 
-def _offer(nested: Any, leaves: list[Tensor], is_source: bool) -> tuple[str | None, Any, list[Any]]:
-    """Return what a rank sends before a scatter: structure as text and, if sendable, as value; dtypes; shapes."""
+def _describe_for_scatter(nested: Any, leaves: list[Tensor], is_source: bool) -> tuple[str | None, Any, list[Any]]:
+    """Return a rank's message before a scatter: structure as text and, if possible, as value; dtypes; shapes."""
     if nested is None:
         return None, None, []
     text = describe(map_tensors(lambda _: None, nested))
     if not is_source:
         return text, None, []
     like = map_tensors(lambda _: torch.empty(0), nested)
-    _, refused = _encoded(like)
+    _, refused = _try_encode(like)
     facts = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
     return text, like if refused is None else None, cast("list[Any]", facts)
 

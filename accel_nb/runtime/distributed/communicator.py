@@ -1,4 +1,4 @@
-"""Collectives among ranks: tensors through torch, everything else as checked JSON.
+"""Collectives among ranks: tensors through torch, other values as JSON.
 
 Every rank must make the same calls in the same order; each call waits for all ranks.
 """
@@ -26,7 +26,7 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.
 
 
 class Communicator(Protocol):
-    """The collectives that the rest of the package is written against."""
+    """The interface of collectives that the rest of the package uses."""
 
     world: World
 
@@ -43,7 +43,7 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Replace ``tensor`` by rank ``source``'s, and return it."""
+        """Replace the content of ``tensor`` by that of rank ``source``'s tensor, and return it."""
         ...
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
@@ -54,18 +54,18 @@ class Communicator(Protocol):
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
-        """Start to compute on the host whether any rank's flag is set; the function returned waits for the result.
+        """Start a reduction on the host; return a function that waits and returns whether any rank's flag is set.
 
-        Every rank must call at the same position among its collectives; the device is not involved.
+        Every rank must call at the same position among its collectives. No work is queued on the device.
         """
         ...
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order; raises `MisuseError` for what JSON cannot hold."""
+        """Return every rank's value, in rank order; raise `MisuseError` for a value that JSON cannot represent."""
         ...
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
-        """Return rank ``source``'s value; raises `MisuseError` there for what JSON cannot hold."""
+        """Return rank ``source``'s value; raise `MisuseError` if JSON cannot represent it."""
         ...
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -82,7 +82,7 @@ class LocalComm:
             raise ValueError(f"a local communicator serves a world of 1, not of {self.world.size}")
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
-        """Return the tensor as it is."""
+        """Return the tensor unchanged."""
         _operation(op)
         return tensor
 
@@ -96,7 +96,7 @@ class LocalComm:
         return tensor.detach().clone()
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Return the tensor as it is."""
+        """Return the tensor unchanged."""
         return tensor
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
@@ -122,8 +122,8 @@ class LocalComm:
 class TorchComm:
     """The communicator over torch's default process group.
 
-    Tensors may be on the CPU or on this rank's device; one that the backend cannot send from its device is copied to
-    one that it can, and back.
+    Tensors may be on the CPU or on this rank's device. If the backend cannot send from a tensor's device, the tensor is
+    copied to a device from which it can, and the result is copied back.
     """
 
     def __init__(self, world: World, group: DefaultGroup) -> None:
@@ -131,41 +131,41 @@ class TorchComm:
         self.group = group
         kind = device_type(world.device)
         self._device = kind.make_current(torch.device(world.device))
-        self._only_device = not kind.backend_sends_host_tensors and dist.get_backend() == kind.backend
-        self._hosts: tuple[Any, Any] | None = None
+        self._sends_device_only = not kind.backend_sends_host_tensors and dist.get_backend() == kind.backend
+        self._host_groups: tuple[Any, Any] | None = None
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
         """Replace ``tensor`` by its reduction over all ranks, and return it."""
         operation = _operation(op)
-        work = self._sendable(tensor)
+        work = self._to_sendable(tensor)
         dist.all_reduce(work, operation)
         if op == "mean":
             work.div_(self.world.size)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, on the device that ``tensor`` is on."""
+        """Return every rank's tensor, on the device of ``tensor``."""
         if tensor.is_complex():
             return [torch.view_as_complex(part) for part in self.all_gather(torch.view_as_real(tensor))]
-        work = self._sendable(tensor.detach())
+        work = self._to_sendable(tensor.detach())
         gathered = [torch.empty_like(work) for _ in range(self.world.size)]
-        # Called on the group: the wrapper in torch.distributed costs as much processor time as the collective.
+        # Call the group directly: the wrapper in torch.distributed needs as much CPU time as the collective.
         self._default_group().allgather([gathered], [work]).wait()
         return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
 
     def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
         """Return this rank's share of the reduced first dim."""
         operation = _operation(op)
-        work = self._sendable(tensor.detach())
+        work = self._to_sendable(tensor.detach())
         if work.dim() == 0 or work.shape[0] % self.world.size:
             raise MisuseError(
                 f"reduce_scatter of shape {tuple(tensor.shape)}: the first dim must be a multiple of {self.world.size}"
             )
         share = work.shape[0] // self.world.size
-        if self._only_device:
+        if self._sends_device_only:
             result = work.new_empty(share, *work.shape[1:])
             dist.reduce_scatter_tensor(result, work, operation)
-        else:  # gloo has reduce_scatter since torch 2.7 only
+        else:  # gloo has no reduce_scatter before torch 2.7
             work = work.clone()
             dist.all_reduce(work, operation)
             result = work.narrow(0, self.world.rank * share, share).clone()
@@ -174,22 +174,22 @@ class TorchComm:
         return result.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Replace ``tensor`` by rank ``source``'s, and return it."""
-        work = self._sendable(tensor)
+        """Replace the content of ``tensor`` by that of rank ``source``'s tensor, and return it."""
+        work = self._to_sendable(tensor)
         dist.broadcast(work, source)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
         """Replace ``tensor`` by this rank's part, and return it."""
-        work = self._sendable(tensor)
+        work = self._to_sendable(tensor)
         if self.world.rank == source:
-            dist.scatter(work, [self._sendable(part) for part in _parts_of(parts, self.world.size)], source)
+            dist.scatter(work, [self._to_sendable(part) for part in _parts_of(parts, self.world.size)], source)
         else:
             dist.scatter(work, None, source)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
-        """Start a maximum over the ranks' flags in the background, over the host's network."""
+        """Start an all-reduce of the flags by maximum in the background, between the hosts' CPUs."""
         raised = torch.tensor([int(flag)], dtype=torch.int32)
         work: Any = dist.all_reduce(raised, dist.ReduceOp.MAX, group=self._host_group(), async_op=True)
 
@@ -200,51 +200,51 @@ class TorchComm:
         return wait
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """Return every rank's value; a rank whose value JSON cannot hold raises on every rank."""
+        """Return every rank's value; every rank raises if JSON cannot represent the value of any rank."""
         message, problem = self._message(value)
         lengths = [int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1]))]
-        self._raise_for(problem, [rank for rank, length in enumerate(lengths) if length < 0])
+        self._raise_for_ranks(problem, [rank for rank, length in enumerate(lengths) if length < 0])
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(message)] = _as_bytes(message)
         parts = self.all_gather(padded)
         return [_decode(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
-        """Return rank ``source``'s value; where JSON cannot hold it, every rank raises."""
+        """Return rank ``source``'s value; every rank raises if JSON cannot represent it."""
         message, problem = self._message(value) if self.world.rank == source else (b"", None)
         length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1]), source))
-        self._raise_for(problem, [source] if length < 0 else [])
+        self._raise_for_ranks(problem, [source] if length < 0 else [])
         content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
         return _decode(self.broadcast(content, source).numpy().tobytes())
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        """Wait until every rank has called, and what was sent before has arrived.
+        """Wait until every rank has called and earlier messages have arrived.
 
-        With ``timeout_s`` it raises `RuntimeError` after that time; only gloo measures it.
+        With ``timeout_s`` it raises `RuntimeError` after that time, if the backend is gloo; others ignore it.
         """
         if timeout_s is not None and dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=timedelta(seconds=timeout_s))
-        if self._only_device:
+        if self._sends_device_only:
             dist.barrier(device_ids=[self._device.index])
         else:
             dist.barrier()
 
     def _host_group(self) -> Any:
-        """Return a group that sends host tensors: None for the default one, else one that is opened on first use."""
-        if not self._only_device:
+        """Return a group that can send host tensors: None for the default group, else one opened on first use."""
+        if not self._sends_device_only:
             return None
         default: Any = dist.group.WORLD
-        if self._hosts is None or self._hosts[0] is not default:  # the default group was reopened since
-            self._hosts = (default, dist.new_group(backend="gloo"))
-        return self._hosts[1]
+        if self._host_groups is None or self._host_groups[0] is not default:  # the default group was reopened since
+            self._host_groups = (default, dist.new_group(backend="gloo"))
+        return self._host_groups[1]
 
     def _default_group(self) -> dist.ProcessGroup:
         group = dist.group.WORLD
         assert group is not None
         return group
 
-    def _sendable(self, tensor: Tensor) -> Tensor:
-        if self._only_device and tensor.is_cpu:
+    def _to_sendable(self, tensor: Tensor) -> Tensor:
+        if self._sends_device_only and tensor.is_cpu:
             tensor = tensor.to(self._device)
         elif not device_type(tensor.device).in_collectives:
             tensor = tensor.cpu()
@@ -256,12 +256,12 @@ class TorchComm:
         except MisuseError as error:
             return b"", error
 
-    def _raise_for(self, problem: MisuseError | None, ranks: list[int]) -> None:
-        # Raised on every rank: otherwise ranks with a valid value would wait for ever.
+    def _raise_for_ranks(self, problem: MisuseError | None, ranks: list[int]) -> None:
+        # Raise on every rank: otherwise ranks with a valid value would wait forever.
         if problem is not None:
             raise problem
         if ranks:
-            raise MisuseError(f"rank {ranks[0]} tried to send a value that is not JSON; its own error says which")
+            raise MisuseError(f"rank {ranks[0]} tried to send a value that is not JSON; its error has details")
 
 
 def _operation(op: str) -> Any:
@@ -274,7 +274,7 @@ def _operation(op: str) -> Any:
 def _parts_of(parts: Sequence[Tensor] | None, size: int) -> Sequence[Tensor]:
     if parts is None or len(parts) != size:
         given = "none" if parts is None else str(len(parts))
-        raise MisuseError(f"scatter takes one part for each of the {size} ranks, and its source gave {given}")
+        raise MisuseError(f"scatter takes one part for each of the {size} ranks, and its source passed {given}")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The present world of this process, for code that has no communicator."""
+"""The current world of this process, for code that has no communicator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accel_nb.runtime.world import World
 
 
 def current_world() -> World:
-    """Return the world that the environment describes, that of an open group, or that of this process alone."""
+    """Return the world that the environment describes, else that of an open group, else a world of one rank."""
     world = torchrun_world()
     if world is None:
         return DefaultGroup.world_of_open_group() if DefaultGroup.is_open() else World()
@@ -17,7 +17,7 @@ def current_world() -> World:
 
 
 def current_comm() -> Communicator:
-    """Return a communicator over the open group, or a local one while there is none."""
+    """Return a communicator over the open group, or a local one if there is none."""
     world = current_world()
     if world.size == 1 or not DefaultGroup.is_open():
         return LocalComm()

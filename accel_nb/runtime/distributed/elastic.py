@@ -1,4 +1,4 @@
-"""Report a rank's error to torch's elastic agent, which supervises the ranks of several machines."""
+"""Reports a rank's error to torch's elastic agent, which supervises the ranks of several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that some ranks have and others lack, and parameters whose gradients nothing averages."""
+"""Gradients that exist on some ranks only, and parameters whose gradients no wrapper averages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_nb.runtime.distributed.sharded import is_sharded
 
 
 def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> list[bool]:
-    """Return for each parameter whether any rank has a gradient of it; every rank calls, with the same parameters."""
+    """Return for each parameter whether any rank has its gradient; every rank must call with the same parameters."""
     if not parameters:
         return []
     present = torch.tensor([value.grad is not None for value in parameters], dtype=torch.int32)
@@ -25,11 +25,11 @@ def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> l
 def gradients_of_any_rank(comm: Communicator, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients that any rank has, set to zero on ranks that lack them.
 
-    Every rank calls, with the same parameters, and gets as many gradients.
+    Every rank must call with the same parameters; all ranks get the same number of gradients.
     """
     gradients: list[Tensor] = []
-    for value, is_there in zip(parameters, any_rank_has_gradient(comm, parameters), strict=True):
-        if is_there:
+    for value, is_present in zip(parameters, any_rank_has_gradient(comm, parameters), strict=True):
+        if is_present:
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
             gradients.append(value.grad)
@@ -37,8 +37,11 @@ def gradients_of_any_rank(comm: Communicator, parameters: Sequence[Tensor]) -> l
 
 
 def is_only_in_plain_modules(parameter: Tensor) -> bool:
-    """Whether modules own a parameter, and none of them shards it or averages its gradient. Scans all objects."""
-    # A module that is not built to its end has no `training`, and none of the attributes that `parameters` reads.
+    """Return whether modules own a parameter, and none of them shards it or averages its gradient.
+
+    Scans all objects of the process.
+    """
+    # A module whose constructor has not finished may lack `training` and the attributes that `parameters` reads.
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module) and "training" in vars(item)]
     owners = [module for module in modules if any(value is parameter for value in module.parameters())]
     fsdp = sys.modules.get("torch.distributed.fsdp")

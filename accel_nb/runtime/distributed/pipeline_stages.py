@@ -1,4 +1,4 @@
-"""A model cut into stages, one on each rank: torch's pipelining, fed with micro-batches."""
+"""Pipeline stages of a model, one on each rank, by `torch.distributed.pipelining`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from accel_nb.runtime.world import World
 
 
 class Stages:
-    """This rank's stage of a model that is traced once, and the schedule that moves micro-batches through all stages.
+    """This rank's stage of a traced model, and the schedule that sends micro-batches through all stages.
 
     Every rank must build it, with the same model and examples (one micro-batch), and must call `run`. ``split_points``
-    are names of modules; each starts a stage, and there is one fewer than ranks.
+    are the names of modules that start a stage, one fewer than there are ranks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Stages:
         self._schedule = ScheduleGPipe(traced.build_stage(world.rank, device, dist.group.WORLD), num_chunks)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Send a batch through all stages; returns the last rank's output there, and None elsewhere. No gradients."""
+        """Send a batch through all stages without gradients; return the output on the last rank, None on others."""
         with torch.no_grad():
             if self._world.rank == 0:
                 self._schedule.step(*args, **kwargs)

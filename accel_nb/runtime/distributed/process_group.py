@@ -1,8 +1,8 @@
-"""The default process group: opened over a file, shut down from another thread when a rank is blocked, reopened.
+"""The default process group: opened over a file, shut down from another thread if a rank is blocked, and reopened.
 
-A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++. Shutting its connections
-down does. So `DefaultGroup` records which sockets were opened while the group and its subgroups were made, and
-`DefaultGroup.cut_connections` shuts down exactly those. NCCL communicators are aborted instead.
+A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++; shutting down its
+connections can. `DefaultGroup` therefore records which sockets are opened while the group and its subgroups are
+created, and `DefaultGroup.cut_connections` shuts down exactly these. NCCL communicators are aborted instead.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 
 GLOO_RELEASE_TIMEOUT_S = 2.0
-"""How long threads of the backend may take to release finished collectives."""
+"""How long gloo's threads may take to release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
 _NOTES = "accel_nb/notes"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_MAKER = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
+_GROUP_FACTORY = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
 
 class DefaultGroup:
@@ -51,12 +51,12 @@ class DefaultGroup:
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
         self.world = world
         self._timeout_s = timeout_s
-        self._owned = owned
+        self._is_owner = owned
         self._backend = backend
         self._sockets: set[int] = set()
-        # When the group was opened, on the clock of torch's record of collectives.
+        # When the group was opened, by the clock of torch's flight recorder.
         self._opened_ns = 0
-        self._make: Callable[..., Any] | None = None
+        self._original_factory: Callable[..., Any] | None = None
 
     @classmethod
     def open(
@@ -69,7 +69,7 @@ class DefaultGroup:
 
     @classmethod
     def adopt(cls, world: World) -> DefaultGroup:
-        """Use the default group that other code has opened; `close` leaves it open."""
+        """Use the default group that other code has opened; `close` does not close it."""
         return cls(world, timeout_s=DEFAULT_TIMEOUT_S, owned=False)
 
     @classmethod
@@ -78,12 +78,12 @@ class DefaultGroup:
     ) -> DefaultGroup:
         """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
 
-        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store, and open no port.
+        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store instead of a port.
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
         if group.backend == "gloo":
-            atexit.register(group._end_with_process, os.getpid())
+            atexit.register(group._close_at_exit, os.getpid())
         return group
 
     @staticmethod
@@ -112,16 +112,16 @@ class DefaultGroup:
         return device_type(self.world.device).backend
 
     def cut_connections(self) -> int:
-        """Shut down this rank's connections, so that a waiting collective raises; return how many there were.
+        """Shut down this rank's connections, so that a waiting collective raises; return their number.
 
-        The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send whose
-        write fails on a closed connection, and the receiver then waits until the group's timeout.
+        The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send over
+        a closed connection, and the receiver then waits until the group's timeout.
         """
         cut = _shut_down(self._sockets)
-        if self._owned and self.backend == "nccl":
+        if self._is_owner and self.backend == "nccl":
             try:
                 c10d._abort_process_group()
-            except Exception as error:  # it may be half open or destroyed already: no collective is waiting
+            except Exception as error:  # the group may be partly opened or already destroyed: no collective waits
                 logger.debug("NCCL group was not aborted: %s", error)
         return cut
 
@@ -136,20 +136,20 @@ class DefaultGroup:
 
     @staticmethod
     def set_flag(key: str) -> None:
-        """Set a flag in the store for all ranks, which outlives the group; any rank may call."""
+        """Set a flag for all ranks in the store, which is kept when the group is destroyed; any rank may call."""
         c10d._get_default_store().set(f"{_NOTES}/{key}", "1")
 
     @staticmethod
     def has_flag(key: str) -> bool:
-        """Whether any rank has set this flag; does not wait."""
+        """Return whether any rank has set this flag, without waiting."""
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
         """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
 
-        ``is_open`` is whether it has not finished and belongs to the present group, ``is_of_all`` whether its group
-        has all ranks. Read from torch's flight recorder; None where this torch records nothing for the backend. Any
-        thread may call.
+        ``is_open`` states whether the collective has not finished and belongs to the current group, ``is_of_all``
+        whether all ranks are in its group. The source is torch's flight recorder; None if it has no record for the
+        backend. Any thread may call.
         """
         last = _last_record() if self.is_open() else None
         if last is None:
@@ -166,7 +166,7 @@ class DefaultGroup:
     def replace_default_group(self) -> None:
         """Replace the default group, opened here or by other code, by a new one; every rank must call.
 
-        Collectives that wait in the old group fail. Flags are lost.
+        Waiting collectives of the old group fail. Flags are lost.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
         self._opened_ns = time.time_ns()
@@ -184,22 +184,22 @@ class DefaultGroup:
 
     def close(self) -> None:
         """Destroy the group and its subgroups; does nothing if it is closed already or was opened by other code."""
-        if not self._owned:
+        if not self._is_owner:
             return
-        atexit.unregister(self._end_with_process)  # a group that is open at exit may belong to other code
-        if self._make is not None:
-            setattr(c10d, _MAKER, self._make)
-            self._make = None
+        atexit.unregister(self._close_at_exit)  # a group that is open at exit may belong to other code
+        if self._original_factory is not None:
+            setattr(c10d, _GROUP_FACTORY, self._original_factory)
+            self._original_factory = None
         if dist.is_initialized():
             wait_for_gloo_threads()
             try:
                 original_function("destroy_process_group")()
-            except Exception as error:  # its connections may be shut down; the group is destroyed all the same
+            except Exception as error:  # its connections may be shut down; the group is destroyed anyway
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
 
-    def _end_with_process(self, pid: int) -> None:
-        """Close the group before the interpreter ends, so that gloo's threads are idle; does nothing in a fork.
+    def _close_at_exit(self, pid: int) -> None:
+        """Close the group before the interpreter exits, so that gloo's threads are idle; do nothing in a fork.
 
         Connections are shut down first, so that no collective waits for ranks that have ended.
         """
@@ -212,17 +212,17 @@ class DefaultGroup:
         self._opened_ns = time.time_ns()
         try:
             if store_path is None:
-                where: dict[str, Any] = {"init_method": "env://"}
+                init_options: dict[str, Any] = {"init_method": "env://"}
             else:
-                where = {"store": self._file_store(store_path)}
+                init_options = {"store": self._file_store(store_path)}
             original_function("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
                 world_size=self.world.size,
                 timeout=timedelta(seconds=self._timeout_s),
-                **where,
+                **init_options,
             )
-            if self.backend == "gloo":  # a rank that ends at once would close connections that others are still opening
+            if self.backend == "gloo":  # an early exit would close connections that others are still opening
                 c10d.barrier()
         except BaseException:
             self.close()
@@ -235,8 +235,8 @@ class DefaultGroup:
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_sockets_of_new_groups(self) -> None:
-        """Record the sockets of every group that is made from now on, subgroups included, for `cut_connections`."""
-        make = getattr(c10d, _MAKER)
+        """Record the sockets of all groups and subgroups that are created from now on, for `cut_connections`."""
+        make = getattr(c10d, _GROUP_FACTORY)
 
         def make_and_record(*args: Any, **kwargs: Any) -> Any:
             before = _socket_inodes()
@@ -245,15 +245,15 @@ class DefaultGroup:
             finally:
                 self._sockets |= _socket_inodes() - before
 
-        self._make = make
-        setattr(c10d, _MAKER, make_and_record)
+        self._original_factory = make
+        setattr(c10d, _GROUP_FACTORY, make_and_record)
 
 
 def wait_for_gloo_threads() -> None:
     """Wait until gloo's threads have released the collectives that have ended.
 
-    A thread takes the interpreter's lock to release one. If the interpreter has ended by then, the process crashes; if
-    a caller that holds the lock destroys the group, as DDP does, the two deadlock.
+    A gloo thread needs the GIL to release a collective. If the interpreter has exited by then, the process crashes; if
+    a caller that holds the GIL destroys the group, as DDP does, the two threads deadlock.
     """
     deadline = time.monotonic() + GLOO_RELEASE_TIMEOUT_S
     before = None
@@ -261,11 +261,11 @@ def wait_for_gloo_threads() -> None:
         if now == before and all(state == "S" for state, _ in now.values()):
             return
         before = now
-        time.sleep(0.001)  # sleep releases the lock that they need
+        time.sleep(0.001)  # sleep releases the GIL, which these threads need
 
 
 def _last_record() -> dict[str, Any] | None:
-    """Return the newest entry of torch's flight recorder; None where there is none."""
+    """Return the newest entry of torch's flight recorder; None if there is none."""
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     entries = [] if dump is None else json.loads(dump(True, False)).get("entries") or []
     return max(entries, key=lambda entry: entry["record_id"], default=None)
@@ -277,7 +277,7 @@ def _gloo_threads() -> dict[str, tuple[str, str]]:
     for path in Path("/proc/self/task").glob("*/status"):
         try:
             status = dict(line.split(":", 1) for line in path.read_text(errors="replace").splitlines())
-        except OSError:  # it has ended since it was listed
+        except OSError:  # the thread has ended since it was listed
             continue
         if status["Name"].strip() == "pt_gloo_runloop":
             found[path.parent.name] = status["State"].split()[0], status["voluntary_ctxt_switches"]
@@ -289,7 +289,7 @@ def _socket_inodes() -> set[int]:
 
 
 def _open_sockets() -> list[tuple[int, int]]:
-    """Return descriptor and inode of every open socket; nothing where the system has no /proc."""
+    """Return descriptor and inode of every open socket; an empty list if the system has no /proc."""
     try:
         descriptors = os.listdir(_DESCRIPTORS)
     except OSError:
@@ -306,7 +306,7 @@ def _open_sockets() -> list[tuple[int, int]]:
 
 
 def _shut_down(inodes: set[int]) -> int:
-    """Shut down the connected internet sockets among ``inodes``, without closing descriptors; return how many."""
+    """Shut down the connected internet sockets among ``inodes``, without closing descriptors; return their number."""
     count = 0
     for descriptor, inode in _open_sockets():
         if inode not in inodes:
@@ -330,5 +330,5 @@ def _shut_down(inodes: set[int]) -> int:
 
 
 def _is_listening(connection: socket.socket) -> bool:
-    """Whether a socket waits for connections: these stay open, because gloo ends the process when accepting fails."""
+    """Return whether a socket accepts connections: these stay open, as gloo ends the process if accepting fails."""
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,8 +1,9 @@
-"""Division of tensors into rows by rank, and the reverse, as operations with gradients of any order.
+"""Division of tensors into rows by rank, and its inverse, as operations with gradients of any order.
 
-Every rank holds the same *whole* tensor, or its own *rows* of it. A whole tensor's gradient is that of one device. Rows
-carry that gradient times the number of ranks, so that the average of parameter gradients over ranks is the gradient of
-one device. Both operations are linear, and up to that factor each is the derivative of the other.
+Every rank holds either the same *whole* tensor or its *rows* of it. The gradient of a whole tensor equals that on one
+device. The gradient of rows is that gradient times the number of ranks, so that the average of parameter gradients
+over ranks equals the gradient on one device. Both operations are linear, and up to that factor each is the derivative
+of the other.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 
 class RowExchange:
-    """Exchanges rows among the ranks of ``comm``. Every rank must make the same calls, also in the backward pass."""
+    """Exchanges rows among the ranks of ``comm``; every rank must make the same calls, also in the backward pass."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self.num_bytes = 0
-        """Bytes of the whole tensors that `gather` has returned."""
+        """The total size in bytes of the tensors that `gather` has returned."""
 
     @property
     def num_ranks(self) -> int:
@@ -41,11 +42,11 @@ class RowExchange:
         return whole
 
     def stack(self, part: Tensor) -> Tensor:
-        """Return ``part`` of every rank in a new first dim; the result is used in the computation of rows."""
+        """Return ``part`` of every rank, stacked in a new first dim, for use in the computation of rows."""
         return _Stack.apply(part, self)  # pyright: ignore[reportReturnType]
 
     def average(self, gradient: Tensor) -> Tensor:
-        """Return the mean of a parameter's gradient over ranks: of rows, the gradient of one device."""
+        """Return the mean of a parameter's gradient over ranks; computed from rows, it equals that on one device."""
         return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
 
     def own_range(self, sizes: Sequence[int]) -> tuple[int, int]:
@@ -54,7 +55,7 @@ class RowExchange:
         return sum(sizes[:rank]), sizes[rank]
 
     def all_gather_rows(self, rows: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks without a gradient. They travel as bytes: backends lack some dtypes."""
+        """Return the rows of all ranks without a gradient; they are sent as bytes, as backends lack some dtypes."""
         moved = rows.detach().movedim(dim, 0)
         length = max(sizes)
         if moved.shape[0] == length:
@@ -108,11 +109,11 @@ class _Stack(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _SumOfOwn.apply(gradients[0], ctx.exchange), None
+        return _SumOwnPart.apply(gradients[0], ctx.exchange), None
 
 
-class _SumOfOwn(Function):
-    """Sums the gradients of a stack over ranks, and returns the part of this rank."""
+class _SumOwnPart(Function):
+    """Sums the gradients of a stack over ranks and returns this rank's part of the sum."""
 
     @staticmethod
     def forward(ctx: Any, stacked: Tensor, exchange: RowExchange) -> Tensor:

@@ -1,8 +1,8 @@
 """Sharded tensors: this rank's part, its position, and collective reads of the full tensor.
 
 A sharded tensor is a `torch.distributed.tensor.DTensor` that is divided along its first dim, as by `fully_shard`, or a
-part of a flattened tensor, as in ZeRO, that was registered with `register_flat_part`. Torch is imported only once such
-a tensor exists.
+part of a flattened tensor, as in ZeRO, that was registered with `register_flat_part`. This module imports torch only
+after such a tensor exists.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FlatPart:
 
 
 def register_flat_part(tensor: Any, part: FlatPart) -> Any:
-    """Register a tensor as representing a full tensor of which this rank holds ``part``, and return it."""
+    """Register a tensor that represents a full tensor of which this rank holds ``part``; return the tensor."""
     global _flat
     if _flat is None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -90,7 +90,7 @@ def local_part(tensor: Any) -> Any:
         return tensor._local_tensor
     import torch
 
-    with torch.no_grad():  # with gradients enabled, autograd would record the view
+    with torch.no_grad():  # autograd would otherwise record the view
         return tensor.to_local()
 
 
@@ -144,7 +144,7 @@ def shard_like(tensor: Any, part: Tensor) -> Any:
 
 
 def own_part(tensor: Any, whole: Tensor) -> Tensor:
-    """Return this rank's part of ``whole``, which is divided like ``tensor``; a view where that is contiguous."""
+    """Return this rank's part of the full tensor ``whole``, divided like ``tensor``; a view if possible."""
     flat = flat_part(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
@@ -198,7 +198,7 @@ def require_reader() -> Callable[[Any], Any]:
 
 @contextmanager
 def collective_reads(comm: Communicator) -> Iterator[None]:
-    """Enable `full_tensor` in the block, in which every rank must make the same calls."""
+    """Enable `full_tensor` in the block; every rank must make the same calls in it."""
     token = _reader.set(lambda tensor: gather_full(tensor, comm))
     try:
         yield
@@ -227,7 +227,7 @@ def lead_reads(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
     def read(tensor: Any) -> Any:
         number = numbers.get(id(tensor))
         if number is None:
-            raise MisuseError("this rank holds only a part of the tensor, and the others do not know which it is")
+            raise MisuseError("this rank holds only a part of the tensor, and the other ranks cannot identify it")
         comm.broadcast_json(number)
         return gather_full(tensor, comm)
 

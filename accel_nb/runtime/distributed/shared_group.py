@@ -1,7 +1,7 @@
-"""Share the worker's default process group with code that was written for ``torchrun``.
+"""Shares the worker's default process group with code that was written for ``torchrun``.
 
 Such code calls ``init_process_group`` at its start and ``destroy_process_group`` at its end. In a worker the default
-group exists before it and is needed after it: the first call uses the open group, the second leaves it open.
+group exists before the code runs and is needed afterwards: the first call uses the open group, the second does nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _ORIGINAL = "_accel_nb_original"
 
 
 def original_function(name: str) -> Callable[..., Any]:
-    """Return torch's own function of a name that `share_default_group` may have replaced."""
+    """Return torch's function of this name, which `share_default_group` may have replaced."""
     function = getattr(c10d, name)
     return getattr(function, _ORIGINAL, function)
 
 
 def share_default_group() -> None:
-    """Replace the two functions in this process; doing so twice is harmless."""
+    """Replace both functions in this process; a second call has no effect."""
     for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", _keep_default_group)):
-        theirs = original_function(name)
-        ours = functools.wraps(theirs)(make(theirs))
-        setattr(ours, _ORIGINAL, theirs)
+        original = original_function(name)
+        replacement = functools.wraps(original)(make(original))
+        setattr(replacement, _ORIGINAL, original)
         for module in (c10d, dist):
-            setattr(module, name, ours)
+            setattr(module, name, replacement)
 
 
 def _reuse_open_group(init: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +44,18 @@ def _reuse_open_group(init: Callable[..., Any]) -> Callable[..., Any]:
         if not dist.is_initialized():
             init(backend, init_method, timeout, *args, **more)
             return
-        asked = dict(zip(("world_size", "rank"), args, strict=False)) | more
-        here = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
-        for name, value in here.items():
-            if asked.get(name, -1) not in (-1, value):
-                raise ValueError(f"init_process_group({name}={asked[name]}): this worker's group has {name} {value}")
-        own = dist.get_backend()
-        if backend is not None and own not in str(backend).lower():
-            raise ValueError(f"init_process_group({backend!r}): this worker's group is {own}; give that, or nothing")
+        requested = dict(zip(("world_size", "rank"), args, strict=False)) | more
+        actual = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
+        for name, value in actual.items():
+            if requested.get(name, -1) not in (-1, value):
+                raise ValueError(
+                    f"init_process_group({name}={requested[name]}): this worker's group has {name} {value}"
+                )
+        backend_name = dist.get_backend()
+        if backend is not None and backend_name not in str(backend).lower():
+            raise ValueError(
+                f"init_process_group({backend!r}): this worker's group is {backend_name}; pass that, or nothing"
+            )
         if timeout is not None:
             c10d._set_pg_timeout(timeout)
 

@@ -1,4 +1,4 @@
-"""Registry of the accelerators of a script that save or resume: a launch ends their runs. Imports no torch."""
+"""Registry of a script's accelerators that save or resume, whose runs a launch ends; imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def record_built_accelerators() -> Iterator[list[Any]]:
 
 
 def register_built_accelerator(accelerator: Any) -> None:
-    """Register an accelerator that has a folder for checkpoints, or one to resume from."""
+    """Register an accelerator that has a checkpoint folder, or that resumes from one."""
     built = _built.get()
     if built is not None:
         built.append(accelerator)

@@ -14,17 +14,17 @@ from accel_nb.secrets import names_secret
 
 OPTION_PREFIX = "ACCEL_NB_"
 LAUNCH_STORE = "_ACCEL_NB_STORE"
-"""Names the inherited descriptor of the file that `launch_store` opens."""
+"""The variable with the inherited descriptor of the file whose path `launch_store` returns."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _T = TypeVar("_T")
 _KEY = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|pat)(?:$|_)")
 _MIN_SECRET = 8
-"""Shorter values are common words of texts."""
+"""Shorter values also occur in other texts."""
 
-_OURS = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
-_OF_RANKS = frozenset(
+_OWN_PREFIXES = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
+_RANK_VARIABLES = frozenset(
     {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
         "GLOO_SOCKET_IFNAME",
@@ -33,29 +33,33 @@ _OF_RANKS = frozenset(
 
 
 def option_variables() -> dict[str, str]:
-    """Return the ``ACCEL_NB_...`` variables: the environment layer of the configuration."""
+    """Return the ``ACCEL_NB_...`` variables, which are the environment layer of the options."""
     return {name: os.environ[name] for name in list(os.environ) if name.startswith(OPTION_PREFIX)}
 
 
 def get_variable(name: str, default: _T) -> str | _T:
-    """Return a variable of the user's, or ``default`` where it is not set."""
+    """Return the value of a variable, or ``default`` if it is not set."""
     return os.environ.get(name, default)
 
 
 def get_variables(*names: str) -> dict[str, str]:
-    """Return those of some variables that are set."""
+    """Return the values of those variables among ``names`` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def notebook_variables() -> dict[str, str]:
-    """Return the variables that a notebook may set: not the package's own, and not those that describe a rank."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _OF_RANKS}
+    """Return the variables that a notebook may set: all except this package's and those that describe a rank."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OWN_PREFIXES) and name not in _RANK_VARIABLES
+    }
 
 
 def set_variables(changes: Mapping[str, str | None]) -> None:
     """Set variables; None removes one. Variables that `notebook_variables` leaves out are not changed."""
     for name, value in changes.items():
-        if name.startswith(_OURS) or name in _OF_RANKS:
+        if name.startswith(_OWN_PREFIXES) or name in _RANK_VARIABLES:
             continue
         if value is None:
             os.environ.pop(name, None)
@@ -107,13 +111,13 @@ def rank_variables(world: World, *, address: str, port: int, machine: int = 0) -
 
 
 def launch_store() -> str | None:
-    """Return the path of the anonymous file that is the store of a launch on one machine; None for other processes."""
+    """Return the path of the anonymous store file of a launch on one machine; None in other processes."""
     descriptor = os.environ.get(LAUNCH_STORE)
     return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
 def set_rank_variables(world: World) -> None:
-    """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell too."""
+    """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell."""
     variables = {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
@@ -124,14 +128,14 @@ def set_rank_variables(world: World) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "_ACCEL_NB_WORKER_DEVICE": world.device,
     }
-    # Not by `update`: its `isinstance` checks against abstract classes write to memory pages that the worker shares
-    # with the zygote, and each such page is copied.
+    # `update` checks `isinstance` against abstract classes, which writes to memory pages that the worker shares with
+    # the zygote, and each such page is then copied.
     for name, value in variables.items():
         os.environ[name] = value
 
 
 def set_local_rank(world: World) -> None:
-    """Set ``LOCAL_RANK``, which not every launcher sets, for a library that reads it."""
+    """Set ``LOCAL_RANK`` for libraries that read it; some launchers do not set it."""
     os.environ["LOCAL_RANK"] = str(world.local_rank)
 
 
@@ -152,7 +156,7 @@ def torchrun_world() -> World | None:
 def secret_values() -> list[str]:
     """Return the values of variables whose names contain secret, key, token or password, longest first.
 
-    Short values are left out, and paths of existing files: the secret is in the file.
+    Short values and paths of existing files are left out: in the latter case the secret is in the file.
     """
     found = {os.environ[name] for name in list(os.environ) if _is_secret(name)}
     hidden = (
@@ -167,14 +171,14 @@ def _is_secret(name: str) -> bool:
 
 
 def prepare_for_xla(*, on_processor: bool) -> None:
-    """Set what torch_xla reads when it is imported; ``on_processor`` uses the processor even if there is a TPU."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each program that is compiled writes a warning
+    """Set variables that torch_xla reads on import; with ``on_processor`` it uses the CPU even if there is a TPU."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # otherwise every compilation prints a warning
     if on_processor:
         os.environ["PJRT_DEVICE"] = "CPU"
 
 
 def visible_gpus() -> list[str] | None:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``, or None when it is not set (every device is visible)."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``, or None if it is not set (every device is visible)."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if value is None else [entry.strip() for entry in value.split(",") if entry.strip()]
 
@@ -202,7 +206,7 @@ def clear_environment() -> Iterator[None]:
 
 @contextmanager
 def patch_environment(**variables: object) -> Iterator[None]:
-    """Run the block with some variables set, by their names in upper case, and restore all after it."""
+    """Run the block with ``variables`` set, their names in upper case, and restore all variables after it."""
     with unchanged_environment():
         os.environ.update({name.upper(): str(value) for name, value in variables.items()})
         yield

@@ -1,4 +1,4 @@
-"""The hardware of this machine, found without torch and without making a device context."""
+"""Detection of this machine's hardware, without torch and without a device context."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psutil
 from accel_nb.runtime.process.environment import visible_gpus
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""One of them exists where a driver is installed; the second under WSL."""
+"""One of these files exists if a driver is installed; the second one under WSL."""
 
 _TPU_VENDOR = "0x1ae0"
 _TPU_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
-"""PCI ids of TPU chips, as in torch_xla; the vendor makes other devices too, such as network adapters."""
+"""PCI ids of TPU chips, as in torch_xla; the vendor has other devices too, such as network adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Machine:
     disk_free_bytes: int
     gpus: tuple[Gpu, ...]
     gpu_problems: tuple[str, ...] = ()
-    """Why GPUs could not be read, one line each."""
+    """Errors of GPUs that could not be read, one line each."""
 
 
 def inspect_machine() -> Machine:
-    """Inspect this machine now, through the driver's management library; makes no device context."""
+    """Return the current state of this machine; GPUs are read by NVML, without a device context."""
     memory = psutil.virtual_memory()
     gpus, problems = inspect_gpus()
     return Machine(
@@ -72,7 +72,7 @@ def inspect_machine() -> Machine:
 
 @cache
 def count_tpu_chips(bus: str = "/sys/bus/pci/devices") -> int:
-    """Count the TPU chips on the PCI bus, from the system's folder of each device."""
+    """Count the TPU chips on the PCI bus, by the folder of each device in ``bus``."""
     found = 0
     for device in Path(bus).glob("*"):
         try:
@@ -101,12 +101,12 @@ def torch_cuda_version() -> tuple[int, int] | None:
 
 
 def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | None:
-    """Return why torch_xla cannot run with the installed torch, and what to do; None where it can.
+    """Return why torch_xla cannot run with the installed torch, and what to do; None if it can.
 
-    A build of torch_xla fits one minor version of torch, which its metadata does not state: with another it fails to
+    A build of torch_xla needs one minor version of torch, which its metadata does not state: with another it fails to
     load. The versions default to the installed ones.
     """
-    # Called whenever an accelerator is made, and reading a version parses all of a package's metadata: check first.
+    # Each new accelerator calls this, and reading a version parses all metadata of a package: check for it first.
     if torch_xla is None and find_spec("torch_xla") is not None:
         torch_xla = _version_of("torch_xla")
     if torch_xla is None:
@@ -114,11 +114,11 @@ def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | 
             "torch_xla is not installed: in an environment of its own, since its torch is an older one, "
             "pip install 'torch==2.9.*' 'torch_xla==2.9.*' (on a TPU 'torch_xla[tpu]==2.9.*')"
         )
-    torch, wanted = torch or _version_of("torch"), _minor(torch_xla)
-    if torch is None or _minor(torch) != wanted:
+    torch, needed_minor = torch or _version_of("torch"), _minor(torch_xla)
+    if torch is None or _minor(torch) != needed_minor:
         return (
-            f"torch_xla {torch_xla} runs with torch {wanted} only, and torch {torch or '(none)'} is installed: "
-            f"pip install 'torch=={wanted}.*' in an environment of its own, or the torch_xla of this torch"
+            f"torch_xla {torch_xla} runs with torch {needed_minor} only, and torch {torch or '(none)'} is installed: "
+            f"pip install 'torch=={needed_minor}.*' in an environment of its own, or the torch_xla of this torch"
         )
     return None
 
@@ -135,7 +135,7 @@ def _minor(version: str) -> str:
 
 
 def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
-    """Return why torch built for this CUDA has no code for a device, and what to do; None where it has.
+    """Return why torch built for this version of CUDA cannot use a device, and what to do; None if it can.
 
     PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
     """
@@ -165,7 +165,7 @@ def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), (f"the driver's management library does not start: {error}",)
+        return (), (f"the driver's management library (NVML) cannot be initialized: {error}",)
     try:
         return list_gpus(pynvml, visible_gpus())
     finally:
@@ -175,7 +175,7 @@ def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """List the devices of an initialized management library; ``visible`` as in ``CUDA_VISIBLE_DEVICES``.
 
-    A process sees at most one part of GPUs that are divided (MIG), and then no whole GPU.
+    A process can use at most one instance of GPUs that are divided by MIG, and then no whole GPU.
     """
     whole: list[tuple[Gpu, str]] = []
     parts: list[tuple[Gpu, str]] = []
@@ -183,9 +183,9 @@ def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tu
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            divided = list(_parts(nvml, handle, index))
-            parts += divided
-            if not divided:
+            instances = list(_mig_instances(nvml, handle, index))
+            parts += instances
+            if not instances:
                 whole.append(_read_gpu(nvml, handle, index))
         except nvml.NVMLError as error:
             problems.append(f"GPU {index} cannot be read: {error}")
@@ -204,18 +204,18 @@ def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tu
     return tuple(chosen), tuple(problems)
 
 
-def _parts(nvml: Any, handle: Any, index: int) -> Iterator[tuple[Gpu, str]]:
-    """Yield the parts of a divided GPU with their ids."""
+def _mig_instances(nvml: Any, handle: Any, index: int) -> Iterator[tuple[Gpu, str]]:
+    """Yield the MIG instances of a GPU with their UUIDs; none if the GPU is not divided."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a device that cannot be divided
+    except nvml.NVMLError:  # the device does not support MIG
         return
     if mode != nvml.NVML_DEVICE_MIG_ENABLE:
         return
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-        except nvml.NVMLError:  # nothing is at this place
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except nvml.NVMLError:  # no instance has this index
             continue
         capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         yield _read_gpu(nvml, part, index, capability=capability)

@@ -1,4 +1,4 @@
-"""Anonymous memory of a fixed size: if it shrank under a mapping, the reading process would get SIGBUS."""
+"""Memory files of fixed size: if a mapped file shrank, a process that reads the mapping would get SIGBUS."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import fcntl
 
 
 def seal_size(descriptor: int) -> None:
-    """Seal the size of a memory file, which must have been made with ``MFD_ALLOW_SEALING``."""
+    """Seal the size of a memory file, which must have been created with ``MFD_ALLOW_SEALING``."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether the file cannot shrink; False for other kinds of file."""
+    """Return whether a memory file cannot shrink; False for other files."""
     try:
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:

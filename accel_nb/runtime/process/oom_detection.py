@@ -1,4 +1,4 @@
-"""Whether the system killed a process for lack of memory, from its counters. Linux; imports no torch."""
+"""Detection of processes that the system killed for lack of memory, by Linux's counters; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 KillCause = Literal["group", "machine", "other", "unknown"]
-"""Why a process got SIGKILL: its control group was out of memory, the machine was, neither, or it is not known."""
+"""Why a process received SIGKILL: its control group or the machine was out of memory, neither, or unknown."""
 
 _COUNTER = "oom_kill"
 
@@ -18,25 +18,25 @@ class KillCounters:
 
     proc: Path = Path("/proc")
     groups: Path = Path("/sys/fs/cgroup")
-    _known: dict[str, int] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._known = self._read()
+        self._counts = self._read()
 
     def kill_cause(self) -> KillCause:
         """Return why a process has just been killed by SIGKILL; each counted kill explains one process."""
         now = self._read()
-        before, self._known = self._known, now
+        before, self._counts = self._counts, now
         if not now:
             return "unknown"
-        # The system kills one of several ranks; the pool ends the others, which waited for it.
+        # The system has killed one rank; the pool kills the others, which wait for it, and these are not counted.
         if now.get("group", 0) > before.get("group", 0):
             return "group"
         return "machine" if now.get("machine", 0) > before.get("machine", 0) else "other"
 
     def _read(self) -> dict[str, int]:
-        group = next((count for path in self._group_files() if (count := _counted(path)) is not None), None)
-        machine = _counted(self.proc / "vmstat")
+        group = next((count for path in self._group_files() if (count := _read_counter(path)) is not None), None)
+        machine = _read_counter(self.proc / "vmstat")
         return {name: count for name, count in (("group", group), ("machine", machine)) if count is not None}
 
     def _group_files(self) -> list[Path]:
@@ -55,8 +55,8 @@ class KillCounters:
         return found
 
 
-def _counted(path: Path) -> int | None:
-    """Return the counter of a file of names and numbers; None where there is none."""
+def _read_counter(path: Path) -> int | None:
+    """Return the counter in a file with lines of a name and a number; None if it has none."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
         return next((int(line[1]) for line in words if len(line) == 2 and line[0] == _COUNTER), None)

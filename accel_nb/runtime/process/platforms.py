@@ -14,12 +14,12 @@ from accel_nb.runtime.process.environment import get_variable, get_variables, no
 from accel_nb.runtime.process.hardware import count_tpu_chips
 
 DisplayMode = Literal["widget", "core widget", "picture", "text"]
-"""How a front end shows the panel: with anywidget, with ipywidgets alone, as a picture, or not at all."""
+"""How a front end displays the panel: by anywidget, by ipywidgets alone, as a picture, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformSignals:
-    """Data by which platforms are detected: variables, loaded modules, notebook names, folders, the parent process."""
+    """The data that detect platforms: variables, loaded modules, names of the notebook, folders, parent process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
@@ -47,13 +47,13 @@ class Platform:
     display_mode: DisplayMode = "widget"
     advice: tuple[str, ...] = ()
     kept_folder: str | None = None
-    """The folder whose files outlive the session; None where all do, or where that is unknown."""
+    """The folder whose files are kept after the session; None if all files are kept or it is unknown."""
     kept_bytes: int | None = None
-    """What the platform keeps of that folder at most."""
+    """The most bytes that the platform keeps of this folder."""
     keep_advice: str = ""
-    """What makes ``kept_folder`` where it is not there."""
+    """The code that creates ``kept_folder`` if it does not exist."""
     worker_variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables that workers and ranks are started with; the user's own come first."""
+    """Variables of workers and ranks; those that the user has set take precedence."""
 
 
 _RUNNERS = ("papermill", "nbconvert", "jupyter-execute")
@@ -63,7 +63,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(
         "kaggle",
         "Kaggle",
-        lambda here: "KAGGLE_KERNEL_RUN_TYPE" in here.variables or here.has_path("/kaggle/input"),
+        lambda signals: "KAGGLE_KERNEL_RUN_TYPE" in signals.variables or signals.has_path("/kaggle/input"),
         display_mode="core widget",
         advice=(
             "choose GPU T4 x2, not P100, in the session options: recent builds of torch do not run on a P100",
@@ -81,7 +81,7 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(
         "colab",
         "Google Colab",
-        lambda here: "google.colab" in here.modules or "COLAB_RELEASE_TAG" in here.variables,
+        lambda signals: "google.colab" in signals.modules or "COLAB_RELEASE_TAG" in signals.variables,
         advice=(
             "there is one GPU at most; a T4 has no bf16: use --precision fp16 or auto",
             "a session ends after about 90 minutes without activity, and after 12 hours at most",
@@ -93,52 +93,54 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform(
         "deepnote",
         "Deepnote",
-        lambda here: here.has_kernel and "DEEPNOTE_PROJECT_ID" in here.variables,
+        lambda signals: signals.has_kernel and "DEEPNOTE_PROJECT_ID" in signals.variables,
         display_mode="picture",
         advice=("widgets are not available: the panel is a picture",),
     ),
     Platform(
         "paperspace",
         "Paperspace",
-        lambda here: "PAPERSPACE_NOTEBOOK_REPO_ID" in here.variables,
+        lambda signals: "PAPERSPACE_NOTEBOOK_REPO_ID" in signals.variables,
         advice=("free notebooks end after six hours", _DISCONNECTS),
     ),
     Platform(
         "studiolab",
         "SageMaker Studio Lab",
-        lambda here: here.home.rstrip("/") == "/home/studio-lab-user",
+        lambda signals: signals.home.rstrip("/") == "/home/studio-lab-user",
         display_mode="picture",
         advice=("the disk has 15 GB: keep few checkpoints (--checkpoint.total-limit 2)", _DISCONNECTS),
     ),
     Platform(
         "sagemaker",
         "SageMaker Studio",
-        lambda here: "SAGEMAKER_INTERNAL_IMAGE_URI" in here.variables,
+        lambda signals: "SAGEMAKER_INTERNAL_IMAGE_URI" in signals.variables,
         advice=("the server's memory and devices are another machine's: rely on the cell's output, not the page",),
     ),
     Platform(
         "databricks",
         "Databricks",
-        lambda here: "DATABRICKS_RUNTIME_VERSION" in here.variables,
+        lambda signals: "DATABRICKS_RUNTIME_VERSION" in signals.variables,
         display_mode="picture",
         advice=("workers run on the driver only, with its devices",),
     ),
     Platform(
         "vscode",
         "VS Code",
-        lambda here: here.has_kernel and ("VSCODE_PID" in here.variables or "__vsc_ipynb_file__" in here.names),
+        lambda signals: (
+            signals.has_kernel and ("VSCODE_PID" in signals.variables or "__vsc_ipynb_file__" in signals.names)
+        ),
         advice=("widgets are not saved with the notebook: the picture below them is",),
     ),
     Platform(
         "headless",
         "papermill or nbconvert",
-        lambda here: here.has_kernel and any(word in here.parent for word in _RUNNERS),
+        lambda signals: signals.has_kernel and any(word in signals.parent for word in _RUNNERS),
         advice=("no front end is connected: the panel's picture and the last lines stay in the notebook",),
     ),
-    Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
-    Platform("script", "a script", lambda here: True, display_mode="text"),
+    Platform("jupyter", "Jupyter", lambda signals: signals.has_kernel),
+    Platform("script", "a script", lambda signals: True, display_mode="text"),
 )
-"""In the order of detection: Kaggle's image sets Colab's variables too; other programs inherit those of VS Code."""
+"""All platforms, in the order of detection: Kaggle's image also sets Colab's variables; VS Code's are inherited."""
 
 
 _TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
@@ -171,8 +173,8 @@ def detect_platform(signals: PlatformSignals | None = None) -> Platform:
 
 def find_notebook() -> str | None:
     """Return the path of the notebook of this kernel, as Jupyter's server or VS Code reports it; None elsewhere."""
-    in_code = getattr(sys.modules.get("__main__"), "__vsc_ipynb_file__", None)
-    return in_code if isinstance(in_code, str) else get_variable("JPY_SESSION_NAME", None)
+    vscode_path = getattr(sys.modules.get("__main__"), "__vsc_ipynb_file__", None)
+    return vscode_path if isinstance(vscode_path, str) else get_variable("JPY_SESSION_NAME", None)
 
 
 def find_tpu(signals: PlatformSignals | None = None) -> str | None:

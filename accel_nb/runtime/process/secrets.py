@@ -1,6 +1,6 @@
-"""Redaction of secrets in reports, logs, stored options, trackers and the package's own lines in the notebook.
+"""Redaction of secrets in reports, logs, stored options, trackers and lines that this package prints.
 
-What a cell prints and the errors of its code are not changed.
+The output of a cell's code and its errors are not changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def redacted_words(words: Sequence[str]) -> tuple[str, ...]:
 def redacted(value: Any, name: str = "") -> Any:
     """Return a value with the secrets of its texts hidden, at any depth of mappings, lists and tuples.
 
-    A text whose ``name`` is that of a secret is hidden whole. Numbers and other kinds of value are unchanged.
+    A text is hidden completely if ``name`` is the name of a secret. Values of other types are unchanged.
     """
     if isinstance(value, str):
         return HIDDEN if is_secret(name, value) else redact(value)

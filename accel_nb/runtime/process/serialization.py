@@ -20,7 +20,7 @@ _PREFIX = 8
 _MAX_DEPTH = 200
 _PLAIN = (type(None), bool, int, str)
 _ARRAY_KINDS = "biufcSUMm"
-_WAY_OUT = (
+_ADVICE = (
     "Ranks exchange None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, tensors and NumPy "
     "arrays and scalars, never pickles: turn it into these first, with dict(...), tuple(...), dataclasses.asdict(...) "
     "or str(...)"
@@ -28,7 +28,7 @@ _WAY_OUT = (
 
 
 def encode(value: Any) -> bytes:
-    """Return ``value`` as a message; raises `MisuseError` with the type and position of what cannot be sent.
+    """Return ``value`` as a message; raise `MisuseError` with type and position if a part of it cannot be sent.
 
     Tensors may be on any device and are sent without their gradients.
     """
@@ -40,8 +40,8 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes) -> Any:
     """Return the value of a message; tensors are on the CPU.
 
-    Raises ``ValueError`` for what `encode` did not write: invalid JSON, an unknown kind, values of other types, or
-    wrong lengths.
+    Raises ``ValueError`` for a message that `encode` did not write: invalid JSON, an unknown kind, a wrong type or a
+    wrong length.
     """
     end = _PREFIX + int.from_bytes(message[:_PREFIX], "big")
     if len(message) < _PREFIX or end > len(message):
@@ -50,7 +50,7 @@ def decode(message: bytes) -> Any:
     try:
         value = reader.value(json.loads(message[_PREFIX:end]))
     except (TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError) as error:
-        raise ValueError(f"a message is not one of ours: {error}") from None
+        raise ValueError(f"a message was not written by accel_nb: {error}") from None
     reader.check_end()
     return value
 
@@ -61,7 +61,7 @@ def _tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
         return value
     if len(path) > _MAX_DEPTH:
         raise MisuseError(
-            f"a value nested more than {_MAX_DEPTH} deep cannot be sent between ranks; does it hold itself?"
+            f"a value nested more than {_MAX_DEPTH} deep cannot be sent between ranks; does it contain itself?"
         )
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
@@ -83,12 +83,12 @@ def _tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
         return _tensor_tree(value, buffers, path)
     if kind is np.ndarray or isinstance(value, np.generic):
         return _array_tree(value, buffers, path)
-    raise _refusal(value, path)
+    raise _unsupported(value, path)
 
 
 def _tensor_tree(value: Tensor, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise _refusal(value, path, f"a tensor of layout {value.layout} on {value.device}")
+        raise _unsupported(value, path, f"a tensor of layout {value.layout} on {value.device}")
     flat = value.detach().to("cpu").contiguous().reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     buffers.append(content)
@@ -98,20 +98,20 @@ def _tensor_tree(value: Tensor, buffers: list[bytes], path: tuple[Any, ...]) -> 
 def _array_tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in _ARRAY_KINDS:
-        raise _refusal(value, path, f"a NumPy value of dtype {array.dtype}")
+        raise _unsupported(value, path, f"a NumPy value of dtype {array.dtype}")
     content = array.tobytes()
     buffers.append(content)
     return {"array" if type(value) is np.ndarray else "scalar": [array.dtype.str, list(array.shape), len(content)]}
 
 
-def _refusal(value: Any, path: tuple[Any, ...], what: str | None = None) -> MisuseError:
+def _unsupported(value: Any, path: tuple[Any, ...], what: str | None = None) -> MisuseError:
     where = "".join(f"[{key!r}]" for key in path)
     kind = what or f"a {type(value).__module__}.{type(value).__qualname__}"
-    return MisuseError(f"{kind}{f' at {where}' if where else ''} cannot be sent between ranks. {_WAY_OUT}")
+    return MisuseError(f"{kind}{f' at {where}' if where else ''} cannot be sent between ranks. {_ADVICE}")
 
 
 class _Reader:
-    """Turns a tree back into values, taking buffers in order."""
+    """Rebuilds values from a tree; reads the buffers in order."""
 
     def __init__(self, buffers: memoryview) -> None:
         self._buffers = buffers
@@ -123,10 +123,10 @@ class _Reader:
             "dict": lambda pairs: {self.value(key): self.value(item) for key, item in pairs},
             "float": float,
             "complex": lambda parts: complex(self.value(parts[0]), self.value(parts[1])),
-            "bytes": self._take,
+            "bytes": self._read_bytes,
             "tensor": self._tensor,
             "array": self._array,
-            "scalar": lambda facts: self._array(facts)[()],
+            "scalar": lambda header: self._array(header)[()],
         }
 
     def value(self, tree: Any) -> Any:
@@ -136,33 +136,33 @@ class _Reader:
             return tree
         [(kind, content)] = cast("dict[str, Any]", tree).items()
         if kind not in self._kinds:
-            raise ValueError(f"a message holds a value of unknown kind {kind!r}")
+            raise ValueError(f"a message contains a value of unknown kind {kind!r}")
         return self._kinds[kind](content)
 
     def check_end(self) -> None:
         if self._position != len(self._buffers):
             raise ValueError(f"a message has {len(self._buffers) - self._position} bytes that belong to no value")
 
-    def _take(self, length: int) -> bytes:
+    def _read_bytes(self, length: int) -> bytes:
         if not 0 <= length <= len(self._buffers) - self._position:
             raise ValueError("a message is shorter than its values")
         content = bytes(self._buffers[self._position : self._position + length])
         self._position += length
         return content
 
-    def _tensor(self, facts: list[Any]) -> Tensor:
-        name, shape, length = facts
+    def _tensor(self, header: list[Any]) -> Tensor:
+        name, shape, length = header
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or length != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"a message holds a tensor {name}{shape} of {length} bytes")
-        content = self._take(length)
+            raise ValueError(f"a message contains a tensor {name}{shape} of {length} bytes")
+        content = self._read_bytes(length)
         if not content:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
 
-    def _array(self, facts: list[Any]) -> Any:
-        name, shape, length = facts
+    def _array(self, header: list[Any]) -> Any:
+        name, shape, length = header
         dtype = np.dtype(name)
         if dtype.kind not in _ARRAY_KINDS or length != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"a message holds an array {name}{shape} of {length} bytes")
-        return np.frombuffer(self._take(length), dtype=dtype).reshape(shape).copy()
+            raise ValueError(f"a message contains an array {name}{shape} of {length} bytes")
+        return np.frombuffer(self._read_bytes(length), dtype=dtype).reshape(shape).copy()

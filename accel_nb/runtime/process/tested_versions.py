@@ -17,15 +17,15 @@ def tested_versions() -> dict[str, list[str]]:
 
 
 def newer_than_tested(name: str) -> str | None:
-    """Return what it means that the installed minor version of a package is newer than all tested ones; else None."""
+    """Return advice if the installed minor version of a package is newer than all tested ones; else None."""
     try:
-        here = Version(metadata.version(name))
+        installed = Version(metadata.version(name))
     except metadata.PackageNotFoundError:
         return None
     newest = tested_versions()[name][-1]
-    if here.release[:2] <= Version(newest).release[:2]:
+    if installed.release[:2] <= Version(newest).release[:2]:
         return None
     return (
-        f"{name} {here} is newer than the newest tested version: if something fails, install {name} {newest} "
+        f"{name} {installed} is newer than the newest tested version: if something fails, install {name} {newest} "
         f"(`pip install {name}=={newest}`)"
     )

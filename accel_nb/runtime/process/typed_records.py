@@ -1,4 +1,4 @@
-"""Records out of plain values that another process has sent: the right fields, each of the right type, or nothing."""
+"""Dataclasses built from plain values that another process has sent, with checks of all fields and their types."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 def build_record(record: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
+    """Return a record with these values; raise ValueError that names a wrong field, but not its value.
 
-    Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass; fields may be
-    optional. Of other lists and dicts only the outermost level is checked. A whole number counts as a float. Values are
-    not shown.
+    Lists become tuples where the record has tuples. Mappings become records where a field, an item of a tuple or a
+    value of a dict is a dataclass; fields may be optional. The items of other lists and dicts are not checked. An
+    integer is valid for a float.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
@@ -24,11 +24,11 @@ def build_record(record: type[T], values: Mapping[str, Any]) -> T:
     if values.keys() != hints.keys():
         wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
         raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
-    made = {name: _read(value, hints[name]) for name, value in values.items()}
-    for name, value in made.items():
+    converted = {name: _convert(value, hints[name]) for name, value in values.items()}
+    for name, value in converted.items():
         if not _fits(value, hints[name]):
             raise ValueError(f"{name} of {record.__name__} is no {hints[name]}, but of type {type(value).__name__}")
-    return record(**made)
+    return record(**converted)
 
 
 @cache
@@ -38,12 +38,12 @@ def field_types(record: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in fields(record)}
 
 
-def _read(value: Any, hint: Any) -> Any:
-    """Return a value with tuples for lists and records for mappings, where its type has these."""
+def _convert(value: Any, hint: Any) -> Any:
+    """Return a value with lists converted to tuples and mappings to records, as its type requires."""
     kind, parts, item_record = _kind_of(hint)
     if kind in (Union, UnionType):
         others = [part for part in parts if part is not type(None)]
-        return _read(value, others[0]) if value is not None and len(others) == 1 else value
+        return _convert(value, others[0]) if value is not None and len(others) == 1 else value
     if kind is tuple and type(value) in (list, tuple):
         return tuple(value) if item_record is None else tuple(build_record(item_record, item) for item in value)
     if item_record is None:
@@ -55,7 +55,7 @@ def _read(value: Any, hint: Any) -> Any:
 
 @cache
 def _kind_of(hint: Any) -> tuple[Any, tuple[Any, ...], type | None]:
-    """Return the class of a type, its arguments, and the dataclass that it is or whose records it contains."""
+    """Return the class of a type, its arguments, and the dataclass that it is or contains; None without one."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     item = parts[0] if kind is tuple and parts[1:] == (...,) else parts[1] if kind is dict and parts else hint
     return kind, parts, item if isinstance(item, type) and is_dataclass(item) else None

@@ -1,8 +1,8 @@
-"""Subclasses made for one instance: they change how an object behaves without replacing the object.
+"""Subclasses created for one instance, which change how an object behaves without replacing the object.
 
-The object keeps its identity, its attributes and the name of its class. A copy has the plain class, and the pickle
-stream is that of a plain object: nothing of accel_nb reaches a file or another process. Calling the subclass, as in
-``type(model)(...)``, makes an object of the plain class.
+The object keeps its identity, its attributes and the name of its class. A copy has the plain class, and so has the
+object in a pickle stream: no reference to accel_nb is written to a file or sent to another process. Calling the
+subclass, as in ``type(model)(...)``, creates an object of the plain class.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from accel_nb.errors import MisuseError
 T = TypeVar("T")
 
 PLAIN_CLASS = "_accel_nb_plain_class"
-"""The attribute of a subclass for one instance that holds the class whose name it shows."""
+"""The attribute of an instance's subclass that contains the plain class, whose name the subclass has."""
 
 _OWN_FORWARD = "_accel_nb_own_forward"
 _CLASS: Any = vars(object)["__class__"]
 
 
 def patch_instance(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
-    """Override methods of one instance, in place; `restore` removes the overrides.
+    """Override methods of one instance, in place; `unpatch_instance` removes the overrides.
 
-    ``plain`` is the class whose name the instance shows and that `restore` sets; by default its present class. Raises
-    `MisuseError` if the class cannot be derived from.
+    ``plain`` is the class whose name the new class has and that `unpatch_instance` restores; by default the current
+    class. Raises `MisuseError` if the class cannot be subclassed.
     """
     base = type(instance)
     plain = plain or base
@@ -71,7 +71,7 @@ def patch_instance(instance: T, methods: dict[str, Callable[..., Any]], plain: t
 def make_instance_class(base: type, plain: type, body: dict[str, Any]) -> Any:
     """Return a subclass of ``base`` with the attributes of ``body`` and the name and documentation of ``plain``.
 
-    Raises TypeError for a class that cannot be derived from.
+    Raises TypeError if the class cannot be subclassed.
     """
     shown = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
     return _metaclass(type(base))(plain.__name__, (base,), {**shown, PLAIN_CLASS: plain, **body})
@@ -114,7 +114,7 @@ def innermost_class(instance: T) -> type[T]:
 
 
 def _classes(instance: T) -> list[type[T]]:
-    """Return the class of an instance, then the plain class of each, down to the innermost."""
+    """Return the class of an instance, its plain class, the plain class of that, and so on to the innermost."""
     classes = [type(instance)]
     while PLAIN_CLASS in vars(classes[-1]):
         classes.append(vars(classes[-1])[PLAIN_CLASS])
@@ -124,7 +124,7 @@ def _classes(instance: T) -> list[type[T]]:
 def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
     """Return another object of the plain class that shares all state with ``model``, which is left unchanged.
 
-    ``keeps_inner`` keeps the innermost change, which is compiled code.
+    ``keeps_inner`` keeps the innermost subclass, which runs compiled code.
     """
     classes = _classes(model)
     own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
@@ -134,21 +134,21 @@ def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
 
 
 def reduce_as_plain(instance: Any, protocol: Any) -> Any:
-    """Return the reduction of an object as one of its plain class."""
+    """Return the reduction of an object as an instance of its plain class."""
     return _as_plain(instance, lambda: instance.__reduce_ex__(protocol))
 
 
 def reduce_as_innermost(instance: Any, protocol: Any) -> Any:
-    """Return the reduction of an object as one of its innermost class, past the methods of all classes over it."""
+    """Return the reduction of an object as an instance of its innermost class, ignoring overrides by subclasses."""
     return _as_plain(instance, lambda: instance.__reduce_ex__(protocol), innermost_class(instance))
 
 
 def without_class_check(reduced: Any) -> Any:
-    """Return a reduction that pickle accepts although its class is not the object's.
+    """Return a reduction that pickle accepts although it contains another class than the object's.
 
     pickle compares the two for ``copyreg.__newobj__`` only; ``copyreg._reconstructor``, of older protocols, does the
-    same without the check. Use it for streams between processes: readers of files that allow listed names only refuse
-    ``copyreg._reconstructor``.
+    same without the check. Use it for streams between processes only: safe readers of files, which accept a list of
+    names, reject ``copyreg._reconstructor``.
     """
     if _checks_class(reduced) and len(reduced[1]) == 1:
         return (copyreg._reconstructor, (*reduced[1], object, None), *reduced[2:])  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ def without_class_check(reduced: Any) -> Any:
 
 
 def _checks_class(reduced: Any) -> bool:
-    """Whether pickle raises unless the reduced object's ``__class__`` is the class in the reduction."""
+    """Return whether pickle raises unless the reduced object's ``__class__`` is the class in the reduction."""
     return isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__  # type: ignore[attr-defined]
 
 
@@ -170,7 +170,7 @@ class _Pickled:
 class _Reduction(tuple[Any, ...]):
     """A reduction; the object's ``__class__`` is ``pickled.kind`` for as long as this tuple is alive.
 
-    pickle reads ``__class__`` while it holds the tuple. At any other time the object has its real class, since
+    pickle reads ``__class__`` while it references the tuple. At other times ``__class__`` is the real class, as
     libraries derive a new class from ``__class__`` and assign it.
     """
 
@@ -178,7 +178,7 @@ class _Reduction(tuple[Any, ...]):
 
 
 def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -> Any:
-    """Call ``act`` while the instance has its plain class, or the class ``kind``."""
+    """Return ``act()``, called while the instance has its plain class, or the class ``kind``."""
     special = type(instance)
     _set_class(instance, kind or vars(special)[PLAIN_CLASS])
     try:
@@ -188,7 +188,7 @@ def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -
 
 
 def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """Replace the forward of one model, in place; its calls run the user's hooks around ``forward``."""
+    """Replace ``forward`` of one model, in place; calls of the model still run the user's hooks."""
     own = vars(model).get("forward")
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     functools.update_wrapper(forward_of_instance, getattr(own, "__func__", type(model).forward))
     methods: dict[str, Callable[..., Any]] = {
         "forward": forward_of_instance,
-        # torch.jit.script compiles the object that this returns: one whose forward is source code that it can read.
+        # torch.jit.script compiles the object that this returns, whose forward must have source code.
         "__prepare_scriptable__": lambda self: plain_view(self),
     }
     if own is not None:

@@ -1,7 +1,8 @@
 """Operations on batches: tensors nested in tuples, lists, mappings and dataclasses.
 
-A *batch* is what a collate function returns. A list or tuple of the batch's length has one value for each sample if it
-has no array (file names, say) or arrays of other lengths (boxes per image); every other one is a list of fields.
+A *batch* is the result of a collate function. A list or tuple whose length is the batch size has one value for each
+sample if it contains no array (such as file names) or arrays of other lengths (such as boxes per image). Every other
+list or tuple has one item for each field.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
 
 
 def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return ``nested`` with ``fn`` applied to each tensor, each other leaf, and each value that ``is_leaf``."""
+    """Return ``nested`` with ``fn`` applied to each tensor, other leaf, and value for which ``is_leaf`` is true."""
     if isinstance(nested, Tensor) or is_leaf(nested) or next(_children(nested), _NOTHING) is _NOTHING:
         return fn(nested)
     return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
@@ -42,26 +43,26 @@ def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any]
 def to_device(nested: Any, device: torch.device | str | int, non_blocking: bool = False) -> Any:
     """Return ``nested`` with each tensor on ``device``; tensors that are there already are not copied.
 
-    An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by that.
+    An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by this method.
     """
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=non_blocking)
 
-    def walk(item: Any) -> Any:
+    def move_item(item: Any) -> Any:
         if isinstance(item, Tensor):
             return move(item)
-        own = getattr(item, "to", None)
-        if callable(own) and not isinstance(item, type):
+        to_method = getattr(item, "to", None)
+        if callable(to_method) and not isinstance(item, type):
             try:
-                return own(device, non_blocking=non_blocking)
+                return to_method(device, non_blocking=non_blocking)
             except TypeError:  # a `to` without `non_blocking`
-                return own(device)
-        return _map_children(walk, item)
+                return to_method(device)
+        return _map_children(move_item, item)
 
     if type(nested) is tuple:
-        return tuple([move(item) if isinstance(item, Tensor) else walk(item) for item in nested])
-    return walk(nested)
+        return tuple([move(item) if isinstance(item, Tensor) else move_item(item) for item in nested])
+    return move_item(nested)
 
 
 def find_tensors(nested: Any) -> Iterator[Tensor]:
@@ -74,7 +75,7 @@ def find_tensors(nested: Any) -> Iterator[Tensor]:
 
 
 def find_leaves(nested: Any) -> Iterator[Any]:
-    """Yield every value in ``nested`` that is no container, depth first; tensors in the order of `find_tensors`."""
+    """Yield every value in ``nested`` that is not a container, depth first; tensors in the order of `find_tensors`."""
     if isinstance(nested, Tensor) or not _is_container(nested):
         yield nested
     else:
@@ -88,8 +89,8 @@ def describe(nested: Any, *, any_rows: bool = False) -> str:
     With ``any_rows`` first dims are written as ``*``: ``float32[*, 2]``.
     """
     if isinstance(nested, Tensor):
-        shape = ", ".join(map(str, nested.shape)) if not any_rows else _beyond_rows(tuple(nested.shape))
-        return f"{_name(nested.dtype)}[{shape}]"
+        shape = ", ".join(map(str, nested.shape)) if not any_rows else _shape_without_rows(tuple(nested.shape))
+        return f"{_dtype_name(nested.dtype)}[{shape}]"
     if isinstance(nested, Mapping):
         body = "{" + ", ".join(f"{key!r}: {describe(value, any_rows=any_rows)}" for key, value in nested.items()) + "}"
         return body if type(nested) is dict else f"{type(nested).__name__}({body})"
@@ -102,19 +103,19 @@ def describe(nested: Any, *, any_rows: bool = False) -> str:
 
 
 @functools.cache
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @functools.lru_cache(256)
-def _beyond_rows(shape: tuple[int, ...]) -> str:
+def _shape_without_rows(shape: tuple[int, ...]) -> str:
     return ", ".join(["*", *map(str, shape[1:])]) if shape else ""
 
 
 def first_batch_size(nested: Any) -> int | None:
     """Return the number of samples in a batch: the length of the first array's first axis.
 
-    Without an array it is the length of the first list; None where there is neither (a lone number, say).
+    Without an array it is the length of the first list; None if there is neither (such as for a single number).
     """
     array = next(_arrays(nested), None)
     if array is not None:
@@ -125,7 +126,7 @@ def first_batch_size(nested: Any) -> int | None:
 def slice_batch(nested: Any, start: int, stop: int) -> Any:
     """Return samples ``start`` to ``stop`` of a batch; tensors are views, not copies.
 
-    Arrays whose first axis is not the batch (a scalar, a shared table) are returned whole.
+    Arrays whose first axis does not have the batch size (such as scalars and shared tables) are returned whole.
     """
     size = first_batch_size(nested)
     if size is None:
@@ -144,9 +145,9 @@ def slice_batch(nested: Any, start: int, stop: int) -> Any:
 
 
 def concat_batches(batches: Sequence[Any]) -> Any:
-    """Return one batch with the samples of all of them, in order.
+    """Return one batch with the samples of all batches, in order.
 
-    Raises ``ValueError`` for other structures, or other shapes past the first axis.
+    Raises ``ValueError`` if structures, or shapes past the first axis, differ.
     """
     if len(batches) == 1:
         return batches[0]
@@ -208,7 +209,7 @@ def _first_length(nested: Any) -> int | None:
 def _is_one_per_sample(item: Any, size: int) -> bool:
     if not isinstance(item, list | tuple) or hasattr(item, "_fields") or len(item) != size:
         return False
-    # A list of targets, one dict of arrays each (object detection), is per sample too: fields have the batch's size.
+    # A list of one dict of arrays for each sample (object detection) is per sample: its arrays lack the batch size.
     lengths = [array.shape[0] for array in _arrays(item)]
     lengths = lengths or [found for child in item if (found := _first_length(child)) is not None]
     return not lengths or any(length != size for length in lengths)
@@ -243,20 +244,20 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
         return _rebuild_sequence(nested, [fn(item) for item in nested])
     if isinstance(nested, Mapping):
         items = {key: fn(value) for key, value in nested.items()}
-        if isinstance(nested, MutableMapping):  # a copy keeps what the constructor would not take
+        if isinstance(nested, MutableMapping):  # a copy keeps attributes that the constructor does not accept
             try:
-                twin = copy.copy(nested)
+                clone = copy.copy(nested)
             except TypeError:  # its constructor needs arguments that its copy does not pass
                 return items
-            for key, value in items.items():  # some mappings (model outputs) refuse `update`
-                twin[key] = value
-            return twin
+            for key, value in items.items():  # some mappings (model outputs) do not support `update`
+                clone[key] = value
+            return clone
         return cast(Any, kind)(items)
     if _is_dataclass(nested):
-        twin = copy.copy(nested)
+        clone = copy.copy(nested)
         for field in dataclasses.fields(nested):
-            object.__setattr__(twin, field.name, fn(getattr(nested, field.name)))
-        return twin
+            object.__setattr__(clone, field.name, fn(getattr(nested, field.name)))
+        return clone
     return nested
 
 

@@ -1,4 +1,4 @@
-"""State trees: what ``state_dict`` returns, nested dicts, lists and tuples of tensors and plain values."""
+"""State trees as ``state_dict`` returns them: nested dicts, lists and tuples of tensors and plain values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def map_state(fn: Callable[[Any], Any], state: Any) -> Any:
     """Return a state tree with ``fn`` applied to each leaf; nothing is changed in place.
 
-    Dicts, lists and tuples are made anew. An `OrderedDict` or `Counter` keeps its type and attributes (a module's state
-    dict has ``_metadata``); other subclasses of dict and list become plain ones. Subclasses of tuple are leaves.
+    Dicts, lists and tuples are new objects. An `OrderedDict` or `Counter` keeps its type and attributes (a module's
+    state dict has ``_metadata``); other subclasses of dict and list become plain ones. Subclasses of tuple are leaves.
     """
     if isinstance(state, OrderedDict | Counter):
         result: Any = copy.copy(state)

@@ -1,4 +1,4 @@
-"""Tied parameters: find them, and tie them again after a model was moved."""
+"""Tied parameters: functions that find them, and that tie them again after a model was moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 def find_tied(model: nn.Module) -> list[list[str]]:
-    """Return the names of parameters that are one and the same object, in groups of two or more."""
+    """Return groups of two or more names that refer to the same parameter object."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -18,7 +18,7 @@ def find_tied(model: nn.Module) -> list[list[str]]:
 
 
 def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
-    """Make the parameters of each group one object again: the first one, in place."""
+    """Replace the parameters of each group by the first one of the group, in place."""
     for first, *others in groups:
         parameter = model.get_parameter(first)
         for name in others:
@@ -27,10 +27,10 @@ def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
 
 
 def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers: Iterable[Optimizer] = ()) -> None:
-    """Move a model, and keep ties and optimizers although the move may replace every parameter.
+    """Move a model and keep its tied parameters and its optimizers valid.
 
-    ``Module.to`` replaces parameters on some devices, and with some settings of ``torch.__future__``. A tied parameter
-    keeps one gradient and one state.
+    ``Module.to`` replaces parameters on some devices, and with some settings of ``torch.__future__``. Tied parameters
+    stay one object, with one gradient and one state.
     """
     groups = find_tied(model)
     before = dict(model.named_parameters())
