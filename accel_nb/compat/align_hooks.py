@@ -76,7 +76,6 @@ class AlignDevicesHook(ModelHook):
             self.weights_map = {name: tensors[name].detach().to("cpu") for name in offloaded}
         for name in tensors:
             if name in offloaded:
-                self._is_shared(self.weights_map[name])
                 set_module_tensor_to_device(module, name, "meta")
             elif self.execution_device is not None:
                 set_module_tensor_to_device(module, name, self.execution_device)

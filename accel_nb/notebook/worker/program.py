@@ -135,7 +135,7 @@ class CellProgram:
         return self._control_receiver.propose(action_id, read_action(action))
 
     def decide_action(self, action_id: int, count: int | None) -> None:
-        """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
+        """Execute the proposed action at the end of step number ``count``, or drop it if ``count`` is None."""
         self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
