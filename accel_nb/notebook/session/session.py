@@ -379,7 +379,7 @@ class Session:
         self.namespace_session.mark_for_sending(names)
 
     def poll(self) -> None:
-        """Process what happened to the workers since the last cell, without waiting."""
+        """Process changes of the workers' state since the last cell, without waiting."""
         if self._running_in_background is not None:
             return  # its thread polls
         if self._pool is not None:
@@ -515,7 +515,7 @@ class Session:
     ) -> Pool:
         """Return a pool of live workers on these devices; start or replace workers as needed.
 
-        ``on_phase`` is called with what is waited for.
+        ``on_phase`` is called with the phase of the start that it waits for.
         """
         if self._pool is not None:
             try:
