@@ -30,12 +30,12 @@ _RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RAN
 """Names and environment variables by which code finds its rank."""
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
-"""Attributes in which data sets of common libraries store functions, which may be of the notebook."""
+"""Attributes in which data sets of common libraries store functions, which the notebook may define."""
 
 _TEXT_CALLS = frozenset(
     {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
 )
-"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and what evaluates a text."""
+"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and functions that evaluate a text."""
 _SCOPES = frozenset({"globals", "locals", "vars"})
 
 
@@ -44,7 +44,7 @@ class CellNames:
     """The names that a cell uses and binds, and the kind of cell that follows from them."""
 
     needed: tuple[str, ...]
-    """Names that it uses and that the notebook has; those that the cell surely binds first are not among them."""
+    """Names that it uses and that the notebook has; without those that the cell always binds first."""
     optional: frozenset[str]
     """Needed names that it can start without: it reads them on a branch only, or may have bound them before."""
     used: tuple[str, ...]

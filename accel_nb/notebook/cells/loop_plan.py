@@ -14,7 +14,7 @@ _NO_LOOP = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 def find_loop_plan(tree: ast.Module, namespace: Mapping[str, Any]) -> LoopPlan | None:
-    """Return what the cell's only outermost loop over a range counts; None without one, or with several.
+    """Return the unit and the length of the cell's only outermost loop over a range; None if there is not exactly one.
 
     The range's bounds must be numbers in the code, or names of numbers in the notebook or the cell.
     """

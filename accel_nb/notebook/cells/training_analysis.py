@@ -132,7 +132,7 @@ class TrainingAnalysis:
         return found
 
     def _iterated(self, node: ast.AST, *, training: bool) -> Iterator[str]:
-        """Yield the names that a loop iterates over, if it trains as ``training`` says."""
+        """Yield the names that a loop iterates over, if whether it trains is ``training``."""
         if isinstance(node, ast.For | ast.AsyncFor):
             trains = any(self.trains(part) for part in node.body)
             iters = [node.iter] if trains == training else []

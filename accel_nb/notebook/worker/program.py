@@ -86,7 +86,7 @@ class CellProgram:
         self._unattached: tuple[Any, ...] = ()
         # Accelerators of an old process group whose models are still sharded.
         self._suspended: list[Accelerator] = []
-        # Those of them whose models cannot be gathered any more, since a rank with a shard has died.
+        # Suspended accelerators whose models cannot be gathered, since a rank with a shard has died.
         self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         # Lines to show below the running cell, and the return value of the running call.
         self._lines: list[str] = []
@@ -127,7 +127,7 @@ class CellProgram:
         """Request the cell to save and end after its next step; return False if it does not save or runs no steps."""
         answers = [
             accelerator.request_stop() for accelerator in self._open_accelerators()
-        ]  # a list: each one must be asked
+        ]  # a list: every accelerator must get the request
         return any(answers)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
@@ -584,7 +584,7 @@ def warm() -> None:
 
 @contextmanager
 def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
-    """Bind the function that `_InsertPoints` adds calls of to ``prepare`` while the block runs."""
+    """Bind ``prepare`` to the function that `_InsertPoints` inserts calls to, while the block runs."""
 
     def point() -> None:
         __tracebackhide__ = True
