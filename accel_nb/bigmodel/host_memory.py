@@ -23,7 +23,7 @@ TensorLayout = tuple[Sequence[int], torch.dtype]
 
 
 def empty_tensors(layouts: Sequence[TensorLayout]) -> list[Tensor]:
-    """Return uninitialized CPU tensors in the order of their layouts; each has a storage of its own."""
+    """Return uninitialized CPU tensors in the order of their layouts; each has a separate storage."""
     sizes = [_nbytes(shape, dtype) for shape, dtype in layouts]
     made: list[Tensor] = []
     for group in _groups(sizes):

@@ -129,7 +129,7 @@ class CheckpointSaver:
             self._job = None
 
     def close_alone(self) -> None:
-        """Close without the other ranks, of which some may have ended; cancel a save that takes over `MAX_WAIT_S`."""
+        """Close without the other ranks, since some may have ended; cancel a save that takes over `MAX_WAIT_S`."""
         if self._job is not None:
             self._job.join(MAX_WAIT_S)
         self.abort()

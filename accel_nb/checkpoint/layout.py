@@ -36,7 +36,7 @@ class Region:
         return math.prod(self.shape)
 
     def is_inside(self, shape: Sequence[int]) -> bool:
-        """Whether the box lies within a tensor of ``shape``."""
+        """Whether the box is inside of a tensor of ``shape``."""
         return len(self.offsets) == len(self.shape) == len(shape) and all(
             start >= 0 and length >= 0 and start + length <= total
             for start, length, total in zip(self.offsets, self.shape, shape, strict=True)

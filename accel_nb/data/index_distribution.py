@@ -1,4 +1,4 @@
-"""Distribution of an epoch's indices: the same order on every rank, of which each yields its share.
+"""Distribution of an epoch's indices: the same order on every rank, and each rank yields its share.
 
 torch's own samplers draw from the default CPU generator, or from their own, when the first batch is requested. Rank 0
 draws as a plain run would; its generator states are sent once, and the other ranks draw with these and then restore

@@ -69,7 +69,7 @@ class LoaderPosition:
     ``num_samples`` counts samples in the order of one process, ``num_batches`` the loader's own batches.
     ``sampler_state`` is the state that the epoch (between epochs: the next one) is drawn from. ``dataset_state`` is the
     dataset's own state after these batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the
-    number of ranks with data of their own.
+    number of ranks with separate data.
     """
 
     num_epochs: int = 0

@@ -38,7 +38,7 @@ class _Copied(NamedTuple):
 
 
 class StreamTransfer:
-    """Copies on a CUDA stream of its own, concurrent with the current stream.
+    """Copies on a separate CUDA stream, concurrent with the current stream.
 
     ``pins`` copies through page-locked memory, without which the copy is not asynchronous; not needed for a loader with
     ``pin_memory=True``.

@@ -66,7 +66,7 @@ def estimate(
 ) -> MemoryUsage:
     """Return the memory of each of ``world`` ranks under a layout; of uneven shares the largest, which is rank 0's.
 
-    ``is_half`` says that the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
+    ``is_half``: the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
     model, None for all; flat partitions always use all. Frozen weights have neither gradients nor state.
     """
     if layout.engine == "torch":

@@ -99,7 +99,7 @@ def forecast(
 ) -> Forecast:
     """Return the memory of every layout that applies; ``checkpointed`` is the activations if blocks are recomputed.
 
-    Without ``activations`` they count as 0, and the forecast says that they are not known.
+    Without ``activations`` they count as 0, and the forecast reports that they are unknown.
     """
     plans = [
         Plan(

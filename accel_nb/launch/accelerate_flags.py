@@ -1,4 +1,4 @@
-"""What to give to ``accel-nb launch`` in the place of each flag of ``accelerate launch``."""
+"""The flags of ``accel-nb launch`` that replace each flag of ``accelerate launch``."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """An event sink that writes in a thread of its own; on other ranks, or without a folder, it writes nothing."""
+    """An event sink that writes in a separate thread; on other ranks, or without a folder, it writes nothing."""
 
     def __init__(self, folder: str | None, world: World | None) -> None:
         self._world = world or World()

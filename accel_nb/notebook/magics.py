@@ -379,7 +379,7 @@ def session_of(shell: Any) -> Session:
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics and the sidebar; a clean process starts importing torch in the background.
 
-    Returns in milliseconds. Warns of requirements that are not met: what fails by them later names no package.
+    Returns in milliseconds. Warns of requirements that are not fulfilled: later errors would not name the package.
     """
     unload_ipython_extension(shell)
     for problem in unmet_requirements():

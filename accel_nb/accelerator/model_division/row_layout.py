@@ -210,14 +210,14 @@ class _Check:
         return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem, compared)
 
     def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
-        """Whether a value of all rows is the sum of the values of the two parts, or lies between these."""
+        """Whether a value of all rows is the sum of the values of the two parts, or is between them."""
         low, high = sorted((float(first), float(second)))
         margin = self._tolerance * max(abs(low), abs(high), 1e-12)
         is_sum = abs(float(whole) - low - high) <= margin
         return is_sum or low - margin <= float(whole) <= high + margin
 
     def _distinct_rows(self) -> list[int] | None:
-        """Return the indices of the rows to check, of which two differ; None if all rows of the batch are equal."""
+        """Return the indices of the rows to check, two of which differ; None if all rows of the batch are equal."""
         number = min(NUM_CHECKED, self._total)
         rows = list(range(number))
         inputs = [

@@ -20,7 +20,7 @@ _FUSED = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_c
 
 
 class RowRandom(TorchDispatchMode):
-    """Draws random numbers for ``total`` rows, of which the ``size`` from ``start`` are used.
+    """Draws random numbers for ``total`` rows, and uses the ``size`` rows from ``start`` on.
 
     ``dim`` is the dim of the rows in the model's first input; tensors that have rows in several dims use that one.
     """

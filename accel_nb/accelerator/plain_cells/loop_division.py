@@ -96,7 +96,7 @@ class LoopDivision:
     def begin_whole(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed.
 
-        None: another loop over the loader reads shares, which the receipt says.
+        None: another loop over the loader reads shares, as the receipt reports.
         """
         self.make_rng_equal()
         if loader not in self._readings:
@@ -174,7 +174,7 @@ class LoopDivision:
             self._accelerator.report(self._used)
 
     def _judge(self, loaders: list[DataLoader[Any]]) -> dict[str, Any]:
-        """Return on rank 0 how the loops go on, and a text for the receipt."""
+        """Return on rank 0 how the loops continue, and a text for the receipt."""
         problem = self._proof.take_verdict()
         mixing = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
         divided, is_proven = list(self._calls.divided), problem is None and not mixing

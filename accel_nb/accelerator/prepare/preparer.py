@@ -95,7 +95,7 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """How ranks that read all samples of each batch divide the work; ``text`` says in which models, or why not."""
+    """How ranks that read all samples of each batch divide the work; ``text`` names the models, or the reason why there are none."""
 
     computes_rows: bool
     text: str = ""
@@ -322,7 +322,7 @@ class Preparer:
     def begin_epoch(self, *, are_ranks_apart: bool = True) -> bool:
         """Prepare for the first batch of a loop that trains, and return True; every rank must call.
 
-        Ranks that read shares get random streams of their own.
+        Ranks that read shares get separate random streams.
         """
         self.refresh()
         self._observer.on_epoch_start()
@@ -390,7 +390,7 @@ class Preparer:
                 setattr(type(model), _OWNERSHIP, Ownership(self._owner, self._free_model))
 
     def _replace_calls(self, model: nn.Module, loops: LoopPolicy) -> None:
-        """Replace the forward that the strategy has set, if the policy wants that."""
+        """Replace the forward that the strategy has set, if the policy replaces it."""
         around = loops.around_forward(model, current_forward(model))
         if around is not None:
             replace_forward(model, around)

@@ -153,7 +153,7 @@ def _planned(scheduler: LRScheduler) -> list[Any]:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether the bits of a tensor can be summed: dense, of its own memory, and real."""
+    """Whether the bits of a tensor can be summed: dense, in separate memory, and real."""
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided

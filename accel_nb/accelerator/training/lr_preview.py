@@ -73,7 +73,7 @@ class RatePlanner:
     def on_step(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
         """Report the future rates of a schedule that is about to advance by ``stride``, if they can be computed.
 
-        ``is_plain`` says that the schedule's step got no arguments, such as an epoch.
+        ``is_plain``: the schedule's step got no arguments, such as an epoch.
         """
         bundle = self._stepper.bundle
         parts = {id(part) for prepared in bundle.schedulers for part in _parts(prepared)}

@@ -305,7 +305,7 @@ class Stepper:
         self.window.resume(num_pending)
 
     def stepped_models(self) -> list[nn.Module]:
-        """Return the models of which an optimizer steps parameters: not loss modules, teachers or averaged copies."""
+        """Return the models whose parameters an optimizer steps: not loss modules, teachers or averaged copies."""
         stepped = {id(value) for optimizer in self.bundle.optimizers for value in stepped_parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 

@@ -505,5 +505,5 @@ def _views(unit: WeightUnit, memory: Tensor) -> list[Tensor]:
 
 
 def _view(piece: OffloadedWeight, part: Tensor) -> Tensor:
-    """Return what modules hold: a frozen parameter or a buffer, with a version counter of its own."""
+    """Return what modules hold: a frozen parameter or a buffer, with a separate version counter."""
     return nn.Parameter(part, requires_grad=False) if isinstance(piece.placeholder, nn.Parameter) else part.data

@@ -23,7 +23,7 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
 
     A batch (the first dim of the first tensor given) is cut into ``num_chunks`` parts (None: two for each device); the
     outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
-    than for the whole batch. Each part runs in a thread of its own; the order of random draws is not deterministic.
+    than for the whole batch. Each part runs in a separate thread; the order of random draws is not deterministic.
     `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
     devices.
     """

@@ -88,7 +88,7 @@ class Ddp(ReplicaStrategy):
         return model
 
     def data_coords(self) -> tuple[int, int]:
-        """Return rank and size: each rank reads a share of its own."""
+        """Return rank and size: each rank reads a different share."""
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:

@@ -23,7 +23,7 @@ _ELEMENTWISE = (
 
 
 def models_stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
-    """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
+    """Return the models that an optimizer trains in part, and the trained parameters, by id."""
     owned = {id(value) for value in stepped_parameters(optimizer) if value.requires_grad}
     return [model for model in models if any(id(value) in owned for value in model.parameters())], owned
 

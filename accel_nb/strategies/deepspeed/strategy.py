@@ -414,7 +414,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load full tensors, of which each rank uses its shard."""
+        """Load full tensors; each rank uses its shard."""
         if assign:
             raise MisuseError("a divided model cannot be given other tensors: load_state_dict without assign=True")
         with zero.whole():

@@ -351,7 +351,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load whole tensors, of which each rank uses its part."""
+        """Load full tensors; each rank uses its shard."""
         if assign:
             raise MisuseError("a sharded model cannot be given other tensors: load_state_dict without assign=True")
         return plain.load_state_dict(self, divided_state(self, state_dict), strict)
