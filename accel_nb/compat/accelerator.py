@@ -218,8 +218,12 @@ class Accelerator(OwnAccelerator):
 
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
+        for item in args:
+            refuse_offloaded_quantized(item)
         found = super().prepare(*args, device_placement=device_placement)
         for item in args:
+            if isinstance(item, DataLoader):
+                vars(item)["gradient_state"] = self._gradient_state
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
                 mark_prepared(item)
         return found
@@ -353,13 +357,21 @@ class Accelerator(OwnAccelerator):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write a model's weights as safetensors, or without ``safe_serialization`` by ``torch.save``."""
-        if safe_serialization:
-            super().save_model(model, save_directory, max_shard_size)
-            return
-        from accel_nb.compat.weight_files import save_with_torch
+        """Write a model's weights as safetensors, or without ``safe_serialization`` as files of torch.save.
 
-        save_with_torch(self.get_state_dict(model), save_directory, max_shard_size, writes=self.should_save_model)
+        Offloaded weights are read from where they are.
+        """
+        from accel_nb.compat.weight_files import has_absent_weights, read_weights, save_offloaded, save_with_torch
+
+        is_offloaded = has_absent_weights(model)
+        if safe_serialization:
+            if is_offloaded:
+                save_offloaded(model, save_directory, max_shard_size, writes=self.should_save_model)
+            else:
+                super().save_model(model, save_directory, max_shard_size)
+            return
+        state = dict(read_weights(model)) if is_offloaded else self.get_state_dict(model)
+        save_with_torch(state, save_directory, max_shard_size, writes=self.should_save_model)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints; raise ValueError for others."""
@@ -382,6 +394,21 @@ class Accelerator(OwnAccelerator):
         from accel_nb.compat.data_loaders import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
+
+
+def refuse_offloaded_quantized(item: Any) -> None:
+    """Raise ValueError for a model of bitsandbytes' layers with parts that a map places on the CPU or on disk."""
+    from accel_nb.compat.availability import is_bitsandbytes_multi_backend_available
+
+    is_quantized = getattr(item, "is_loaded_in_8bit", False) or getattr(item, "is_loaded_in_4bit", False)
+    places = getattr(item, "hf_device_map", None) or {}
+    away = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
+    if isinstance(item, nn.Module) and is_quantized and away and not is_bitsandbytes_multi_backend_available():
+        names = ", ".join(name or "the whole model" for name in away)
+        raise ValueError(
+            f"a model in 8 or 4 bits does not train with CPU or disk offload, and its device map has there: {names}; "
+            "load it with a device_map of accelerators only"
+        )
 
 
 def mark_prepared(item: Any) -> None:

@@ -159,11 +159,10 @@ class IterableDatasetShard(IterableDataset[Any]):
 
 
 def set_epoch_of(sampler: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of a batch sampler, sampler or dataset, or of the sampler in it, if there is one."""
+    """Call ``set_epoch`` of a batch sampler, sampler or dataset, and of the samplers in it, where there is one."""
     for _ in range(8):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-            return
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
         if sampler is None:
             return

@@ -21,7 +21,7 @@ from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
 from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
 from accel_nb.compat.module_tensors import set_module_tensor_to_device
-from accel_nb.compat.offloaded_files import OffloadedWeightsLoader
+from accel_nb.compat.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.safetensors_header import SUFFIX
 
@@ -171,12 +171,12 @@ def load_checkpoint_in_model(
 ) -> None:
     """Load safetensors files, or files of torch.save (tensors only), into a model, each tensor to its device.
 
-    ``offload_folder`` and ``offload_state_dict`` have no effect for safetensors: tensors on disk stay in their files,
-    and others are read directly to their devices.
+    Tensors on disk stay in their files of safetensors, and those of torch.save are written to ``offload_folder``, as
+    raw files with an index. ``offload_state_dict`` is accepted: each tensor is read directly to its place.
     """
     _load(
         model, checkpoint, device_map, dtype, offload_buffers, keep_in_fp32_modules, strict, broadcast_from_rank0,
-        offload_8bit_bnb,
+        offload_8bit_bnb, offload_folder,
     )  # fmt: skip
 
 
@@ -190,6 +190,7 @@ def _load(
     strict: bool,
     broadcast_from_rank0: bool,
     is_8bit: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> dict[str, FileTensor]:
     """Load a checkpoint and return the tensors that stay in files."""
     if is_8bit:
@@ -203,12 +204,14 @@ def _load(
         return dict(report.on_disk)
     if device_map is not None:
         check_map(model, device_map)
-        if "disk" in device_map.values():
+        if "disk" in device_map.values() and offload_folder is None:
             raise ConfigError(
-                f"{os.fspath(checkpoint)} was written by torch.save, and weights on disk are read from safetensors: "
-                "convert it by safetensors.torch.save_file(torch.load(PATH, weights_only=True), 'model.safetensors')"
+                f"{os.fspath(checkpoint)} was written by torch.save, so its tensors on disk are copied into files: give "
+                "offload_folder, or a checkpoint of safetensors, whose files are read in place"
             )
-    _load_pickled(model, checkpoint, pickled, device_map, dtype, keep_in_fp32_modules or (), strict)
+    _load_pickled(
+        model, checkpoint, pickled, device_map, dtype, keep_in_fp32_modules or (), strict, offload_folder or ""
+    )
     return {}
 
 
@@ -242,11 +245,13 @@ def _load_pickled(
     dtype: str | torch.dtype | None,
     keep_in_fp32_modules: Sequence[str],
     strict: bool,
+    offload_folder: str | os.PathLike[str],
 ) -> None:
     own = {name: held.names for held in list_tensors(model) for name in held.names}
     target_dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     loaded: set[str] = set()
     unexpected: list[str] = []
+    index: dict[str, Any] = {}
     for file in files:
         for name, value in torch.load(file, map_location="cpu", weights_only=True, mmap=True).items():
             if name not in own:
@@ -258,8 +263,15 @@ def _load_pickled(
                 kind = torch.float32
             place = "cpu" if device_map is None else find_place(name, device_map)
             place = _get(model, name).device if device_map is None else place
+            if str(place) == "disk":
+                os.makedirs(offload_folder, exist_ok=True)
+                offload_weight(value if kind is None else value.to(kind), name, offload_folder, index)
+                for tied in own[name]:
+                    set_module_tensor_to_device(model, tied, "meta")
+                continue
             device = "cpu" if place is None or str(place) == "meta" else place
             set_module_tensor_to_device(model, name, device, value.clone(), kind)
+    save_offload_index(index, offload_folder)
     missing = [name for name in model.state_dict() if not loaded.intersection(own.get(name, (name,)))]
     if strict and (unexpected or missing):
         raise ConfigError(
@@ -295,14 +307,16 @@ def load_checkpoint_and_dispatch(
         device_map = plan_device_map(
             model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers=offload_buffers
         )
-    on_disk = _load(model, checkpoint, device_map, dtype, offload_buffers, None, strict, broadcast_from_rank0)
+    on_disk = _load(
+        model, checkpoint, device_map, dtype, offload_buffers, None, strict, broadcast_from_rank0, False, offload_folder
+    )
     if device_map is None:
         return model
     blocks = [no_split_module_classes] if isinstance(no_split_module_classes, str) else no_split_module_classes
     return dispatch_model(
         model,
         device_map,
-        offload_index=on_disk,
+        offload_index=on_disk or None,
         offload_dir=offload_folder,
         offload_buffers=offload_buffers,
         skip_keys=skip_keys,

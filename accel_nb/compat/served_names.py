@@ -240,7 +240,7 @@ _BIG = {
     **places_in(_OWN_BIG, "cpu_offload dispatch_model load_checkpoint_and_dispatch"),
 }
 _DEVICE_MAPS = {
-    **places_in("accel_nb", "infer_auto_device_map"),
+    **places_in("accel_nb.compat.device_maps", "infer_auto_device_map"),
     **places_in(_OWN_BIG, "check_device_map load_checkpoint_in_model"),
 }
 _QUANTIZING = places_in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")

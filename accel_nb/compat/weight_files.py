@@ -1,17 +1,19 @@
-"""Weights in files of torch.save, for libraries that ask for them; each file is tensors only."""
+"""Files of a model's weights: of torch.save (tensors only), and of models with offloaded weights."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from accel_nb.bigmodel.planning.sizes import parse_bytes
+from accel_nb.bigmodel.offload import dispatch
+from accel_nb.bigmodel.planning.sizes import list_tensors, parse_bytes
 from accel_nb.compat.constants import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_PATTERN_NAME
+from accel_nb.compat.offloaded_files import get_state_dict_offloaded_model
 
 
 def save_with_torch(
@@ -43,3 +45,32 @@ def save_with_torch(
     total = sum(value.numel() * value.element_size() for value in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (target / WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2))
+
+
+def has_absent_weights(model: nn.Module) -> bool:
+    """Whether a model has weights on the meta device, since they are offloaded."""
+    return any(value.is_meta for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
+
+
+def read_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and values of a model's ``state_dict``, with those of offloaded weights."""
+    if dispatch.has_offloaded_params(model):
+        yield from dispatch.offloaded_weights(model)
+    else:
+        yield from get_state_dict_offloaded_model(model).items()
+
+
+def save_offloaded(
+    model: nn.Module, folder: str | os.PathLike[str], max_shard_size: int | str, *, writes: bool
+) -> None:
+    """Write a model with offloaded weights as safetensors; the tensors of one file at a time are in memory."""
+    from accel_nb.checkpoint.export import WeightWriter
+
+    if not writes:
+        return
+    repeated = {name for held in list_tensors(model) for name in held.names[1:]}
+    files = WeightWriter(folder, max_shard_size)
+    for name, value in read_weights(model):
+        if name not in repeated:
+            files.add(name, value)
+    files.finish()

@@ -88,9 +88,7 @@ def test_a_slow_loader_is_seen_in_a_training_loop():
             optimizer.zero_grad()
     finally:
         current_sink.reset(token)
-    assert sum(event.reading_s for event in sink.events) > 0.1, (
-        "of 0.36 s in all"
-    )
+    assert sum(event.reading_s for event in sink.events) > 0.1, "of 0.36 s in all"
 
 
 def test_the_ring_carries_records():

@@ -95,7 +95,7 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """How ranks that read all samples of each batch divide the work; ``text`` names the models, or the reason why there are none."""
+    """How ranks that read whole batches divide the work; ``text`` names the models, or why there are none."""
 
     computes_rows: bool
     text: str = ""

@@ -35,7 +35,7 @@ _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", 
 _TEXT_CALLS = frozenset(
     {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
 )
-"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and functions such as ``eval``."""
+"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and ``eval``."""
 _SCOPES = frozenset({"globals", "locals", "vars"})
 
 
