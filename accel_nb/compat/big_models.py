@@ -206,7 +206,7 @@ def _load(
         check_map(model, device_map)
         if "disk" in device_map.values() and offload_folder is None:
             raise ConfigError(
-                f"{os.fspath(checkpoint)} was written by torch.save, so its tensors on disk are copied into files: give "
+                f"{os.fspath(checkpoint)} was written by torch.save, so tensors on disk are copied into files: give "
                 "offload_folder, or a checkpoint of safetensors, whose files are read in place"
             )
     _load_pickled(

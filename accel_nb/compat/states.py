@@ -5,6 +5,7 @@ In `accel_nb` each state object is separate; sharing exists in this package only
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -123,19 +124,24 @@ class GradientState:
         self.__dict__ = GradientState._shared_state
         if not self.initialized:
             self._sync_gradients, self.plugin_kwargs = True, {"num_steps": 1}
-            self._window: AccumulationWindow | None = None
+            self._window_of_accelerator: weakref.ref[AccumulationWindow] | None = None
         if gradient_accumulation_plugin is not None:
             given = gradient_accumulation_plugin.to_kwargs()
             self.plugin_kwargs = {**given, "num_steps": given.get("num_steps") or 1}
 
     def bind(self, window: AccumulationWindow) -> None:
         """Use an accelerator's accumulation window as the state."""
-        self._window, self._sync_gradients = window, None
+        self._window_of_accelerator, self._sync_gradients = weakref.ref(window), None
 
     @property
     def initialized(self) -> bool:
         """Whether the state is built."""
         return bool(GradientState._shared_state)
+
+    @property
+    def _window(self) -> AccumulationWindow | None:
+        """The window of the newest accelerator; None once that is freed: the shared record keeps no objects alive."""
+        return None if self._window_of_accelerator is None else self._window_of_accelerator()
 
     @property
     def sync_gradients(self) -> bool:
