@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,3 +46,17 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *more: Any, **options: Any) -> list[Any]:
     """Run a function on workers; see `accel_nb.notebook_launcher`."""
     return accel_nb.notebook_launcher(_under_alias(function), args, *more, **options)
+
+
+def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> bool:
+    """Write nothing and return False, as if the file existed: the launchers find devices without a file.
+
+    A precision has no effect here, and is reported: it is passed to the launcher or to the Accelerator.
+    """
+    if mixed_precision not in ("no", None):
+        warnings.warn(
+            f"write_basic_config(mixed_precision={mixed_precision!r}) has no effect: pass mixed_precision to "
+            "notebook_launcher, or to Accelerator",
+            stacklevel=2,
+        )
+    return False

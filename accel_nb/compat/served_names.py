@@ -97,6 +97,7 @@ _ENVIRONMENT = {
 _VERSIONS = places_in(_HF_UTILS, "compare_versions is_torch_version")
 _OTHER = {
     **places_in(_OPERATIONS, "wait_for_everyone"),
+    **places_in("accel_nb.compat.launchers", "write_basic_config"),
     **places_in(_HF_UTILS, "save"),
     **places_in(_HF_UTILS, "convert_bytes is_port_in_use merge_dicts"),
     **places_in(
@@ -270,6 +271,10 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         PACKAGE: _TOP,
         f"{PACKAGE}.accelerator": {**places_in("accel_nb.compat.accelerator", "Accelerator"), **_RECORDS, **_IMPORTS},
         f"{PACKAGE}.big_modeling": _BIG,
+        f"{PACKAGE}.commands": {},
+        f"{PACKAGE}.commands.launch": places_in(
+            "accel_nb.launch.accelerate_command", "launch_command launch_command_parser"
+        ),
         f"{PACKAGE}.data_loader": _LOADERS,
         f"{PACKAGE}.hooks": _HOOKS,
         f"{PACKAGE}.inference": _STAGES,

@@ -22,7 +22,7 @@ FOR_IMPORT: Mapping[str, str] = {
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
         "get_active_deepspeed_plugin has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
         "map_pytorch_optim_to_deepspeed merge_fsdp_weights prepare_deepspeed_cmd_env prepare_multi_gpu_env "
-        "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu write_basic_config"
+        "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu"
     ),
     f"{PACKAGE}.utils.ao": (
         "convert_model_to_fp8_ao filter_first_and_last_linear_layers filter_linear_layers "

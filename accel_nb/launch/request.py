@@ -115,6 +115,12 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
     return LaunchRequest(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
 
 
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the target of a launch with its arguments, and the problems of the flags before it."""
+    _, _, target, problems = _split(words)
+    return target, problems
+
+
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[str], list[str]]:
     """Return the words for the schema, our own flags, the target with its arguments, and problems."""
     schema: list[str] = []

@@ -95,7 +95,7 @@ def test_libraries_read_the_version() -> None:
     [
         ("from accelerate import MegatronLMPlugin", "strategy='fsdp'"),
         ("from accelerate.utils import finish_mpu_init", "strategy='fsdp'"),
-        ("import accelerate.commands.launch", "command line"),
+        ("import accelerate.commands.estimate", "command line"),
         ("import accelerate.not_there", "no counterpart"),
     ],
 )
@@ -213,7 +213,7 @@ def test_absent_names_raise_the_errors_of_python() -> None:
             getattr(utils, name)
         assert (found.value.name, found.value.obj) == (name, utils)
     with pytest.raises(ModuleNotFoundError, match="it belongs to accelerate's command line"):
-        importlib.import_module("accelerate.commands.launch")
+        importlib.import_module("accelerate.commands.config")
 
 
 @pytest.mark.usefixtures("installed")

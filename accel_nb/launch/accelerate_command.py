@@ -1,0 +1,56 @@
+"""accelerate's functions that launch a script from another program, as TRL's command line does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from accel_nb.errors import ConfigError
+from accel_nb.launch.job import LaunchJob
+from accel_nb.launch.request import read_request, split_words
+
+PROGRAM = "accel_nb.compat.program"
+"""The module that the ranks run: it runs the script with accel_nb in accelerate's place."""
+
+
+class LaunchParser(argparse.ArgumentParser):
+    """Parses the words of a launch: the flags of ``accel-nb launch``, then a script or ``-m`` and a module."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return a namespace with ``flags``, ``module``, ``training_script`` and ``training_script_args``."""
+        words = list(sys.argv[1:] if args is None else args)
+        target, problems = split_words(words)
+        is_module = target[:1] == ["-m"]
+        script = target[1:2] if is_module else target[:1]
+        if not script and not problems:
+            problems = ["name a script, or -m and a module"]
+        if problems:
+            self.error("\n".join(problems))
+        found = argparse.Namespace() if namespace is None else namespace
+        found.flags = words[: len(words) - len(target)]
+        found.module, found.training_script = is_module, script[0]
+        found.training_script_args = target[1 + is_module :]
+        return found, []
+
+
+def launch_command_parser(subparsers: Any = None) -> LaunchParser:
+    """Return the parser of `launch_command`."""
+    return LaunchParser(prog="accel-nb launch", description="Train a script on several processes.")
+
+
+def launch_command(args: argparse.Namespace) -> None:
+    """Run a parsed job to its end. Raise SystemExit with its exit code if it fails."""
+    target = ["-m", args.training_script] if args.module else [args.training_script]
+    words = [*args.flags, "-m", PROGRAM, *target, *args.training_script_args]
+    try:
+        job = LaunchJob.from_request(read_request(words))
+    except ConfigError as error:
+        sys.exit("\n".join(error.problems))
+    if job.resolved.config.dry_run:
+        print(job.plan())
+        return
+    ending = job.run()
+    if ending.code:
+        sys.exit(ending.code)

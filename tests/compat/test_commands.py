@@ -1,0 +1,76 @@
+"""The command line of accelerate from a program: a launch, and the file that its notebooks write first."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_nb import compat
+from accel_nb.launch.accelerate_command import launch_command_parser
+from accel_nb.runtime.process.environment import notebook_variables
+
+SCRIPT = """
+import json, pathlib, sys
+from accelerate import Accelerator
+accelerator = Accelerator()
+total = accelerator.reduce(accelerator.process_index + 1)
+if accelerator.is_main_process:
+    pathlib.Path(sys.argv[1]).write_text(json.dumps([total, accelerator.num_processes, sys.argv[2:], __name__]))
+accelerator.end_training()
+"""
+
+PROGRAM = """
+from accel_nb import compat
+compat.install()
+from accelerate.commands.launch import launch_command, launch_command_parser
+launch_command(launch_command_parser().parse_args({words!r}))
+"""
+
+
+def test_a_program_launches_a_script_that_imports_accelerate(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    words = ["--cpus", "2", str(script), str(out), "--lr", "0.1"]
+    variables = notebook_variables() | {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(words=words)], capture_output=True, text=True, timeout=120, env=variables,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text()) == [3, 2, ["--lr", "0.1"], "__main__"]
+
+
+def test_words_before_the_script_are_flags_and_others_its_arguments() -> None:
+    parsed = launch_command_parser().parse_args(["--cpus", "2", "--no-panel", "train.py", "--cpus", "7"])
+    assert (parsed.flags, parsed.module, parsed.training_script) == (["--cpus", "2", "--no-panel"], False, "train.py")
+    assert parsed.training_script_args == ["--cpus", "7"]
+    parsed = launch_command_parser().parse_args(["-m", "package.train", "x"])
+    assert (parsed.module, parsed.training_script, parsed.training_script_args) == (True, "package.train", ["x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "name a script"), (["--cpus", "2"], "name a script"), (["--num_processes", "2", "x.py"], "--gpus")],
+)
+def test_wrong_words_are_refused_with_what_to_write(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        launch_command_parser().parse_args(words)
+    assert message in capsys.readouterr().err
+
+
+def test_the_file_of_a_notebook_is_not_needed() -> None:
+    compat.install()
+    try:
+        write = importlib.import_module("accelerate.utils").write_basic_config
+        assert write() is False
+        with pytest.warns(UserWarning, match="pass mixed_precision to notebook_launcher"):
+            write(mixed_precision="bf16")
+    finally:
+        compat.uninstall()
