@@ -239,7 +239,7 @@ def objects(world: World) -> list[Any]:
     same = accelerator.broadcast_object_list(values, 1)
     assert same is values
     facts.append(values)
-    with pytest.raises(MisuseError, match="builtins.object" if rank else "rank 1 brought"):
+    with pytest.raises(MisuseError, match="builtins.object" if rank else "rank 1 passed"):
         accelerator.gather_object(object() if rank else 1)
     with pytest.raises(MisuseError, match="builtins.object" if rank else "rank 1 tried"):
         accelerator.broadcast_object_list([object()] if rank else [1], 1)
