@@ -138,7 +138,10 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "text that is run": (
         calls("eval", "exec", "runpy.run_path", "runpy.run_module", "code.interact"),
         "exec(text)",
-        {"launch/rank.py": "the script or module that the user launches, as python does"},
+        {
+            "compat/program.py": "the script or module that a program launches, as python does",
+            "launch/rank.py": "the script or module that the user launches, as python does",
+        },
     ),
     "compiled code": (
         calls("compile", "builtins.compile"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_nb import compat
+from accel_nb.compat.launchers import write_basic_config
 from accel_nb.launch.accelerate_command import launch_command_parser
 from accel_nb.runtime.process.environment import notebook_variables
 
@@ -18,7 +17,7 @@ SCRIPT = """
 import json, pathlib, sys
 from accelerate import Accelerator
 accelerator = Accelerator()
-total = accelerator.reduce(accelerator.process_index + 1)
+total = sum(accelerator.gather_object([accelerator.process_index + 1]))
 if accelerator.is_main_process:
     pathlib.Path(sys.argv[1]).write_text(json.dumps([total, accelerator.num_processes, sys.argv[2:], __name__]))
 accelerator.end_training()
@@ -66,11 +65,6 @@ def test_wrong_words_are_refused_with_what_to_write(
 
 
 def test_the_file_of_a_notebook_is_not_needed() -> None:
-    compat.install()
-    try:
-        write = importlib.import_module("accelerate.utils").write_basic_config
-        assert write() is False
-        with pytest.warns(UserWarning, match="pass mixed_precision to notebook_launcher"):
-            write(mixed_precision="bf16")
-    finally:
-        compat.uninstall()
+    assert write_basic_config() is False
+    with pytest.warns(UserWarning, match="pass mixed_precision to notebook_launcher"):
+        write_basic_config(mixed_precision="bf16")
