@@ -48,7 +48,7 @@ def _normalize(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalise by mean and variance over all ranks; their parts are combined as by Chan, Golub and LeVeque (1979)."""
+    """Normalise by the mean and variance of all ranks' rows, combined as by Chan, Golub and LeVeque (1979)."""
     values = source.to(torch.promote_types(source.dtype, torch.float32))
     dims = [dim for dim in range(source.dim()) if dim != 1]
     shape = [1, -1, *[1] * (source.dim() - 2)]
@@ -60,8 +60,8 @@ def _normalize(
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (squares.sum(0) + (counts * (means - mean).square()).sum(0)) / total
-    # `data` is changed, as torch does it, so that the version counter stays: an earlier call may have saved the buffers
-    # for its backward pass.
+    # Changing `data` does not increase the version counter, as in torch's own kernel: an earlier call may have saved
+    # the buffers for its backward pass.
     with torch.no_grad():
         if running_mean is not None:
             running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)

@@ -1,6 +1,7 @@
 """Values of tensors that a model's code reads as Python numbers, such as the condition of a branch.
 
-Each rank reads them from its own rows. A branch that was the same in the whole check may differ between ranks later.
+Each rank reads them from its own rows. So a branch that is the same for all rows when the layout is checked may later
+differ between ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _READERS = ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")
 
 @contextmanager
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
-    """Call ``observe`` with each value that is read in the block, except for those that it reads itself."""
+    """Call ``observe`` with each value that is read in the block, except for values that ``observe`` itself reads."""
     is_inside = False
 
     def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,8 +50,8 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
 
 
 def values_to_compare(*runs: list[Any]) -> tuple[bool, ...]:
-    """Return for each read whether it gave the same value in all runs.
+    """Return for each read whether its value was the same in all runs, so that ranks must compare it.
 
-    Where values differed and results were equal, the code does the same for both.
+    Where values differed although the results were equal, the value does not affect the result.
     """
     return tuple(all(value == values[0] for value in values) for values in zip(*runs, strict=False))

@@ -274,12 +274,12 @@ class PlainCells:
         """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
         return self._division.reading_of(loader)
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a forward that divides its rows among the ranks, for models with weights or buffers."""
         has_tensors = any(True for _ in chain(model.parameters(), model.buffers()))
         if self._stepper.world.size == 1 or not has_tensors or isinstance(model, torch.jit.ScriptModule):
             return None
-        return self._divided_calls.around(model, forward)
+        return self._divided_calls.wrap_forward(model, forward)
 
     def _training_code(self, loader: DataLoader[Any]) -> types.CodeType | None:
         """Return the code of a loop that trains with the batches of ``loader``; None if every rank is to read all."""
@@ -495,7 +495,7 @@ class PlainCells:
             if is_user_module(sys._getframe(1).f_globals.get("__name__")):
                 self._proof.record_hook()
                 if tensor.is_leaf:
-                    self._divided_calls.forget()
+                    self._divided_calls.clear_layouts()
             return plain(tensor, hook)
 
         return register_hook

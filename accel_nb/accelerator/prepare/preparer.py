@@ -115,7 +115,7 @@ class LoopPolicy(Protocol):
         """
         ...
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return what replaces the forward of a prepared model; None to leave it."""
         ...
 
@@ -138,7 +138,7 @@ class TrainingLoops:
         """Prepare for the first batch, and return True."""
         return self._preparer.begin_epoch()
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         """Leave the forward: every rank reads a share."""
 
     def whole_reading(self, loader: DataLoader[Any]) -> None:
@@ -391,7 +391,7 @@ class Preparer:
 
     def _replace_calls(self, model: nn.Module, loops: LoopPolicy) -> None:
         """Replace the forward that the strategy has set, if the policy replaces it."""
-        around = loops.around_forward(model, current_forward(model))
+        around = loops.wrap_forward(model, current_forward(model))
         if around is not None:
             replace_forward(model, around)
             self._call_policies[id(model)] = loops
