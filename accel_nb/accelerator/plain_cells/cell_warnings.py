@@ -46,7 +46,7 @@ def explain_divided_batch(error: BaseException, share: BatchShare | None) -> str
 
 @contextmanager
 def warn_if_unprepared(world: World) -> Iterator[None]:
-    """Warn if the first optimizer that the user's code steps inside of the block, on several ranks, is not prepared."""
+    """Warn, if there are several ranks, when the first optimizer that the user's code steps is not prepared."""
     has_stepped = world.size == 1 or not world.is_main
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -120,7 +120,7 @@ def warn_unproven_loss(accelerator: Accelerator, problem: str) -> None:
 
 
 def warn_random_numbers(accelerator: Accelerator) -> None:
-    """Warn that random numbers are drawn for the samples of a share."""
+    """Warn that each worker draws its own random numbers for its share of a batch."""
     _warn(
         accelerator,
         "random numbers are drawn for each batch (noise, augmentation, sampling): each worker draws its own, so the "
@@ -129,7 +129,7 @@ def warn_random_numbers(accelerator: Accelerator) -> None:
 
 
 def warn_unequal_batches(accelerator: Accelerator) -> None:
-    """Warn that the ranks read different batches, so that no model can compute rows of one."""
+    """Warn that the ranks read different batches, so that models cannot divide the rows of one batch."""
     _warn(
         accelerator,
         "the workers read different samples from the same loader, since its dataset draws random numbers from a source "
@@ -139,7 +139,7 @@ def warn_unequal_batches(accelerator: Accelerator) -> None:
 
 
 def warn_changed_buffers(accelerator: Accelerator) -> None:
-    """Warn that a forward pass changes buffers depending on the share of the batch."""
+    """Warn that a forward pass changes buffers by values that depend on the share of the batch."""
     _warn(
         accelerator,
         "the model changes buffers in its forward pass (running statistics, codebooks): those of the first worker, "
@@ -158,7 +158,7 @@ def warn_unequal_shares(accelerator: Accelerator) -> None:
 
 
 def warn_gradient_hooks(accelerator: Accelerator) -> None:
-    """Warn that hooks get the gradients of one share only."""
+    """Warn that hooks receive the gradients of one share only."""
     _warn(
         accelerator,
         "hooks on gradients run on each worker before the workers' gradients are averaged: they read or change the "
@@ -177,7 +177,7 @@ def warn_evaluation_mode(accelerator: Accelerator) -> None:
 
 
 def warn_undivided_loader(accelerator: Accelerator) -> None:
-    """Warn that a loader that trains is not divided."""
+    """Warn that the loader of a loop that trains is not divided."""
     _warn(
         accelerator,
         "every worker read all batches of the loader, since no call of backward was found in the code that iterates "

@@ -1,7 +1,7 @@
 """Detection of losses that compare the samples of a batch with each other, as contrastive losses do.
 
-They are recognized by their autograd graph. If the batch is divided, each worker compares the samples of its share
-only, and no average of gradients makes the result equal to one device.
+They are recognized by their autograd graph. If the batch is divided, each worker compares only the samples of its
+share with each other, and averaging gradients does not give the result of one device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects that other code has divided among ranks already: models in DDP, and loaders with a distributed sampler."""
+"""Detection of objects that other code divides among ranks: models in DDP, loaders with a distributed sampler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def without_divided(objects: Iterable[Any]) -> list[Any]:
-    """Return objects without those that are divided already, and without the optimizers of such models."""
+    """Return ``objects`` without those that other code divides, and without the optimizers of such models."""
     listed = list(objects)
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]

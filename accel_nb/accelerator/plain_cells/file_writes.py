@@ -1,12 +1,13 @@
 """Redirection of the files that a plain cell writes on every rank, so that each file is written once.
 
-Every rank of a plain cell runs the same code, so every rank opens the same paths for writing. The first rank writes to
-the paths themselves. Every other rank writes to anonymous temporary files, which are deleted when the cell ends. Where
-such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be written and read back in
-one cell without waiting for the first rank. Paths that such a rank removes are hidden from it and not removed.
+All ranks run the code of a plain cell, so they all open the same paths for writing. The first rank writes to the paths
+themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
+the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
+written and read back in one cell without waiting for the first rank. A path that such a rank removes is hidden from
+this rank, and not removed.
 
-Redirected are files that Python opens, ``torch.save``, ``torch.load`` and safetensors. Files that a library writes in
-its own C code are not redirected.
+Python's functions for files, ``torch.save``, ``torch.load`` and safetensors are redirected. Files that a library writes
+in C code are not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MULTIPROCESS = (
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _MAX_FILES = 256
-"""How many versions one rank keeps, each with a file descriptor. Beyond that the oldest are dropped."""
+"""How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
@@ -72,7 +73,7 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
 
 
 def _rename_after(position: int, name: str, plain: Function) -> Function:
-    """Return a function that writes beside its path and then renames, so that readers see complete files only."""
+    """Return a function that writes a temporary file and renames it, so that other ranks read complete files only."""
 
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -95,13 +96,14 @@ def _rename_after(position: int, name: str, plain: Function) -> Function:
 
 
 class PrivateFiles:
-    """The files that one rank wrote, the folders that it made and the paths that it removed, seen by this rank only."""
+    """The files that one rank wrote, the folders that it made and the paths that it removed, for this rank only."""
 
     def __init__(self) -> None:
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
-        # A library that is imported while a cell runs may keep a reference to a replacement, which then does nothing.
+        # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
+        # original function once the cell has ended.
         self._is_active = False
 
     def begin(self) -> None:
@@ -109,7 +111,7 @@ class PrivateFiles:
         self._is_active = True
 
     def discard(self) -> None:
-        """Stop redirecting and drop all versions; one that is still open lasts until it is closed."""
+        """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
         self._is_active = False
         for file in self._files.values():
             file.close()
@@ -171,7 +173,7 @@ class PrivateFiles:
                 return plain(path, *args, **kwargs)
             full = _abspath(path)
             if full in self._folders and not _exists(full):
-                return None if sets else plain("/proc/self/fd", *args, **kwargs)  # a folder of this process
+                return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
             return (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
 
@@ -193,7 +195,7 @@ class PrivateFiles:
         return remove
 
     def make_rmtree(self, plain: Function) -> Function:
-        """Return an ``rmtree`` that hides a folder from this rank, and drops the versions in it."""
+        """Return an ``rmtree`` that hides a folder from this rank, and deletes the versions in it."""
 
         @functools.wraps(plain)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +209,7 @@ class PrivateFiles:
         return rmtree
 
     def make_rename(self, plain: Function) -> Function:
-        """Return a function that renames a path in this rank's view only."""
+        """Return a function that renames a path for this rank only."""
 
         @functools.wraps(plain)
         def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
@@ -233,7 +235,7 @@ class PrivateFiles:
         return rename
 
     def make_mkdir(self, plain: Function) -> Function:
-        """Return a ``mkdir`` whose folder only this rank sees; the first rank makes the real one."""
+        """Return a ``mkdir`` whose folder exists for this rank only; the first rank makes the real one."""
 
         @functools.wraps(plain)
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -249,7 +251,7 @@ class PrivateFiles:
         return mkdir
 
     def make_listdir(self, plain: Function) -> Function:
-        """Return a ``listdir`` of this rank's view of a folder."""
+        """Return a ``listdir`` that includes this rank's changes of a folder."""
 
         @functools.wraps(plain)
         def listdir(path: Any = ".") -> list[Any]:
@@ -260,7 +262,7 @@ class PrivateFiles:
         return listdir
 
     def make_scandir(self, plain: Function) -> Function:
-        """Return a ``scandir`` of this rank's view of a folder."""
+        """Return a ``scandir`` that includes this rank's changes of a folder."""
 
         @functools.wraps(plain)
         def scandir(path: Any = ".") -> Any:
@@ -275,7 +277,7 @@ class PrivateFiles:
         return self._is_active and bool(self._files or self._folders or self._removed)
 
     def _entries(self, path: Any) -> list[Any]:
-        """Return the entries of a folder as this rank sees it."""
+        """Return the entries of a folder, with this rank's changes."""
         folder, full = os.fspath(path), _abspath(path)
         own = [found for found in (*self._files, *self._folders) if os.path.dirname(found) == full]
         names = {os.path.basename(found) for found in own}
@@ -295,7 +297,7 @@ class PrivateFiles:
         ]
 
     def _redirects(self, path: Any) -> bool:
-        """Whether writes to a path are redirected: made by the cell's code, and to a regular file or a folder."""
+        """Whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
         if not (self._is_active and _is_path(path) and _is_written_by_cell()):
             return False
         full = _abspath(path)
@@ -308,7 +310,7 @@ class PrivateFiles:
         return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
 
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
-        """Return the path of this rank's version to write to; with ``keeps_content`` it starts as a copy."""
+        """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
         full = _abspath(path)
         self._require_folder(full, path)
         if full not in self._files:
@@ -456,7 +458,7 @@ def _call_with(
 
 
 def _is_written_by_cell() -> bool:
-    """Whether the user's code is nearer on the stack than a library that writes files for other processes."""
+    """Whether the user's code is nearer on the stack than any of the modules in `_MULTIPROCESS`."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back

@@ -13,7 +13,7 @@ Forward = Callable[..., Any]
 
 
 class ModuleCallHooks:
-    """Replaces ``nn.Module.__call__`` while one of its two hooks is set.
+    """Replaces ``nn.Module.__call__`` while at least one of two hooks is set.
 
     ``before`` is called without arguments before each call. ``around`` is called with the original ``__call__``,
     the module, its arguments and its keyword arguments, and returns the module's result.

@@ -1,6 +1,6 @@
 """Search for objects that are reachable from values, and for the user's code on the stack.
 
-Searched are containers, closures, and the attributes of objects whose class the user has written.
+The search includes containers, closures, and the attributes of objects whose class the user has written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN = "accel_nb"
 
 
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the models, optimizers, schedulers and loaders that ``values`` are or reference, each once."""
+    """Yield the models, optimizers, schedulers and loaders in ``values`` or reachable from them, each once."""
     seen: set[int] = set()
     queue = [(value, 0) for value in values]
     for value, depth in queue:
@@ -54,7 +54,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if not isinstance(value, type) and is_user_module(type(value).__module__):
-        # Of a module, only attributes that are no submodules: torch keeps these in attributes with an underscore.
+        # Without torch's own attributes of a module, whose names begin with an underscore and which hold submodules.
         is_module = isinstance(value, nn.Module)
         attributes = [
             part for name, part in getattr(value, "__dict__", {}).items() if not (is_module and name.startswith("_"))
@@ -93,7 +93,7 @@ def _is_library(file: str) -> bool:
 
 
 def is_called_by_user() -> bool:
-    """Whether the nearest calling code that is neither torch's nor accel_nb's is the user's, not a library's."""
+    """Whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

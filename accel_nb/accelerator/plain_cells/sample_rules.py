@@ -1,8 +1,8 @@
-"""Rules by which tensors depend on the samples of a batch: how each PyTorch operation propagates the dependence.
+"""Rules for how the results of PyTorch operations depend on the samples of a batch.
 
-`propagate` returns the dependence of an operation's result on the samples, from the dependences of its arguments. An
-operation that is not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
-can be computed from shares of the batch.
+`propagate` returns how a result depends on the samples, given how the operation's arguments do. An operation that is
+not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules can be computed
+from shares of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SampleRows:
     """Dependence of a tensor in which each index along ``dim`` belongs to one sample.
 
     The size of ``dim`` is ``outer`` x samples x ``inner``: ``inner`` successive indices belong to one sample, and the
-    samples are repeated ``outer`` times. Both are 0 where the number of indices depends on the samples' values.
+    sequence of samples occurs ``outer`` times. Both are 0 if the number of indices depends on the samples' values.
     """
 
     dim: int
@@ -40,8 +40,8 @@ class SampleRows:
 class BatchReduction:
     """Dependence of a value of the whole batch that is linear in its samples.
 
-    Its kind is a ``sum`` over samples, a ``mean`` over them, a sum divided by another sum (``weighted``), or a value
-    that a ``model`` has reduced itself.
+    Kinds are a ``sum`` over samples, a ``mean`` over samples, a sum divided by another sum (``weighted``), and a value
+    that a model has reduced in its forward pass (``model``).
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class BatchReduction:
 class MixedSamples:
     """Dependence of a value that combines the samples of a batch in another way.
 
-    ``reason`` names the operation, ``line`` is the line of the user's code that called it, if that was found.
+    ``reason`` names the operation; ``line`` is the line of the user's code that called it, None if unknown.
     """
 
     reason: str
@@ -59,7 +59,7 @@ class MixedSamples:
 
 
 SampleDependence = SampleRows | BatchReduction | MixedSamples
-"""How a tensor depends on the samples of a batch. None stands for a tensor that does not depend on them."""
+"""How a tensor depends on the samples of a batch. In place of it None means that the tensor does not depend on them."""
 
 _POINTWISE = frozenset(
     {
@@ -137,7 +137,7 @@ class OperationCall:
     """By the id of a tensor."""
     num_samples: int
     batch_numbers: frozenset[float] = frozenset()
-    """Python numbers that were computed from the batch, such as a count of its valid targets."""
+    """Python numbers that the cell has computed from the batch, such as a count of its valid targets."""
 
     def dependence_of(self, tensor: Any) -> SampleDependence | None:
         """Return the dependence of an argument."""
@@ -145,7 +145,7 @@ class OperationCall:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, also those in lists."""
+        """The tensors among the arguments, including those in lists."""
         return list(_tensors_in(self.arguments.values()))
 
 
@@ -179,7 +179,7 @@ def propagate(call: OperationCall, output: Tensor) -> SampleDependence | None:
 
 
 def find_sample_rows(tensor: Tensor, num_samples: int) -> SampleRows | None:
-    """Return which dim of a batch's tensor belongs to the samples, by its sizes; None if there is none."""
+    """Return the dim of the samples in a tensor of a batch, by the tensor's sizes; None if no dim fits."""
     for dim, size in enumerate(tensor.shape):
         if size == num_samples:
             return SampleRows(dim)
@@ -237,7 +237,7 @@ def _pointwise(call: OperationCall, known: list[SampleDependence], output: Tenso
 
 
 def _aligned(call: OperationCall, num_dims: int, among: Iterable[Any] | None = None) -> SampleRows | None:
-    """Return the samples' dim after broadcasting; None where the arguments have them in different dims."""
+    """Return the dim of the samples after broadcasting; None if it differs among the arguments."""
     found: set[SampleRows] = set()
     for tensor in call.tensors if among is None else _tensors_in(among):
         rows = call.dependence_of(tensor)
@@ -247,7 +247,7 @@ def _aligned(call: OperationCall, num_dims: int, among: Iterable[Any] | None = N
 
 
 def _linear(call: OperationCall, known: list[SampleDependence]) -> BatchReduction | None:
-    """Return the dependence of arithmetic on values of the whole batch; None where it is not linear in the samples."""
+    """Return the dependence of a result of arithmetic on reduced values; None if it is not linear in the samples."""
     name, arguments = call.name, call.arguments
     kinds: set[Kind] = {item.kind for item in known if isinstance(item, BatchReduction)}
     own, other = call.dependence_of(arguments.get("self")), arguments.get("other")
@@ -274,7 +274,7 @@ def _linear(call: OperationCall, known: list[SampleDependence]) -> BatchReductio
 
 
 def _scaled(call: OperationCall, own: SampleDependence, divisor: float | None) -> BatchReduction | None:
-    """Return the dependence of a value of the whole batch divided by a number: a sum by its count is a mean."""
+    """Return the dependence of a reduced value divided by a number: a sum divided by the sample count is a mean."""
     if not isinstance(own, BatchReduction):
         return None
     is_count = own.kind == "sum" and divisor and math.isclose(divisor, round(divisor))
@@ -321,7 +321,7 @@ def _viewed(
 
 
 def _reshaped(rows: SampleRows, before: Sequence[int], after: Sequence[int]) -> SampleRows | None:
-    """Return the samples' dim after a change of shape: kept, merged with its neighbours, or split."""
+    """Return the dim of the samples after a reshape, which may keep it, merge it with its neighbours, or split it."""
     size, leading, trailing = before[rows.dim], math.prod(before[: rows.dim]), math.prod(before[rows.dim + 1 :])
     if not size * leading * trailing:
         return None
@@ -364,7 +364,7 @@ def _loss(call: OperationCall, known: list[SampleDependence], output: Tensor) ->
         rows = _aligned(call, max(own.dim(), target.dim()), [own, target])
     else:
         both = {item for item in (call.dependence_of(own), call.dependence_of(target)) if item is not None}
-        # The classes are the last dim of one sample or the second of several.
+        # Without a batch dim the classes are the last dim, else the second one.
         rows = both.pop() if len(both) == 1 else None
         if isinstance(rows, SampleRows) and rows.dim == 1 and own.dim() > 1:
             return None
@@ -380,7 +380,7 @@ def _loss(call: OperationCall, known: list[SampleDependence], output: Tensor) ->
 
 
 def _is_weighted(arguments: Mapping[str, Any]) -> bool:
-    """Whether a mean over targets has class weights, or leaves ignored targets out."""
+    """Whether a mean over targets has class weights or ignored targets."""
     has_ignored = bool((arguments["target"] == arguments["ignore_index"]).any())
     return arguments["weight"] is not None or has_ignored
 
@@ -411,7 +411,7 @@ def _joined(call: OperationCall, known: list[SampleDependence], output: Tensor) 
 
 
 def _product(call: OperationCall, known: list[SampleDependence], output: Tensor) -> SampleDependence | None:
-    """Return the dependence of a matrix product; samples may be in one factor, or be summed over in both."""
+    """Return the dependence of a matrix product: samples are in one factor, or the product sums over them in both."""
     factors = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
     factors["dot"] = ("self", "tensor")
     first_name, second_name = factors.get(call.name, ("self", "mat2"))

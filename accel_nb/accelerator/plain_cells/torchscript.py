@@ -15,7 +15,7 @@ from accel_nb.runtime.tensors.instance_patching import plain_class, plain_view
 
 @contextmanager
 def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """Make TorchScript compile calls of replacements as calls of the original functions, inside of the block.
+    """Make TorchScript compile calls of replaced functions as calls of the originals, inside of the block.
 
     TorchScript maps functions to operators by identity. ``replaced`` are pairs of a function of torch and its
     replacement.
@@ -31,7 +31,7 @@ def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterat
 
 
 def compile_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain`` for prepared models: a prepared first argument becomes a plain model with the same weights."""
+    """Return a ``plain`` that replaces a prepared model in its first argument by a plain view of the model."""
 
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:
