@@ -53,7 +53,7 @@ class LocalSGD:
     def __enter__(self) -> LocalSGD:
         """Stop averaging gradients."""
         if self._is_enabled:
-            self._stepper.keep_local([self._model], True)
+            self._stepper.set_local_gradients([self._model], True)
         return self
 
     def __exit__(
@@ -62,7 +62,7 @@ class LocalSGD:
         """Average weights and optimizer state, and resume averaging gradients."""
         if not self._is_enabled:
             return
-        self._stepper.keep_local([self._model], False)
+        self._stepper.set_local_gradients([self._model], False)
         if kind is None:
             with torch.no_grad():
                 all_reduce_bucketed(self._comm, [*self._weights(), *self._optimizer_state()], "mean")

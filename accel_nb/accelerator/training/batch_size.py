@@ -31,10 +31,10 @@ def find_executable_batch_size(
     keep_global_batch: bool = False,
     probe: Callable[[int], object] | None = None,
 ) -> Callable[..., Any]:
-    """Decorate ``function(batch_size, ...)`` to be called again with half the batch while memory runs out.
+    """Decorate ``function(batch_size, ...)`` to be called again with half the batch as long as memory runs out.
 
     With several ranks every rank must call. If memory runs out on any rank, all ranks abandon the attempt and start the
-    next one together. The process group is opened anew for it, so build models, optimizers and everything else that
+    next one together. Each attempt has a new process group, so build models, optimizers and everything else that
     communicates between ranks inside of the function. Each failed attempt is logged as one line on the main rank, and
     its memory is freed.
 
@@ -44,8 +44,8 @@ def find_executable_batch_size(
         reduce_batch_size_fn: Returns the next size after one that failed; by default half of it.
         keep_global_batch: Pass ``gradient_accumulation_steps`` second, so that the product of the two stays the
             starting size; only its divisors are tried.
-        probe: Called with a size to test whether it fits, for example by one training step. The largest size that fits
-            is searched by bisection, to a sixteenth, before ``function`` is called with it.
+        probe: Called with a size to test whether it fits, for example by one training step. Before ``function`` is
+            called, the largest size that fits is found by bisection, to within a sixteenth.
 
     Raises `MisuseError` if a batch of 1 does not fit, or the function has other parameters.
     """
@@ -94,7 +94,7 @@ def _checked_signature(function: Callable[..., Any], name: str, keep_global_batc
 
 
 class _Search:
-    """Tries batch sizes; every rank tries the same ones."""
+    """Search over batch sizes; every rank tries the same ones."""
 
     def __init__(self, name: str, start: int, reduce: Callable[[int], int] | None, keep_global_batch: bool) -> None:
         self._name = name
@@ -165,7 +165,7 @@ class _Search:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
-    """Call a function on all ranks; return whether memory sufficed on all, the result, and the ranks where not."""
+    """Call a function on all ranks; return whether memory sufficed, the result, and where memory ran out, as text."""
     world = current_world()
     is_shared = world.size > 1 and DefaultGroup.is_open()
     ran_out = False

@@ -1,4 +1,4 @@
-"""Checks of the first optimizer step, and a digest of replicas: they find mistakes that are otherwise seen late."""
+"""Checks of the first optimizer step, and a digest of replicas, to detect mistakes early."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FirstStepCheck:
     """Checks one optimizer's first step; costs two passes over its parameters and one message between ranks.
 
     ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
-    must be bitwise equal afterwards. ``is_plain`` chooses the advice in errors: for a plain or an explicit cell.
+    must be bitwise equal after the step. ``is_plain`` selects the advice in errors, for a plain or an explicit cell.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class FirstStepCheck:
 
     @torch.no_grad()
     def record(self) -> None:
-        """Record the parameters, and which must change: those whose update is not below the precision of their dtype.
+        """Record checksums of the parameters, and which must change: their update is large enough for their dtype.
 
-        Raises `MisuseError` for an optimizer of another copy of the model, and for an unplanned learning rate.
+        Raises `MisuseError` for an optimizer of another copy of the model, and for a learning rate that the schedule
+        has not set.
         """
         self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
@@ -114,7 +115,7 @@ class FirstStepCheck:
             )
 
     def _check_learning_rate(self) -> None:
-        """Raise `MisuseError` for a learning rate that differs from the one that the optimizer's schedule has set."""
+        """Raise `MisuseError` for a learning rate other than the one that the optimizer's schedule has set."""
         schedulers = [item for item in self._bundle.schedulers if item.optimizer is self._optimizer]
         if len(schedulers) != 1:
             return
@@ -136,7 +137,7 @@ class FirstStepCheck:
 
 @torch.no_grad()
 def replica_digest(models: Iterable[nn.Module]) -> str:
-    """Return a digest of the first values of parameters; ranks whose replicas have diverged get different ones.
+    """Return a digest of the first values of parameters, which differs among ranks whose replicas have diverged.
 
     At most 256 parameters are read, evenly spaced over the models.
     """
@@ -153,7 +154,7 @@ def _planned(scheduler: LRScheduler) -> list[Any]:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether the bits of a tensor can be summed: dense, in separate memory, and real."""
+    """Whether the bits of a tensor can be summed: a dense, not empty tensor of floats, of no special subclass."""
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided
@@ -170,7 +171,7 @@ def _checksums(values: list[Tensor]) -> Tensor:
 
 
 def _checksum(bits: Tensor) -> Tensor:
-    """Return a weighted sum of integers. In a plain sum the equal steps up and down of a first Adam step cancel."""
+    """Return a weighted sum of integers; without weights, the equal steps up and down of a first Adam step cancel."""
     places = torch.arange(1, _NUM_WEIGHTS + 1, device=bits.device) * _ODD
     weights = (places ^ (places >> 31)) * _ODD
     num_whole = bits.numel() - bits.numel() % _NUM_WEIGHTS
@@ -180,7 +181,7 @@ def _checksum(bits: Tensor) -> Tensor:
 
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
-    """Whether a plain gradient step would change the largest value of a parameter; smaller ones need less."""
+    """Whether a plain gradient step is large enough to change even the largest value of a parameter."""
     grad, value = local_part(value.grad), local_part(value)
     assert grad is not None, "only parameters with a gradient are checked"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()

@@ -1,8 +1,8 @@
 """Optimizers and schedulers that step only where an accumulation window ends, on all ranks alike.
 
-The user's objects are patched in place and not wrapped. An optimizer gets the bound methods ``step`` and
-``zero_grad``, as learning rate schedulers of torch patch it too. A scheduler gets a subclass made for it, since its
-state dict is its ``__dict__``.
+The user's objects are patched in place and not wrapped. An optimizer gets instance attributes ``step`` and
+``zero_grad``, in the way in which torch's schedulers patch ``step``. A scheduler gets a subclass that is made for it:
+attributes would become part of its state dict, which is its ``__dict__``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepHandler(Protocol):
         ...
 
     def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
-        """Handle that the optimizer has cleared its gradients."""
+        """Clear the gradients outside of ``parameter.grad`` too; called after the optimizer has cleared its own."""
         ...
 
 
@@ -47,15 +47,15 @@ class OptimizerProxy:
         self.optimizer = optimizer
         self.num_step_calls = 0
         self.num_steps_run = 0
-        # Numbers of the last window whose gradients were finished, and of the last one in which the optimizer stepped.
+        # Numbers of the last window whose gradients were averaged, and of the last one in which the optimizer stepped.
         self.finished_window = -1
         self.stepped_window = -1
         # The argument for calls of the strategy: the prepared models and this optimizer alone.
         self.bundle = Bundle((), (optimizer,))
-        # Parameters that belong to no prepared module (group, index, parameter); how many groups were searched.
+        # Parameters of no prepared model (group, index, parameter), and how many groups were searched for them.
         self.unaveraged: Sequence[tuple[int, int, Tensor]] = ()
         self.num_groups_checked = -1
-        # The first step is still to be checked.
+        # Whether the first step is still to be checked.
         self.needs_check = True
         self._stepping = stepping
         self._is_stepping = False
@@ -73,12 +73,12 @@ class OptimizerProxy:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether a step of the optimizer, or of what a strategy steps in its place, is running."""
+        """Whether a step of the optimizer, or of one that a strategy uses in its place, is running."""
         return self._is_stepping
 
     @property
     def learning_rate(self) -> float:
-        """The first group's learning rate; NaN for a tensor on a device, since reading it would synchronize."""
+        """The first group's learning rate; NaN for a tensor on a device, since reading it would wait for the device."""
         rate = self.optimizer.param_groups[0].get("lr", math.nan)
         if type(rate) is float:
             return rate
@@ -111,7 +111,7 @@ class OptimizerProxy:
             self._restore(name)
 
     def defer_zero_grad(self, is_deferred: bool) -> None:
-        """Intercept ``zero_grad``, or stop: for windows of several micro-batches, and for hidden gradients."""
+        """Intercept ``zero_grad``, or stop that; needed for windows of several micro-batches and hidden gradients."""
         optimizer: Any = self.optimizer
         if not is_deferred:
             self._restore("zero_grad")
@@ -125,7 +125,7 @@ class OptimizerProxy:
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
 
     def _install_step(self) -> None:
-        # A function and not a method of the proxy, since it must be bound to the optimizer.
+        # A function and not a method of the proxy, since it is bound to the optimizer.
         def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
             if not self._is_stepping:
                 return self._stepping.step(self, closure)
@@ -143,12 +143,12 @@ class OptimizerProxy:
 
 
 class ScheduleObserver(Protocol):
-    """Is called before a schedule's steps while ``is_waiting``."""
+    """Observer that is called before a schedule steps, while its flag ``is_waiting`` is set."""
 
     is_waiting: bool
 
     def on_step(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
-        """Handle that a schedule is about to advance by ``stride``; ``is_plain``: its step got no arguments."""
+        """React to a schedule that is about to advance by ``stride``; ``is_plain``: its step got no arguments."""
         ...
 
 
@@ -157,9 +157,9 @@ def wrap_scheduler(
 ) -> LRScheduler:
     """Make ``scheduler.step`` do nothing if the optimizer's step was called since the last call and did not run.
 
-    So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch
-    counts epochs. Epochs that are skipped after a resume are counted already. Each call advances the schedule by
-    ``stride``, at most to its end.
+    So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch counts
+    epochs. In epochs that are replayed after a resume it does nothing, since the restored state includes them. Each
+    call advances the schedule by ``stride``, at most to its end.
     """
     own_step = type(scheduler).step
     seen_attempts, seen_ran = proxy.num_step_calls, proxy.num_steps_run
@@ -182,8 +182,8 @@ def wrap_scheduler(
 def average_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
     """Make ``scheduler.step`` use the mean of all ranks' metrics; every rank must call it.
 
-    A loss that a loop has summed up is that of the rank's share. Without the mean, ranks would lower the learning rate
-    at different times, and their replicas would diverge.
+    A loss that a loop has summed up covers this rank's share only. Without the mean, ranks would lower the learning
+    rate at different times, and their replicas would diverge.
     """
     own_step = type(scheduler).step
 
@@ -195,7 +195,7 @@ def average_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
 
 
 def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -> None:
-    """Advance a schedule without its optimizer; directly where the rate is a function of the position alone."""
+    """Advance a schedule without a step of its optimizer, directly if the rate depends on the position alone."""
     total = getattr(scheduler, "total_steps", None)
     if total is not None:
         count = max(0, min(count, total - 2 - scheduler.last_epoch))

@@ -1,4 +1,4 @@
-"""Profiling of a block on every rank, with a Chrome trace for each."""
+"""Profiling of a block of code on every rank, with a Chrome trace for each rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCHEDULE = ("skip_first", "wait", "warmup", "active", "repeat")
 
 @contextmanager
 def profiled(settings: ProfileKwargs, rank: int) -> Iterator[Profiler]:
-    """Profile the block; write ``trace_rank<R>.json`` into the folder, or one file for each cycle of the schedule."""
+    """Profile the block; write ``trace_rank<R>.json`` to the folder, or one file for each cycle of the schedule."""
     target = None if settings.output_trace_dir is None else _checked_folder(settings.output_trace_dir)
     made = _schedule(settings.schedule_option)
 

@@ -1,6 +1,7 @@
-"""Detection of pure functions: those whose value depends on their arguments alone, so that they can be called ahead.
+"""Detection of pure functions: their result depends on their arguments alone, so they can be called ahead of time.
 
-The decision is made from the bytecode and the values of its names; nothing is called. In doubt the answer is no.
+A function is judged by its bytecode and the values of its names; nothing is called. Whatever cannot be analyzed counts
+as not pure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def is_pure(function: Any, depth: int = 0) -> bool:
 
 
 _NO_FUNCTION = 0x20 | 0x80 | 0x200
-"""Generators and coroutines, by the flags of their code."""
+"""Flags of the code of generators and coroutines."""
 
 
 def _is_harmless(instruction: dis.Instruction, function: types.FunctionType, depth: int) -> bool:
@@ -67,7 +68,7 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is a number, a text, None, or a list of these; a list counts by its present items."""
+    """Whether a value is a number, a text, None, or a list of these, although a list can change later."""
     if isinstance(value, tuple | list):
         return all(map(_is_constant, value))  # pyright: ignore[reportUnknownArgumentType]
     return value is None or type(value) in (bool, int, float, str)

@@ -1,9 +1,9 @@
 """Control of a running training: requested actions run after the same step on every rank.
 
-Ranks exchange no messages for this. Each rank counts the steps after which its loop reads a next batch. When an action
-is requested, the kernel proposes it to every rank: the rank's monitor thread returns this count, and its main thread
-waits at the end of its next step. The kernel then decides the count at which all ranks run the action: one later than
-any rank has reached. So no rank can miss it. Without a request a step only tests a flag in memory.
+Ranks exchange no messages for this. Each rank counts the steps after which its loop reads a next batch. When the user
+requests an action, the kernel proposes it to every rank: the rank's monitor thread returns this count, and its main
+thread waits at the end of its next step. The kernel then sets the count at which all ranks run the action: one above
+the highest count, so that no rank is past it. Without a request a step only tests a flag in memory.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NO_MEMORY_MAP = "not mapped: the device has no allocator of its own to take a sn
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """Raised after a step where the run was requested to stop. A cell that it ends counts as finished."""
+    """Raised after the step at which a requested stop takes effect. A cell that it ends counts as finished."""
 
 
 @dataclass(slots=True)
 class DueAction:
-    """An action that all ranks run when their count of steps is ``at``."""
+    """An action that all ranks run when their count of steps is ``due_count``."""
 
     due_count: int
     number: int
@@ -51,7 +51,7 @@ class DueAction:
 
 
 class ControlReceiver:
-    """One rank's requested actions. `propose` and `decide` run in the monitor thread, the rest in the main thread."""
+    """The actions requested of one rank. `propose` and `decide` run in the monitor thread, the rest in the main one."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ControlReceiver:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Discard the actions of the run before."""
+        """Discard the actions of the previous run."""
         self.count = 0
         # The only flag that is tested after each step.
         self.is_pending = False
@@ -83,11 +83,11 @@ class ControlReceiver:
         """Make this rank wait at the end of its next step, and return how many steps it has counted."""
         with self._changed:
             self._proposed = number, action
-            self.is_pending = True  # before the count is read: a step that does not see the flag is counted already
+            self.is_pending = True  # before the count is read: it then includes every step that ignored the flag
             return self.count
 
     def decide(self, number: int, at: int | None) -> None:
-        """Set at which count all ranks run the proposed action; None cancels it."""
+        """Set the count of steps at which all ranks run the proposed action; None cancels it."""
         with self._changed:
             if self._proposed is None or self._proposed[0] != number:
                 return
@@ -98,7 +98,7 @@ class ControlReceiver:
             self._changed.notify_all()
 
     def run_due_actions(self, controller: RunController) -> None:
-        """Wait for a pending decision, then run the actions that are due; raises `TrainingStopped` to stop the run."""
+        """Wait for the count of a proposed action, then run due actions; raises `TrainingStopped` to stop the run."""
         with self._changed:
             while self._proposed is not None:
                 self._changed.wait()
@@ -122,7 +122,7 @@ class ControlReceiver:
 
 @dataclass(slots=True)
 class RunController:
-    """Runs requested actions on what one accelerator has prepared; it does not reference the accelerator."""
+    """Runs requested actions on the prepared objects of one accelerator, without a reference to the accelerator."""
 
     receiver: ControlReceiver
     stepper: Stepper
@@ -136,7 +136,7 @@ class RunController:
         return self.meter.run_step
 
     def on_batch_end(self) -> None:
-        """Handle that a loop has finished a batch; this is on the hot path.
+        """Count a step, and run due actions, when a loop has finished a batch; this is on the hot path.
 
         A batch inside of an accumulation window, or one that trains nothing, ends no step. Inside of
         join_uneven_inputs nothing is counted, since ranks have different numbers of batches there.

@@ -11,7 +11,7 @@ class Trigger:
     """A flag between ranks; see `Accelerator.check_trigger` for the guarantees.
 
     Flags are reduced in host memory, without a device synchronization. A set flag takes part in exactly one reduction,
-    and so is returned by exactly one check.
+    so exactly one check returns it.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -24,7 +24,7 @@ class Trigger:
         self._is_set = True
 
     def check(self, *, wait: bool) -> bool:
-        """Return whether any rank's flag was set: now (``wait``), or when the check before was made."""
+        """Return whether any rank's flag is set (``wait``), or was set at the previous check."""
         started = self._comm.start_any(self._is_set)
         self._is_set = False
         earlier, self._pending = self._pending, None if wait else started
