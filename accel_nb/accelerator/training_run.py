@@ -12,7 +12,7 @@ from accel_nb.accelerator.state.resuming import RunResumer
 from accel_nb.accelerator.state.save_report import CompletedSave, describe_saves, describe_unsaved
 from accel_nb.accelerator.state.training_state import TrainingState
 from accel_nb.accelerator.training.autosave import Autosave
-from accel_nb.accelerator.training.lr_preview import RatePlanner
+from accel_nb.accelerator.training.lr_preview import RatePreview
 from accel_nb.accelerator.training.run_control import ControlReceiver, RunController
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.sections import CheckpointOptions
@@ -48,7 +48,7 @@ class TrainingRun:
         self._resumer: RunResumer | None = None
         self._saved: list[CompletedSave] = []
         self._first_step = 0
-        self.schedule_observer: RatePlanner | None = None
+        self.schedule_observer: RatePreview | None = None
         """What reports the future of schedules; on the main rank, if someone reads its events."""
 
     def start(self, state: TrainingState, preparer: Preparer) -> None:
@@ -57,7 +57,7 @@ class TrainingRun:
         self._resumer = RunResumer(state)
         rank = self._comm.world.rank
         if rank == 0 and not isinstance(self._sink, NullEventSink):
-            self.schedule_observer = RatePlanner(self._sink, rank, self._stepper, preparer.epoch_lengths)
+            self.schedule_observer = RatePreview(self._sink, rank, self._stepper, preparer.epoch_lengths)
         every = self._options.every
         if isinstance(every, str):
             self.save_every(seconds=seconds_of(every))

@@ -268,7 +268,7 @@ class PlainCells:
             self._accelerator.report(self._used)
         if code is None:
             return False
-        return preparer.begin_epoch(are_ranks_apart=reading is None)
+        return preparer.begin_epoch(reads_shares=reading is None)
 
     def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""

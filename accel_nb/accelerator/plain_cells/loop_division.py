@@ -170,7 +170,7 @@ class LoopDivision:
         if verdict["is_data"]:
             for loop, _, mode in found:
                 loop.reads_shares, mode.is_whole = True, False
-            self._accelerator.components.preparer.seed_ranks_apart()
+            self._accelerator.components.preparer.seed_ranks_separately()
         reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
         changed = False
         for loader in loaders:

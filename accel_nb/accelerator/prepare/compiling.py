@@ -16,7 +16,7 @@ _DYNAMIC = {"auto": None, "yes": True, "no": False}
 
 
 class Compiler:
-    """Compiles models in place before a strategy wraps them, and restores them after it has unwrapped them."""
+    """Compiles models in place before a strategy wraps them, and restores them after the strategy unwraps them."""
 
     def __init__(self, options: CompileOptions) -> None:
         self._is_on = options.backend != "no"
@@ -31,7 +31,7 @@ class Compiler:
         self._compiled: dict[int, list[nn.Module]] = {}
 
     def compile(self, model: nn.Module) -> None:
-        """Compile a model's repeated blocks; as a whole if there are none or ``regional`` is off."""
+        """Compile a model's repeated blocks, or the model as a whole if there are none or ``regional`` is off."""
         if not self._is_on or id(model) in self._compiled:
             return
         blocks = list(repeated_blocks(model).values()) if self._is_regional else []
@@ -42,7 +42,7 @@ class Compiler:
             replace_forward(model, torch.compile(current_forward(model), **self._settings))
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function compiled with the options of models, or unchanged if compiling is off."""
+        """Return a function compiled with the same options as models; unchanged if compiling is off."""
         return torch.compile(function, **self._settings) if self._is_on else function
 
     def undo(self, model: nn.Module) -> None:
@@ -60,7 +60,7 @@ class Compiler:
         return self._compiled.get(id(model)) == []
 
     def has_compiled_any(self, model: nn.Module) -> bool:
-        """Whether the model or blocks of it are compiled."""
+        """Whether the model or any of its blocks are compiled."""
         return id(model) in self._compiled
 
     def has_compiled_blocks(self, model: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from accel_nb.strategies.choice import AUTO, with_options
 
 
 class StrategySelection:
-    """Replaces the strategy of a stepper by one that suits the models, before any of them is prepared."""
+    """Replaces the strategy of a stepper by one for the first models, before any of them is prepared."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StrategySelection:
         registry: StrategyRegistry,
     ) -> None:
         self.line: str | None = None
-        """What was selected and why, for the receipt; None if nothing was planned."""
+        """What was selected and why, for the receipt; None if no forecast was made."""
         self._resolved = resolved
         self._comm = comm
         self._registry = registry

@@ -47,7 +47,7 @@ _DIRECT = (
 _ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 
 
-class RatePlanner:
+class RatePreview:
     """Reports a `RatePlanned` once in a run, as soon as the interval between steps of the schedule is known.
 
     It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on the
@@ -101,7 +101,7 @@ class RatePlanner:
         self.is_waiting = False
         num_unknown = max(lengths, default=None) if num_steps == 1 else EPOCHS_AHEAD
         try:
-            rates = planned_rates(scheduler, stride=stride, num_unknown=num_unknown)
+            rates = preview_rates(scheduler, stride=stride, num_unknown=num_unknown)
         except Exception:  # a schedule of another version of torch; the training goes on
             logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
@@ -111,7 +111,7 @@ class RatePlanner:
             self._sink.emit(RatePlanned(self._rank, number, time.time(), steps, values))
 
 
-def planned_rates(
+def preview_rates(
     scheduler: LRScheduler, *, stride: int = 1, num_unknown: int | None = None, max_points: int = MAX_POINTS
 ) -> dict[int, float]:
     """Return the first group's rate by the number of further calls, from 0 to the schedule's end.
