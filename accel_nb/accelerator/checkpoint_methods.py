@@ -131,7 +131,7 @@ class CheckpointMethods(ProcessView):
         """
         if not safe_serialization:
             raise MisuseError(
-                "save_model(safe_serialization=False) is not served: it would write pickles. Leave it out for "
+                "save_model(safe_serialization=False) is not supported: it would write pickles. Leave it out for "
                 "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
             )
         is_divided = self.components.strategy.capabilities.shards_params

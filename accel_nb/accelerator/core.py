@@ -397,7 +397,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         """
         if slice_fn_for_dispatch is not None:
             raise MisuseError(
-                "slice_fn_for_dispatch is not served: a dispatched batch is divided along the first dim of each "
+                "slice_fn_for_dispatch is not supported: a dispatched batch is divided along the first dim of each "
                 "tensor; leave it out, and divide by split_between_processes what is divided in another way"
             )
         return self.prepare(data_loader, device_placement=[device_placement])

@@ -18,10 +18,10 @@ from accel_nb.errors import ConfigError
 
 @dataclass
 class FullyShardedDataParallelPlugin(KwargsHandler):
-    """Selects PyTorch's FSDP2 as the strategy. A single process shards nothing, and warns of it.
+    """Selects PyTorch's FSDP2 as the strategy. A single process shards nothing, and warns of that.
 
-    Values may be members of torch's enumerations or their names. "Ignored" means that any value is accepted and has no
-    effect, since it makes no difference for FSDP2.
+    Values may be members of torch's enumerations, or their names. "Ignored" fields accept any value, which has no
+    effect with FSDP2.
 
     Args:
         fsdp_version: Ignored: it is always FSDP2.
@@ -72,7 +72,7 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema.
 
-        Raises `ConfigError`, with all problems, for values that have no corresponding option.
+        Raises `ConfigError`, which lists all problems, for values without a corresponding option.
         """
         given = {
             item.name.removeprefix("fsdp_"): _plain(value)
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def _policy_fields(policy: Any) -> dict[str, Any]:
-    """Return the fields that correspond to a wrap policy that is a function."""
+    """Return the fields that correspond to a wrap policy given as a function; none for other values."""
     if not callable(policy):
         return {}
     known = cast(

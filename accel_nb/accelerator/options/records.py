@@ -8,7 +8,7 @@ from typing import Any
 
 
 class KwargsHandler:
-    """A dataclass of options; fields may be assigned until an `Accelerator` is built with it."""
+    """Base class of dataclasses of options; fields may be assigned until an `Accelerator` is built with the object."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields by name, copied."""

@@ -15,7 +15,7 @@ class RunObserver(Protocol):
 
     @property
     def schedule_observer(self) -> ScheduleObserver | None:
-        """What observes the steps of schedulers that are prepared from now on; None if nothing does."""
+        """Observer of the steps of schedulers that are prepared from now on, or None."""
         ...
 
     def on_loader_prepared(self, loader: DataLoader[Any]) -> None:
@@ -33,7 +33,7 @@ class RunObserver(Protocol):
     def on_batch_end(self) -> None:
         """React to the end of a batch, before the next one is read. This is on the hot path.
 
-        Raises what ends the loop, after the same step on every rank.
+        May raise an exception that ends the loop, after the same step on every rank.
         """
         ...
 
