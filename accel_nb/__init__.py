@@ -36,5 +36,5 @@ def __dir__() -> list[str]:
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:  # pyright: ignore[reportUnusedFunction]
-    """Return where JupyterLab finds the built sidebar."""
+    """Return the folders from which JupyterLab installs the built sidebar."""
     return [{"src": "labextension", "dest": "accel-nb"}]

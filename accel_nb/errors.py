@@ -1,6 +1,6 @@
 """The exceptions of accel_nb.
 
-Each message names the given value, its origin, what is allowed and what to do.
+Each message contains the value, its origin, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _num_lines(file: str) -> int:
 
 
 def _describe_place(file: str, line: int) -> str:
-    """Return a line of code with its file and line number; a cell has its name in the notebook."""
+    """Return a line of code with its file and line number; for a cell, with IPython's name of the cell."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     format_name = getattr(getattr(get_shell(), "compile", None), "format_code_name", None)  # since IPython 8
     named = None if format_name is None else format_name(file)
@@ -81,7 +81,7 @@ class UnsyncedGradientError(MisuseError):
 
 
 class NanLossError(MisuseError, ArithmeticError):
-    """The loss of a step is NaN. Raised before the optimizer step; ``step`` counts from 1."""
+    """The loss of a step is NaN. Raised before the optimizer step; steps are counted from 1."""
 
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -107,7 +107,7 @@ class PoolError(AccelNbError, RuntimeError):
 
 
 class IllegalTransition(PoolError):
-    """A pool has no transition between these two states."""
+    """A pool cannot change from its current state to the requested one."""
 
 
 class WorkerDied(PoolError):
@@ -119,7 +119,7 @@ class WorkerDied(PoolError):
 
 
 class CheckpointError(AccelNbError, RuntimeError):
-    """A checkpoint cannot be written or read; older checkpoints and the training are unchanged."""
+    """A checkpoint cannot be written or read; older checkpoints, and the state of the training, are unchanged."""
 
 
 class CorruptCheckpoint(CheckpointError):

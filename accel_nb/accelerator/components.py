@@ -69,7 +69,7 @@ class Components:
 
     @property
     def data_world(self) -> World:
-        """The index and the number of the shares of the data; ranks that hold parts of one model read the same."""
+        """The index of this rank's share of the data, and the number of shares; ranks of one model read the same."""
         index, count = self.strategy.data_coords()
         return World(rank=index, size=count)
 

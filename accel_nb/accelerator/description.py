@@ -1,4 +1,4 @@
-"""The description of a run for the line that opens the cell's output: device, strategy, precision, objects, notes."""
+"""The description of a run for the receipt of its cell: device, strategy, precision, objects and notes."""
 
 from __future__ import annotations
 

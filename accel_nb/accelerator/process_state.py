@@ -1,7 +1,7 @@
-"""Read-only views of this process's rank in its world, under the names that accelerate has for them.
+"""Read-only views of this process's rank and world, with the names of accelerate.
 
-`PartialState`, `AcceleratorState` and `GradientState` hold no shared state. Each object is built from the open world or
-from one accelerator, so that two accelerators in one process do not affect each other.
+Objects of `PartialState`, `AcceleratorState` and `GradientState` share no state. Each is built from the environment,
+the open process group or one accelerator, so two accelerators in one process do not affect each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class DistributedType(str, Enum):
-    """Kind of devices or strategy that a world trains with; each value equals its own name as text."""
+    """Kind of devices or strategy that a world trains with; each member equals its name as text."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -46,7 +46,7 @@ class DistributedType(str, Enum):
     FSDP = "FSDP"
     XLA = "XLA"
     MEGATRON_LM = "MEGATRON_LM"
-    # Of hardware that accel_nb does not train on; present since scripts compare with them.
+    # accel_nb does not train on this hardware; scripts compare with these members.
     MULTI_HPU = "MULTI_HPU"
     MULTI_MLU = "MULTI_MLU"
     MULTI_MUSA = "MULTI_MUSA"
@@ -60,7 +60,7 @@ class DistributedType(str, Enum):
 
 
 class ProcessView:
-    """Properties and methods that depend on this process's rank: ranks, order of execution, division of inputs."""
+    """Properties and methods that depend on this process's rank: numbers, order of execution, division of inputs."""
 
     _world: World
     _comm: Communicator
@@ -94,7 +94,7 @@ class ProcessView:
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its machine."""
+        """Whether this is the first rank on its machine."""
         return self._world.is_local_main
 
     @property
@@ -178,7 +178,7 @@ class PartialState(ProcessView):
     """This process's rank and device, for programs without an `Accelerator`.
 
     Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
-    `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only where it opens the group.
+    `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only if it opens the group.
     """
 
     def __init__(self, cpu: bool = False, *, backend: str | None = None, timeout: timedelta | None = None) -> None:
@@ -213,7 +213,7 @@ class PartialState(ProcessView):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Do nothing, since no state is shared; transformers and older notebooks call it."""
+        """Do nothing, since no state is shared; for transformers and older notebooks, which call it."""
 
     def destroy_process_group(self) -> None:
         """Close the process group if this object has opened it; every rank must call."""
@@ -249,7 +249,7 @@ class AcceleratorState(PartialState):
         debug: bool,
         plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
     ) -> AcceleratorState:
-        """Return the state of an accelerator; it opens no process group and owns none."""
+        """Return the state of an accelerator; the state does not own a process group."""
         state = cls.__new__(cls)
         state._comm, state._collectives, state._group = process._comm, process._collectives, None
         state._world, state._device, state.debug = process._world, process._device, debug
@@ -272,7 +272,7 @@ class _AccumulationOptions(Protocol):
 
 
 class GradientState:
-    """A read-only view of the gradient accumulation of an accelerator, which is always up to date."""
+    """A live, read-only view of the gradient accumulation of an accelerator."""
 
     def __init__(self, window: AccumulationWindow | None = None, options: _AccumulationOptions | None = None) -> None:
         if window is None or options is None:
@@ -289,7 +289,7 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """How many micro-batches make one optimizer step."""
+        """How many micro-batches there are for one optimizer step."""
         return self._window.size
 
     @property

@@ -1,4 +1,4 @@
-"""Number formats: what is computed in which dtype, and how losses are scaled."""
+"""Precision of training: the dtypes of weights, computation and gradients, and loss scaling."""
 
 from accel_nb.precision.half import build_precision as build_precision
 from accel_nb.precision.policy import Precision as Precision

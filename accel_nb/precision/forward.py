@@ -1,4 +1,4 @@
-"""Forward passes of models in the dtype of a precision."""
+"""Forward passes of models under the autocast of a precision."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_vie
 
 
 def forward_in_precision(model: nn.Module, precision: Precision) -> Callable[..., Any]:
-    """Return a function that runs the model's own forward in the precision's dtype.
+    """Return a function that runs the model's forward under the precision's autocast, and casts the output.
 
-    A forward that was set on the instance counts as its own.
+    If ``forward`` is set on the instance, that is the model's forward.
     """
     own = vars(model).get("forward")
     forward = own if own is not None else type(model).forward.__get__(model)
@@ -33,7 +33,7 @@ def forward_in_precision(model: nn.Module, precision: Precision) -> Callable[...
 
 
 def plain_view_in_precision(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
-    """Return the `plain_view` of a model whose forward computes in ``precision``; None: in the dtypes of the model."""
+    """Return a `plain_view` of a model, with a forward that computes in ``precision``, or with None unchanged."""
     view = plain_view(model, keeps_inner=keeps_inner)
     if precision is None or precision.policy.compute is None:
         return view

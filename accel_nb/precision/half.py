@@ -1,4 +1,4 @@
-"""Full precision, bfloat16 (with float8 or without) and float16, by PyTorch's autocast and gradient scaler."""
+"""Full precision, bfloat16 (with or without float8) and float16, by PyTorch's autocast and gradient scaler."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BFloat16(FullPrecision):
 
 
 class Float8(BFloat16):
-    """Computes in bfloat16 under autocast, except the layers that `accel_nb.precision.fp8` converts to float8."""
+    """Computes in bfloat16 under autocast, except in layers that `accel_nb.precision.fp8` converts to float8."""
 
     policy = PrecisionPolicy("fp8", compute=torch.bfloat16, output=torch.float32)
 
@@ -134,15 +134,15 @@ class Float16:
     def _update(self) -> None:
         """Adapt the scale after a step, before the next backward pass.
 
-        Not earlier: optimizers that step after the same backward pass have gradients of the
-        same scale, and would be unscaled by another one if the first step had changed it.
+        Not right after the step: other optimizers that step after the same backward pass have gradients of the same
+        scale, which would then be divided by a different one.
         """
         self._scaler.update()
         self._unscaled.clear()
         self._must_update = False
 
     def _were_gradients_dropped(self) -> bool:
-        """Whether unscaled gradients were dropped without a step."""
+        """Whether the unscaled gradients were cleared without a step."""
         return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
 
     def _steppable(self, optimizer: Optimizer) -> Any:
@@ -153,10 +153,10 @@ class Float16:
 
 
 class _Steppable:
-    """The optimizer as torch's scaler gets it; records whether the scaler ran the step.
+    """An optimizer for torch's scaler, which records whether the scaler ran its step.
 
-    It does not support skipping inside of the step, as fused optimizers do: then it would be unknown whether the step
-    was skipped, which learning rate schedules depend on.
+    It has no support for steps that skip themselves on overflow, as fused optimizers do: then it would be unknown
+    whether a step was skipped, on which learning rate schedules depend.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -219,7 +219,7 @@ def build_precision(
 
 
 def cast_half_floats(nested: Any, dtype: torch.dtype) -> Any:
-    """Return a model's output with every half precision tensor in it converted to ``dtype``."""
+    """Return nested data, such as a model's output, with every half precision tensor converted to ``dtype``."""
     if isinstance(nested, Tensor):
         return nested.to(dtype) if nested.dtype in (torch.float16, torch.bfloat16) else nested
 

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 class PrecisionPolicy:
     """Dtypes of one precision; None leaves the dtype as it is.
 
-    ``param`` is what weights are stored in, ``compute`` what the forward and backward pass use, ``reduce`` what
-    gradients are averaged in, ``output`` what a model returns. Strategies with native precision translate this record.
+    ``param`` is the dtype in which weights are stored, ``compute`` that of forward and backward passes, ``reduce`` that
+    in which gradients are averaged, ``output`` that of a model's output. A strategy that has its own mixed precision
+    translates this record.
     """
 
     name: str
@@ -29,7 +30,7 @@ class PrecisionPolicy:
 
 
 class Precision(Protocol):
-    """What a strategy calls to apply a policy."""
+    """Methods that a strategy calls to apply a policy."""
 
     policy: PrecisionPolicy
 

@@ -39,7 +39,7 @@ def report_out_of_memory(
 ) -> OutOfMemoryReport | None:
     """Return the report of an out-of-memory error; None for another error.
 
-    To be called while the error's frames still reference their objects; `release_error_memory` frees them.
+    Call it while the error's frames still reference their objects, before `release_error_memory` frees these.
     """
     if not is_out_of_memory(error):
         return None
@@ -96,16 +96,16 @@ def largest_holders(held: MemoryAttribution, number: int) -> list[tuple[str, int
 
 
 def release_error_memory(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
-    """Free the objects that the frames of a reported error reference, so that the next cell has their memory.
+    """Free the objects that the frames of a reported error reference, so that the next cell can use their memory.
 
-    Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would keep all activations
-    until the next forward pass has computed another, for which there would be no memory.
+    ``bound`` are names that the cell binds. Tensors in these names are detached from their graphs: a ``loss`` would
+    keep all activations until the next forward pass has computed another loss, for which there would be no memory.
     """
     current: BaseException | None = error
     while current is not None:
         traceback.clear_frames(current.__traceback__)
         for frame in _frames(current):
-            _ = frame.f_locals  # refreshes the copy of the variables that f_locals keeps since it was read before
+            _ = frame.f_locals  # updates the copy of the variables that an earlier read of f_locals has made
         current = current.__cause__ or current.__context__
     for name in bound:
         value = namespace.get(name)
@@ -119,7 +119,7 @@ def release_error_memory(error: BaseException, namespace: dict[str, Any], bound:
 
 
 def requested_bytes(text: str) -> int | None:
-    """Return the bytes that were requested, by the text of an allocator's error; None if it does not contain them."""
+    """Return the number of requested bytes in the text of an allocator's error; None if there is none."""
     found = _REQUESTED.search(text)
     return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
 
@@ -133,7 +133,7 @@ def _frames(error: BaseException) -> Iterator[types.FrameType]:
 
 
 def _line(frames: Sequence[types.FrameType]) -> str:
-    """Return the innermost line of the user's code, with its number and function."""
+    """Return the user's code line of the innermost frame that has one, with its number and function, as text."""
     own = [frame for frame in frames if is_user_module(frame.f_globals.get("__name__"))]
     if not own:
         return ""
@@ -153,7 +153,7 @@ def _module(frames: Sequence[types.FrameType], models: Sequence[nn.Module]) -> s
 
 
 def _bound_at(source: str) -> dict[str, int]:
-    """Return the last line of a cell at which each name is bound, or an item is added to it."""
+    """Return for each name the last line of a cell that binds it, or that adds an item to its value."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""Initialization of this process's world: from the environment, an open process group, or as a single process."""
+"""Initialization of this process's world from the environment or an open process group, or as a single process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accel_nb.runtime.world import World
 def initialize_world(
     comm: Communicator | None, world: World | None, cpu: bool, options: GroupOptions
 ) -> tuple[Communicator, DefaultGroup | None]:
-    """Return the communicator to train with, and the process group if it was opened here, so that it must be closed."""
+    """Return the communicator to train with, and the process group if this call opened it, to be closed later."""
     if comm is not None:
         return comm, None
     if world is None:
@@ -34,7 +34,7 @@ def initialize_world(
 
 
 def find_world(cpu: bool) -> World:
-    """Return the world of the environment, of an open process group, or of a single process."""
+    """Return this process's world: of the environment or an open process group, else of a single process."""
     world = torchrun_world()
     if DefaultGroup.is_open():
         return DefaultGroup.world_of_open_group() if world is None else world

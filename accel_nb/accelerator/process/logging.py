@@ -12,8 +12,8 @@ from accel_nb.runtime.distributed.current_world import current_comm, current_wor
 class RankLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that logs on the main process only, by default.
 
-    Each call takes ``main_process_only=False`` to log on every rank, with the rank as prefix, and ``in_order=True`` to
-    do so one rank after another. For that every rank must make the call, whatever its level.
+    With ``main_process_only=False`` a call logs on every rank, with the rank as prefix; with ``in_order=True`` ranks do
+    so one after another. For ``in_order`` every rank must make the call, whatever its level is.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = (
 def release_memory(*objects: Any) -> list[None]:
     """Collect garbage and free the device's cached memory; return a None for each object.
 
-    Write ``model, optimizer = release_memory(model, optimizer)``: what a name still refers to cannot be freed.
+    Write ``model, optimizer = release_memory(model, optimizer)``: an object that a name references cannot be freed.
     """
     num_objects = len(objects)
     del objects
@@ -30,7 +30,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is raised because the device or the machine has no memory left."""
+    """Whether the device or the machine had no memory left when an error was raised, by its type and message."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

@@ -10,7 +10,7 @@ from accel_nb.runtime.distributed.current_world import current_world
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """Return a tqdm bar for the front end; it is disabled on all but the first rank of a machine.
+    """Return a tqdm bar for a notebook or a terminal; it is disabled on all but the first rank of a machine.
 
     Takes the arguments of tqdm. ``main_process_only=False`` draws one bar for each rank. Raises `MisuseError` if tqdm
     is not installed.

@@ -23,7 +23,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         device_specific: Use a different stream on each rank, derived from seed and rank; rank 0 uses the seed itself.
         deterministic: Make torch use deterministic algorithms, or raise where it has none, from now on. On CUDA torch
             also needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` to be set before the first operation.
-        step: Derive the stream from this number too, so that a resumed run draws the same numbers in the same step.
+        step: Derive the stream from this number too, so that a resumed run draws the same numbers in each step.
     """
     if deterministic:
         torch.use_deterministic_algorithms(True)
@@ -32,9 +32,9 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def checked_types(types: Iterable[str | Enum] | None) -> tuple[str, ...]:
-    """Return the names of the generators whose states ranks synchronize at each epoch, without ``generator``.
+    """Return the names of the generators whose states ranks synchronize at each epoch.
 
-    The generator of a loader is always synchronized. Raises `MisuseError` for unknown names.
+    ``generator`` is left out, since that of a loader is always synchronized. Raises `MisuseError` for unknown names.
     """
     wanted = [str(getattr(name, "value", name)) for name in types or ()]
     _refuse_unknown(wanted)
@@ -44,8 +44,8 @@ def checked_types(types: Iterable[str | Enum] | None) -> tuple[str, ...]:
 def synchronize_rng_states(types: Iterable[str] | str = ("torch",), generator: torch.Generator | None = None) -> None:
     """Broadcast rank 0's states of the named generators, in one message; every rank must call.
 
-    ``types`` are ``python``, ``numpy``, ``torch``, ``cuda`` (this rank's device) and ``generator`` (the one given).
-    Raises `MisuseError` for other names, for ``cuda`` on a rank without one, and for ``generator`` without it.
+    ``types`` are ``python``, ``numpy``, ``torch``, ``cuda`` (this rank's device) and ``generator`` (the argument).
+    Raises `MisuseError` for other names, for ``cuda`` on a rank without a GPU, and for ``generator`` if there is none.
     """
     wanted = [types] if isinstance(types, str) else list(types)
     _refuse_unknown(wanted)
