@@ -38,14 +38,14 @@ class CheckpointMethods(ProcessView):
         """Save the complete state of the training, and return its folder or URL; every rank must call.
 
         Args:
-            output_dir: The checkpoint's own folder or URL; a checkpoint that is there is replaced. By default
-                ``step_N`` in ``checkpoint.dir``, where checkpoints of other runs are kept.
+            output_dir: The checkpoint's own folder or URL; an existing checkpoint there is replaced. By default
+                ``step_N`` in ``checkpoint.dir``, where checkpoints of other runs are not replaced.
             safe_serialization: Ignored: tensors are always stored as safetensors.
-            blocking: Whether to return when the checkpoint is complete. False returns once the tensors are copied, and
-                writes in the background.
+            blocking: Whether to return when the checkpoint is complete. With False the call returns when the tensors
+                are copied, and the checkpoint is written in the background.
 
-        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, if a value cannot be
-        stored or written, or if the previous background save failed.
+        A checkpoint is either complete or does not exist. Raises `CheckpointError`, on every rank, if a value cannot be
+        stored or written, or if the previous background save has failed.
         """
         return self.components.state.save(output_dir, blocking=blocking)
 
@@ -59,12 +59,12 @@ class CheckpointMethods(ProcessView):
         """Load a checkpoint, or the newest complete one of a folder, into the prepared objects; every rank must call.
 
         The world size may differ from that of the save. The whole checkpoint is verified before anything is loaded. If
-        a part does not fit, nothing is loaded, unless ``strict`` is False. A prepared loader's next iteration continues
-        where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
+        a part does not match, nothing is loaded, unless ``strict`` is False. A prepared loader's next iteration
+        continues where the checkpoint was saved: it yields the remaining samples of that epoch, each once.
 
         ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
-        schedulers, loss scale, registered objects and random states. Its pickled files are read as tensors and plain
-        values only. That layout has no position in the data, so loaders start their epoch again.
+        schedulers, loss scale, registered objects and random states. From its pickled files only tensors and plain
+        values are read. That layout contains no position in the data, so loaders start their epoch again.
 
         Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
         """
@@ -95,8 +95,8 @@ class CheckpointMethods(ProcessView):
     def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
         """Call ``hook(models, weights, url)`` before each save; entries that it removes from ``weights`` are not saved.
 
-        ``url`` is the folder that is being written (for an object store: the checkpoint's final URL). Files that the
-        hook writes there become part of the checkpoint; hooks of `register_load_state_pre_hook` can read them.
+        ``url`` is the folder that is being written; for an object store it is the checkpoint's final URL. Files that
+        the hook writes there become part of the checkpoint; hooks of `register_load_state_pre_hook` can read them.
         """
         return self.components.state.add_save_hook(hook)
 
@@ -124,14 +124,15 @@ class CheckpointMethods(ProcessView):
         """Write a model's weights as safetensors that other libraries load; rank 0 writes.
 
         With ``dtype``, such as ``torch.bfloat16``, weights are rounded to it. If the model is sharded, every rank must
-        call. Then rank 0 holds the tensors of one file (``max_shard_size``) in memory, and the other ranks one full
-        tensor at a time. Otherwise the other ranks do not wait: call `wait_for_everyone` before they read the files.
+        call; rank 0 then holds the tensors of one file (``max_shard_size``) in memory, and the other ranks one full
+        tensor at a time. If it is not sharded, the other ranks do not wait: call `wait_for_everyone` before they read
+        the files.
 
         Raises `MisuseError` for ``safe_serialization=False``, which would write pickles.
         """
         if not safe_serialization:
             raise MisuseError(
-                "save_model(safe_serialization=False) is not served: it would write pickles. Leave it out for "
+                "save_model(safe_serialization=False) is not supported: it would write pickles. Leave it out for "
                 "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
             )
         is_divided = self.components.strategy.capabilities.shards_params
@@ -150,9 +151,9 @@ class CheckpointMethods(ProcessView):
     def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write plain values and tensors on rank 0, in the format of the file name's suffix.
 
-        The formats are ``.safetensors`` and ``.json``; with any other suffix the file is one that
-        ``torch.load(weights_only=True)`` reads. ``safe_serialization`` writes safetensors under any suffix. Every rank
-        may call, or rank 0 alone. The other ranks do not wait: call `wait_for_everyone` before they read the file.
+        The suffixes are ``.safetensors`` and ``.json``; with any other suffix ``torch.load(weights_only=True)`` can
+        read the file. ``safe_serialization`` writes safetensors under any suffix. Every rank may call, or rank 0 alone.
+        The other ranks do not wait: call `wait_for_everyone` before they read the file.
         """
         if self.is_main_process:
             save_plain(obj, path, as_safetensors=safe_serialization)

@@ -57,24 +57,24 @@ T = TypeVar("T")
 
 
 class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
-    """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
+    """Prepares models, optimizers, schedulers and loaders to train on all devices of its world.
 
     Every rank builds one and makes the same calls. Accelerators share no state: several may exist at the same time, if
-    each has its own objects. An option that is not given comes from the cell's flags, or is the default.
+    each has its own objects. The values of options that are not given are those of the cell's flags, or the defaults.
 
     Args:
         mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device supports.
         gradient_accumulation_steps: Micro-batches of each optimizer step.
         cpu: Train on the CPU even if there is a GPU.
         strategy: A strategy's name, or ``auto``.
-        seed: Seed of Python, NumPy and torch; once a loader is divided, each rank derives its own stream.
+        seed: Seed of Python, NumPy and torch; when a loader is divided, each rank derives its own stream from it.
         clip: Total norm to clip gradients to before each step.
-        batch: Whether a loader's batch is that of each worker (``per-worker``) or of all together (``global``).
+        batch: Whether a loader's batch size is that of each worker (``per-worker``) or of all together (``global``).
         config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``, or the path of a
             YAML file with options.
         device_placement: Move models, optimizer state and batches to this rank's device.
         split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
-        step_scheduler_with_optimizer: False advances schedulers at each call, also if no optimizer step was made.
+        step_scheduler_with_optimizer: False advances schedulers at each call, even if no optimizer step was made.
         rng_types: Generators whose state rank 0 sends to all ranks when a loader's epoch begins: ``python``,
             ``numpy``, ``torch``, ``cuda``. The state of a loader's own ``generator`` is always sent.
         dataloader_config: How loaders are read: the ``data`` section of the options, with accelerate's names.
@@ -85,7 +85,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
         project_dir: Folder of the run.
         project_config: Folders of the run, with accelerate's names.
-        comm: The communicator of an open world; found from the environment if not given.
+        comm: The communicator of ranks that are connected already; by default one is made from the environment.
         world: This process's rank, world size and device, if neither the environment nor ``comm`` provides them.
         sink: Receives the events of training; by default the cell's sink.
         registry: The strategies to choose from; by default those that are installed.
@@ -189,7 +189,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current (or latest) micro-batch ends its accumulation window, so that optimizers step."""
+        """Whether the current (or latest) micro-batch closes its accumulation window, so that optimizers step."""
         return self._stepper.window.syncs_gradients
 
     @property
@@ -199,7 +199,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def state(self) -> AcceleratorState:
-        """A read-only record of this rank, its world and its precision."""
+        """A read-only view of this rank, its world and its precision."""
         return AcceleratorState.from_accelerator(
             self, self.mixed_precision, debug=self._settings.options.debug, plugin=self._settings.sharding_plugin
         )
@@ -221,12 +221,12 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def step(self) -> int:
-        """Number of micro-batches of the open accumulation window that have ended."""
+        """Number of completed micro-batches in the open accumulation window."""
         return self._stepper.window.num_pending
 
     @property
     def scaler(self) -> torch.amp.grad_scaler.GradScaler | None:
-        """PyTorch's scaler of fp16 losses; None in other precisions."""
+        """PyTorch's gradient scaler of fp16; None in other precisions."""
         return self.components.strategy.precision.scaler
 
     @property
@@ -236,7 +236,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def split_batches(self) -> bool:
-        """Whether a prepared loader's batch is the batch of all workers together."""
+        """Whether a prepared loader's batch is the global batch, of all workers together."""
         return self._settings.options.batch == "global"
 
     @property
@@ -246,7 +246,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
 
     @property
     def even_batches(self) -> bool:
-        """Whether all ranks read equally many samples; a new value applies to loaders that are prepared later."""
+        """Whether all ranks read equally many samples; a new value applies only to loaders that are prepared later."""
         return self.components.preparer.data.even_batches
 
     @even_batches.setter
@@ -291,10 +291,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return tuple(self.components.preparer.objects)
 
     def sharded_tensors(self) -> list[Tensor]:
-        """Return the sharded parameters and optimizer tensors, of which this rank holds a part.
-
-        The order is the same on every rank.
-        """
+        """Return the sharded parameters and tensors of optimizer state, in the same order on every rank."""
         bundle = self._stepper.bundle
         found = [value for model in bundle.models for value in model.parameters()]
         for optimizer in bundle.optimizers:
@@ -303,9 +300,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return [value for value in found if sharded.is_sharded(value)]
 
     def memory_map(self) -> dict[str, int]:
-        """Return the bytes of parameters (with buffers), gradients and optimizer state on this rank, as last measured.
+        """Return this rank's bytes of parameters (with buffers), gradients and optimizer state at the last measurement.
 
-        They are measured at the first optimizer step, and after that at most five times a second.
+        The first optimizer step is measured, and later ones at most five times a second.
         """
         return self._stepper.memory_bytes
 
@@ -317,21 +314,21 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     # --- training ---
 
     def prepare(self, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
-        """Make models, optimizers, schedulers and loaders work on this world, in place; return the same objects.
+        """Change models, optimizers, schedulers and loaders in place to train on this world; return the same objects.
 
         The objects are prepared jointly, so pass everything that is trained together in one call. Objects of other
         types are returned unchanged. Every rank must call; all ranks receive rank 0's weights.
 
-        An object that another accelerator has prepared is moved to this one.
+        An object that another accelerator has prepared is released from that one first.
 
-        ``device_placement`` sets for each object whether it, or its batches, are moved to this rank's device; None
-        means the accelerator's own ``device_placement``. Raises `MisuseError` if its length is not the number of
-        objects.
+        ``device_placement`` sets for each object whether it (a loader's batches) is moved to this rank's device; for
+        None the accelerator's own ``device_placement`` applies. Raises `MisuseError` if its length is not the number
+        of objects.
         """
         if device_placement is not None and len(device_placement) != len(objects):
             raise MisuseError(
                 f"prepare was given {len(objects)} objects and {len(device_placement)} values of device_placement; "
-                "give one for each object, or leave it out"
+                "pass one for each object, or leave it out"
             )
         placing = {
             id(item): bool(is_placed)
@@ -350,8 +347,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def prepare_jointly(self, objects: Sequence[Any], *, batch: BatchMeaning, loops: LoopPolicy) -> list[Any]:
         """Prepare objects, and return those that were not prepared before; every rank must call.
 
-        ``batch`` is the meaning of a loader's batch, and ``loops`` decides which loops train. Internal to accel_nb:
-        scripts call `prepare`.
+        ``batch`` is the meaning of a loader's batch size, and ``loops`` decides which loops train. Internal to
+        accel_nb: scripts call `prepare`.
         """
         if self._is_closed:
             raise MisuseError("this Accelerator is closed; build a new one")
@@ -397,8 +394,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         """
         if slice_fn_for_dispatch is not None:
             raise MisuseError(
-                "slice_fn_for_dispatch is not served: a dispatched batch is divided along the first dim of each "
-                "tensor; leave it out, and divide by split_between_processes what is divided in another way"
+                "slice_fn_for_dispatch is not supported: a dispatched batch is divided along the first dim of each "
+                "tensor; leave it out, and divide other data with split_between_processes"
             )
         return self.prepare(data_loader, device_placement=[device_placement])
 
@@ -415,9 +412,11 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         Without ``weight`` the loss must be the mean over this rank's samples. With ``weight`` it is a sum, and
         ``weight`` is the number of summands, such as the number of tokens that are not padding. The window's gradient
         is then the sum over all micro-batches and ranks, divided by the sum of all weights, as in one big batch. This
-        costs one collective of one number for each window; a weight on the device is not synchronized with.
+        takes one collective of one number for each window. A weight may be a tensor on the device, for which this rank
+        does not wait.
 
-        Raises `MisuseError` if the loss is not a tensor or has no gradient, and if only a part of a window has weights.
+        Raises `MisuseError` if the loss is not a tensor or has no gradient, and if some losses of a window have weights
+        and others have none.
         """
         self._stepper.meter.name_loss(sys._getframe(1), loss)  # pyright: ignore[reportPrivateUsage]
         if weight is not None:
@@ -428,22 +427,22 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             self._stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Return the context of one micro-batch; in the last of each window gradients are averaged and optimizers step.
+        """Return the context of one micro-batch; the last of each window averages gradients and steps optimizers.
 
-        A loader's last batch always closes the window. ``models`` is accepted for compatibility: the context applies
-        to all prepared models.
+        By default a loader's last batch closes the window too. ``models`` is accepted for compatibility: the context
+        applies to all prepared models.
         """
         return self._stepper.window
 
     def no_sync(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
-        """Return a context in which gradients stay on this rank."""
+        """Return a context in which gradients are not averaged over ranks."""
         return self._stepper.without_sync(self._stepper.bundle.models if model is None else [model])
 
     @contextmanager
     def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
-        """Average the model's gradients in the backward passes of the block, though their forward was in `no_sync`.
+        """Average the model's gradients in the backward passes of the block, even if their forward was in `no_sync`.
 
-        Gradients that each rank has accumulated before are averaged too, by the next step at the latest.
+        Gradients that each rank has accumulated before are averaged too, before the next step at the latest.
         """
         self.components.strategy.grad_sync(model, True)
         try:
@@ -456,16 +455,16 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     ) -> AbstractContextManager[None]:
         """Return a context in which ranks may run out of data at different times; every rank must enter it.
 
-        A rank that ends the block early waits there and takes part in the steps of the others. The gradient of a step
-        is the mean over the batches of that step, on the ranks that had one: as in one process with these batches. At
-        the end all ranks have the models, optimizers and schedulers of a rank that made every step.
+        A rank that reaches the end of the block early waits there and takes part in the steps of the other ranks. The
+        gradient of a step is the mean over the batches of that step, on the ranks that have one: as in one process with
+        these batches. At the end all ranks have the models, optimizers and schedulers of a rank that made every step.
 
-        Gradients are averaged at each step instead of during backward, so keep the block to the training loop.
-        Call gather and reduce after the block: inside of it they raise `MisuseError`, since a rank that has ended does
-        not take part. Batches of an accumulation window that no rank closes are dropped.
+        Gradients are averaged at each step instead of during backward, which is slower, so put only the training loop
+        into the block. Call gather and reduce after the block: inside of it they raise `MisuseError`, since a rank
+        without data does not take part. Batches of an accumulation window that no rank closes are dropped.
 
-        ``joinables`` is accepted for compatibility: all prepared objects take part. Prepared loaders never repeat
-        samples to make ranks even, so ``even_batches`` may only be None or False.
+        ``joinables`` is accepted for compatibility: all prepared objects take part. ``even_batches`` may only be None
+        or False: whether samples are repeated is an option of prepared loaders.
         """
         if even_batches:
             raise MisuseError(
@@ -475,8 +474,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         strategy = self.components.strategy
         if not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, whose ranks hold a part "
-                "of the model each; prepare the loader, which gives every rank as many batches"
+                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds a part "
+                "of the model; prepare the loader, so that every rank reads as many batches"
             )
         return join_uneven(self._stepper, self._comm, self._collectives)
 
@@ -492,11 +491,11 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return build_precision(self.mixed_precision, self._device, autocast=options).autocast()
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip gradients to a total norm and return the norm before clipping; in an open window only measure it."""
+        """Clip gradients to a total norm and return the norm before clipping; in an open window do not clip."""
         return self._stepper.clip_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clip gradient elements to ``[-clip_value, clip_value]``; does nothing in an open window."""
+        """Clip gradient elements to ``[-clip_value, clip_value]``; do nothing in an open window."""
         self._stepper.clip_value(parameters, clip_value)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -507,18 +506,19 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """Return the model in its plain class, over the same weights; the model itself stays prepared.
+        """Return a model of the original class with the same weights; the model itself stays prepared.
 
-        Both share their attributes. `free_memory` removes the model itself from the accelerator.
+        Both share their attributes. `free_memory` releases the model itself from the accelerator.
 
-        ``keep_fp32_wrapper=False`` returns a model without the run's precision, ``keep_torch_compile=False`` without
-        compiled code. The latter raises `MisuseError` if the model's blocks are compiled, since both models share them.
+        With ``keep_fp32_wrapper=False`` the returned model does not compute in the run's precision, and with
+        ``keep_torch_compile=False`` it is not compiled. The latter raises `MisuseError` if the model's blocks are
+        compiled, since both models share them.
         """
         parts = self.components
         if not keep_torch_compile and parts.compiler.has_compiled_blocks(model):
             raise MisuseError(
-                f"the blocks of this {type(model).__name__} are compiled, and are those of the plain model too: "
-                "free_memory(model) gives it back without, or set compile.regional to false"
+                f"the blocks of this {type(model).__name__} are compiled, and the plain model shares them: "
+                "free_memory(model) restores the model without compiled code, or set compile.regional to false"
             )
         precision = parts.strategy.precision if keep_fp32_wrapper and model in parts.preparer else None
         return plain_view_in_precision(
@@ -526,9 +526,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         )
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Restore objects (none named: all) to their state before `prepare`, and free cached device memory.
+        """Restore objects, by default all, to their state before `prepare`, and free cached device memory.
 
-        Return one None for each object, so that callers can overwrite their names.
+        Return one None for each object, to assign to the names that reference the objects.
         """
         self.components.preparer.release(objects or self.components.preparer.objects)
         return release_memory(*objects)
@@ -538,7 +538,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return self.free_memory(*objects)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Return whether a device map places a model on several devices; such a model cannot be prepared."""
+        """Return whether the model is placed on several devices by a device map; such a model cannot be prepared."""
         maps = (getattr(module, "hf_device_map", None) for module in model.modules())
         return any(
             isinstance(found, Mapping) and len(set(cast("Mapping[str, Any]", found).values())) > 1 for found in maps
@@ -547,10 +547,10 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     # --- the run ---
 
     def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
-        """Save in the background every so many steps or seconds; with neither, only when a checkpoint is requested.
+        """Save in the background after a number of steps or seconds; with neither, only when a checkpoint is requested.
 
         A checkpoint is saved when a loop over a prepared loader requests its next batch, to ``step_N`` in
-        ``checkpoint.dir``. Every rank must call. Raises `MisuseError` without that folder.
+        ``checkpoint.dir``. Every rank must call. Raises `MisuseError` if that option is not set.
         """
         self.components.run.save_every(steps, seconds)
 
@@ -559,14 +559,14 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         self.components.run.request_checkpoint()
 
     def request_stop(self) -> bool:
-        """Request that every rank saves and raises KeyboardInterrupt at the end of the same step, from any thread.
+        """Request that every rank saves and raises KeyboardInterrupt at the end of the same step. Thread-safe.
 
-        Return False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
+        Return False if no end of a step is expected soon on this rank, or if ``checkpoint.dir`` is not set.
         """
         return self.components.run.request_stop()
 
     def begin_run(self, resume: str | None = None) -> None:
-        """Begin a cell or script: epochs count from here; ``resume`` has the values of option ``checkpoint.resume``.
+        """Begin a cell or script: epochs are counted from here; for ``resume`` see the option ``checkpoint.resume``.
 
         The steps of a plain cell count from 1. If it writes or resumes checkpoints, their step numbers continue.
 
@@ -587,7 +587,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return self.components.run.fingerprint()
 
     def end_interrupted_run(self) -> list[str]:
-        """Return lines that report what an interrupted run has saved; wait for the other ranks only if all stopped."""
+        """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
         return self.components.run.end_interrupted()
 
     # --- reports ---
@@ -607,7 +607,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         with_flops: bool | None = None,
         with_modules: bool | None = None,
     ) -> Generator[Profiler, None, None]:
-        """Profile the block with torch's profiler; every rank must enter, and waits for all ranks at the end.
+        """Profile the block with torch's profiler; every rank must enter it, and waits for all ranks at the end.
 
         Args:
             profile_handler: A `ProfileKwargs`, or the folder for traces; by default the `ProfileKwargs` among the
@@ -645,7 +645,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Report this rank's receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Report this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
         report_run(self.components, chosen)
 
     @property
@@ -658,14 +658,14 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         self._stepper.has_rank_rng = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
-        """Return the content of this rank's receipt, with the objects whose ids are in ``chosen``, or all."""
+        """Return this rank's part of the receipt, with the objects whose ids are in ``chosen``, or all."""
         return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:
-        """Restore all prepared objects to their state before `prepare`, and close the world; may be called again.
+        """Restore all prepared objects to their state before `prepare`, and close the process group; repeatable.
 
-        If a background save is running, every rank must call. With ``is_alone`` other ranks, which may have ended, are
-        not waited for.
+        If a background save is running, every rank must call. With ``is_alone`` this rank does not wait for the others,
+        which may have ended.
         """
         if self._is_closed:
             return

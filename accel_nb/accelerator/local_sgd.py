@@ -21,10 +21,10 @@ class LocalSGD:
 
     Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
     ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
-    so that all ranks continue equally. Every rank must make the same number of steps. With one rank, or
-    ``enabled=False``, nothing is changed.
+    so that all ranks continue with equal state. Every rank must make the same number of steps. With one rank, or
+    ``enabled=False``, nothing changes.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, the result is that of averaging gradients.
+    With ``local_sgd_steps=1`` and SGD, with or without momentum, the result is the same as that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
     float16, whose loss scale would differ between ranks.
@@ -45,15 +45,15 @@ class LocalSGD:
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
         if self._is_enabled and not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"the strategy {strategy.name!r} holds a part of the model on each rank: nothing to average"
+                f"the strategy {strategy.name!r} holds a part of the model on each rank, so there is nothing to average"
             )
         if self._is_enabled and strategy.precision.policy.loss_scaling:
-            raise MisuseError("in fp16 each rank of LocalSGD would have another loss scale; use bf16 or no")
+            raise MisuseError("in fp16 each rank of LocalSGD would have a loss scale of its own; use bf16 or no")
 
     def __enter__(self) -> LocalSGD:
         """Stop averaging gradients."""
         if self._is_enabled:
-            self._stepper.keep_local([self._model], True)
+            self._stepper.set_local_gradients([self._model], True)
         return self
 
     def __exit__(
@@ -62,13 +62,13 @@ class LocalSGD:
         """Average weights and optimizer state, and resume averaging gradients."""
         if not self._is_enabled:
             return
-        self._stepper.keep_local([self._model], False)
+        self._stepper.set_local_gradients([self._model], False)
         if kind is None:
             with torch.no_grad():
                 all_reduce_bucketed(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
 
     def step(self) -> None:
-        """Count an optimizer step, and average weights where due; do nothing inside of an accumulation window."""
+        """Count an optimizer step, and average weights if that is due; do nothing inside of an accumulation window."""
         if not self._is_enabled or not self._accelerator.sync_gradients:
             return
         self._num_steps += 1

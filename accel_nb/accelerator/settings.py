@@ -28,7 +28,7 @@ from accel_nb.telemetry.trackers.selection import checked_choice
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Resolved options, and the arguments that are not options: folders, profiling, trackers, and a sharding plugin."""
+    """Resolved options, and the arguments that are not options: folders, profiling, trackers, a sharding plugin."""
 
     resolved: Resolved
     project: ProjectConfiguration
@@ -46,8 +46,8 @@ class Settings:
         if self.sharding_plugin is None or world.size > 1:
             return False
         warnings.warn(
-            f"{type(self.sharding_plugin).__name__}(...) divides a model among workers, and there is one: it trains as "
-            "without",
+            f"{type(self.sharding_plugin).__name__}(...) divides a model among workers, and there is only one: the "
+            "plugin has no effect",
             stacklevel=4,
         )
         return True

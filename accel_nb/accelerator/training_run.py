@@ -1,4 +1,4 @@
-"""The life of a run: where it begins, resumes, saves, is interrupted and ends."""
+"""The runs of an accelerator: how they begin, resume, save, are interrupted and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_nb.accelerator.state.resuming import RunResumer
 from accel_nb.accelerator.state.save_report import CompletedSave, describe_saves, describe_unsaved
 from accel_nb.accelerator.state.training_state import TrainingState
 from accel_nb.accelerator.training.autosave import Autosave
-from accel_nb.accelerator.training.lr_preview import RatePlanner
+from accel_nb.accelerator.training.lr_preview import RatePreview
 from accel_nb.accelerator.training.run_control import ControlReceiver, RunController
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.sections import CheckpointOptions
@@ -24,10 +24,10 @@ from accel_nb.telemetry.events import CheckpointSaved, EpochBegan, EventSink, Nu
 
 
 class TrainingRun:
-    """The runs of one accelerator, one after the other: each cell, script or launch is one.
+    """The runs of one accelerator, one after the other: each cell, script or launch is a run.
 
-    It observes the run (`RunObserver`): saves by interval or on request, resumes from a checkpoint at the first epoch
-    that trains, and carries out what a user requests of a run under way. Every rank makes the same calls.
+    As the `RunObserver` of the accelerator it saves by interval or on request, resumes from a checkpoint before the
+    first epoch that trains, and performs actions that the user requests during a run. Every rank makes the same calls.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class TrainingRun:
         self._resumer: RunResumer | None = None
         self._saved: list[CompletedSave] = []
         self._first_step = 0
-        self.schedule_observer: RatePlanner | None = None
-        """What reports the future of schedules; on the main rank, if someone reads its events."""
+        self.schedule_observer: RatePreview | None = None
+        """Reports the future learning rates of schedules; on the main rank only, and if a sink receives its events."""
 
     def start(self, state: TrainingState, preparer: Preparer) -> None:
-        """Begin the first run, once the parts that it drives exist."""
+        """Begin the first run, when the components that it calls exist."""
         self._state = state
         self._resumer = RunResumer(state)
         rank = self._comm.world.rank
         if rank == 0 and not isinstance(self._sink, NullEventSink):
-            self.schedule_observer = RatePlanner(self._sink, rank, self._stepper, preparer.epoch_lengths)
+            self.schedule_observer = RatePreview(self._sink, rank, self._stepper, preparer.epoch_lengths)
         every = self._options.every
         if isinstance(every, str):
             self.save_every(seconds=seconds_of(every))
@@ -68,7 +68,7 @@ class TrainingRun:
     # --- events ---
 
     def on_loader_prepared(self, loader: DataLoader[Any]) -> None:
-        """Resume a loader that a loaded checkpoint has a position for."""
+        """Resume a loader if a loaded checkpoint has a position for it."""
         if self._state is not None:
             self._state.resume_loader(loader)
 
@@ -88,8 +88,8 @@ class TrainingRun:
             self._resumer.load_once()
 
     def on_batch_end(self) -> None:
-        """Save where that is due, and do what was requested of the run."""
-        if self._autosave is not None and not self._stepper.is_joined:  # ranks without data answer no messages
+        """Save if that is due, and run the requested actions that are due."""
+        if self._autosave is not None and not self._stepper.is_joined:  # ranks without data exchange no messages
             self._autosave.on_batch_end()
         if self._run_controller is not None:
             self._run_controller.on_batch_end()
@@ -129,7 +129,7 @@ class TrainingRun:
         self._resumer.begin_run(resume)
 
     def end(self) -> list[str]:
-        """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        """Wait for the save in the background, and return lines about what was resumed and saved."""
         assert self._state is not None
         assert self._resumer is not None
         self._stepper.flush()
@@ -143,7 +143,7 @@ class TrainingRun:
         return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_postponed)
 
     def end_interrupted(self) -> list[str]:
-        """Return what an interrupted run has saved; waits for the other ranks only if all of them stopped."""
+        """Return lines about what an interrupted run has saved; waits for the other ranks only if all have stopped."""
         autosave = self._autosave
         if autosave is None or not self.has_trained:
             return []
@@ -152,11 +152,11 @@ class TrainingRun:
         stopped = f"stopped after step {self._stepper.meter.number_in_run(autosave.stopped_step):,}"
         try:
             lines = self.end()
-        except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
+        except (CheckpointError, RuntimeError) as error:  # another rank may have ended in the meantime
             return [f"{stopped}, which was not saved: {error}"]
         if autosave.problem is not None:
             return [*lines, f"{stopped}, which was not saved: {autosave.problem}"]
-        return [*lines, f"{stopped}: --resume auto goes on from there"]
+        return [*lines, f"{stopped}: --resume auto continues from there"]
 
     def fingerprint(self) -> str | None:
         """Return a digest of the weights that the run has trained; None if there are none, or ranks hold parts."""

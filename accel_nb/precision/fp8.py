@@ -1,7 +1,7 @@
-"""8-bit floating point by torchao: linear layers multiply in float8, everything else computes as in bf16.
+"""8-bit floating point by torchao: linear layers multiply in float8, all other layers compute as in bf16.
 
-A layer keeps its class, its weight and the weight's dtype; only its forward is replaced. Scales are computed for each
-tensor (or row) in each call, so there is no state to save.
+Only the forward of a layer is replaced; its class, its weight and the weight's dtype stay the same. Scales are computed
+for each tensor (or row) in each call, so there is no state to save.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 
 MULTIPLE = 16
-"""What both dims of a weight must be divisible by: the instruction of the hardware multiplies tiles of that size."""
+"""Both dims of a weight must be divisible by this: the hardware multiplies tiles of that size."""
 
 _FIRST_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
@@ -35,14 +35,14 @@ _PASSES_PER_RUN = 4
 
 @dataclass(frozen=True)
 class WeightCasting:
-    """How a weight is cast to float8 with one scale for all of it, in parts that are cast separately."""
+    """How a weight is cast to float8 in separate parts, with one scale for the whole weight."""
 
     dtype: torch.dtype
     settings: Any
     """torchao's settings of a multiplication by the weight."""
 
     def scales(self, largest: Tensor) -> Tensor:
-        """Return the scales of weights, from the largest absolute value of each."""
+        """Return the scales of weights, from the largest absolute value in each weight."""
         from torchao.float8.float8_utils import amax_to_scale
 
         return amax_to_scale(largest, self.dtype)
@@ -51,11 +51,11 @@ class WeightCasting:
         """Return the float8 values of a part."""
         from torchao.float8.float8_training_tensor import GemmInputRole, hp_tensor_and_scale_to_float8
 
-        made: Any = hp_tensor_and_scale_to_float8(part, scale, self.dtype, self.settings, GemmInputRole.WEIGHT)
-        return made._data
+        converted: Any = hp_tensor_and_scale_to_float8(part, scale, self.dtype, self.settings, GemmInputRole.WEIGHT)
+        return converted._data
 
     def whole(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return torchao's tensor of float8 values, by which a layer multiplies; its shown dtype is ``dtype``."""
+        """Return torchao's tensor of float8 values, by which a layer multiplies; its ``dtype`` is the given one."""
         from torchao.float8 import float8_training_tensor
 
         kind: Any = float8_training_tensor.Float8TrainingTensor
@@ -79,18 +79,21 @@ class Float8Layers:
             problem = why_no_float8(device, options.recipe)
             if problem is not None:
                 raise ConfigError(
-                    f"precision fp8 cannot be had: {problem}; use bf16, or fp8.emulate to see, slowly, how a model "
+                    f"precision fp8 is not available: {problem}; use bf16, or fp8.emulate to test, slowly, how a model "
                     "trains in it"
                 )
         self._device = device
         self._options = options
-        self._multiply, self._casting = _multiplication(options)
+        self._multiply, self._casting = _build_multiplication(options)
         self._converted: dict[int, list[nn.Linear]] = {}
         self._num_linears: dict[int, int] = {}
         self._trials: dict[int, str] = {}
 
     def apply(self, model: nn.Module, compiled: Callable[[Any], Any] = lambda function: function) -> None:
-        """Convert a model's layers, before it is compiled and wrapped; ``compiled`` compiles what a trial times."""
+        """Convert a model's layers, before it is compiled and wrapped.
+
+        ``compiled`` returns a function compiled as models are; a trial measures such functions.
+        """
         if id(model) in self._converted:
             return
         layers = self._converted[id(model)] = find_layers(model, self._options.skip_modules)
@@ -102,20 +105,20 @@ class Float8Layers:
             setattr(type(layer), _CASTING, self._casting)
 
     def undo(self, model: nn.Module) -> None:
-        """Restore the forward of the layers; after the model is unwrapped and no longer compiled."""
+        """Restore the forward of the layers, after the model is unwrapped and no longer compiled."""
         self._trials.pop(id(model), None)
         for layer in self._converted.pop(id(model), ()):
             restore_forward(layer)
 
     def describe(self, model: nn.Module) -> list[str]:
-        """Return lines about the layers in float8 and the result of a trial; none for a model not converted."""
+        """Return lines about the layers in float8 and the result of a trial; none for a model that is not converted."""
         layers = self._converted.get(id(model))
         if layers is None:
             return []
         kind, options = type(model).__name__, self._options
         if not layers:
             skipped = "its first and last" if options.skip_modules is None else "those of fp8.skip_modules"
-            return [f"fp8 has no effect on {kind}: beside {skipped} no linear layer has dims divisible by {MULTIPLE}"]
+            return [f"fp8 has no effect on {kind}: except {skipped}, no linear layer has dims divisible by {MULTIPLE}"]
         how = f"{options.recipe}, emulated: slow" if options.emulate else options.recipe
         where = f"{len(layers)} of {self._num_linears[id(model)]} linear layers of {kind}"
         found = [f"fp8 ({how}) in {where}, the rest in bf16"]
@@ -127,12 +130,12 @@ class Float8Layers:
         for (outputs, inputs), count in Counter(tuple(layer.weight.shape) for layer in layers).items():
             x = torch.ones(rows, inputs, dtype=torch.bfloat16, device=self._device, requires_grad=True)
             weight = torch.full((outputs, inputs), 0.5, device=self._device, requires_grad=True)
-            ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+            variants: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
                 "bf16": lambda x, weight: functional.linear(x, weight.to(torch.bfloat16)),
                 "fp8": lambda x, weight: self._multiply(x, weight),
             }
-            for name, way in ways.items():
-                spent[name] += count * _seconds(compiled(way), x, weight, self._device)
+            for name, multiply in variants.items():
+                spent[name] += count * _measure_seconds(compiled(multiply), x, weight, self._device)
         ratio = spent["bf16"] / spent["fp8"]
         verdict = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times as slow as"
         advice = "" if ratio >= 1 else ": --precision bf16 is the better choice here"
@@ -156,8 +159,9 @@ def why_no_float8(device: torch.device, recipe: str) -> str | None:
 def find_layers(model: nn.Module, skip: Sequence[str] | None) -> list[nn.Linear]:
     """Return the linear layers to convert, each once, in the model's order.
 
-    Their dims are divisible by 16, and no run of parts of their names is in ``skip``. None leaves out the first and the
-    last linear layer of the model, whatever their dims: those next to the data and the loss lose most by rounding.
+    Their dims are divisible by 16, and their dotted names contain no name in ``skip``, in whole parts. With None the
+    first and the last linear layer of the model are left out, whatever their dims are: rounding harms the layers next
+    to the data and the loss most.
     """
     linears = _linears(model)
     names = list(linears)[1:-1] if skip is None else list(linears)
@@ -180,9 +184,9 @@ def _linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def forward_in_fp8(x: Tensor) -> Tensor:
-        if x.numel() == 0:  # it has no largest value to scale by
+        if x.numel() == 0:  # an empty tensor has no largest value for a scale
             weight: Any = layer.weight
-            if hasattr(weight, "to_original_precision"):  # it was gathered in float8
+            if hasattr(weight, "to_original_precision"):  # the weight was gathered in float8
                 return functional.linear(x.to(weight.dtype), weight.to_original_precision(), layer.bias)
             return nn.Linear.forward(layer, x)
         result = multiply(x.to(torch.bfloat16), layer.weight)
@@ -191,10 +195,10 @@ def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> 
     return forward_in_fp8
 
 
-def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], WeightCasting | None]:
-    """Return a function that multiplies rows by a weight, (..., inputs) x (outputs, inputs), gradients in float8 too.
+def _build_multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], WeightCasting | None]:
+    """Return a function that multiplies rows by a weight, (..., inputs) x (outputs, inputs), also in its backward pass.
 
-    Also how a weight is cast separately, for recipes in which every use of a weight has the same scale.
+    The second value casts separate parts of a weight; None for recipes in which a weight has several scales.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -216,13 +220,15 @@ def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Ten
     return multiply, WeightCasting(weight.target_dtype, settings) if is_whole else None
 
 
-def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device) -> float:
+def _measure_seconds(
+    multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device
+) -> float:
     """Return the seconds of a forward and backward pass: the fastest of several runs, the first of which warm up."""
     times: list[float] = []
     for _ in range(_TRIAL_RUNS):
         start = time.perf_counter()
         for _ in range(_PASSES_PER_RUN):
-            way(x, weight).sum().backward()
+            multiply(x, weight).sum().backward()
         device_type(device).synchronize(device)
         times.append(time.perf_counter() - start)
     x.grad = weight.grad = None

@@ -146,7 +146,7 @@ def test_sigterm_saves_then_stops_and_restarts_go_on_from_there(folder: Path):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "--resume auto goes on from there" in err
+    assert "--resume auto continues from there" in err
     assert list((folder / "saved").glob("step_*"))
     flags = ["--cpus", "2", "--checkpoint", "again", "--every", "2", "--max-restarts", "1"]
     code, _, err = launch(*flags, name, "3", "fail")

@@ -52,7 +52,7 @@ class Training:
         config = {"checkpoint": {"dir": str(folder)}} if folder else None
         self.accelerator = Accelerator(world=world, cpu=True, seed=7, config=config, **options)
         self.accelerator.prepare(self.model, self.optimizer, self.scheduler)
-        self.accelerator.components.preparer.seed_ranks_apart()  # as the first batch of a divided loader does
+        self.accelerator.components.preparer.seed_ranks_separately()  # as the first batch of a divided loader does
 
     def micro_batches(self, count: int) -> None:
         """Draw a batch, train on it, and step: of the generators that a checkpoint must carry."""

@@ -114,7 +114,7 @@ def test_what_nothing_stands_for_is_refused_with_every_problem(values: dict[str,
 def test_a_process_alone_trains_without_what_the_plugin_divides_and_says_so(name: str):
     stages = {"zero_optimization": {"stage": 2}}
     plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else DeepSpeedPlugin(hf_ds_config=stages)
-    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*there is one"):
+    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*there is only one"):
         accelerator = Accelerator(cpu=True, **{name: plugin})
     assert accelerator.describe()["strategy"] == "single"
     assert getattr(accelerator.state, name) is plugin

@@ -1,8 +1,8 @@
 """Calls of prepared models that all ranks make with the same batch: each rank computes some of its rows.
 
-A call selects this rank's rows of the arguments, computes them, and returns the rows of all ranks. Outside of models
-every tensor and its gradient has the value that one device would compute. Every rank computes all rows of a model
-whose rows are not found, or that computes with several samples together.
+A rank selects its rows of the arguments, computes the model on them, and exchanges the results, so that the call
+returns the rows of all ranks. Outside of models every tensor and its gradient has the value that one device would
+compute. If the dim of the rows is not found, or the model combines several samples, every rank computes all rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
-from accel_nb.accelerator.model_division.module_state import ModuleState
-from accel_nb.accelerator.model_division.row_layout import RowLayout, Undivided, find_layout, is_equal, signature_of
+from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
+from accel_nb.accelerator.model_division.row_layout import (
+    DivisionRefusal,
+    RowLayout,
+    find_layout,
+    is_equal,
+    signature_of,
+)
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads
 from accel_nb.accelerator.training.stepper import Stepper
@@ -54,19 +60,19 @@ class DividedCalls:
         self._stepper = stepper
         self._comm = comm
         self._is_compiled = is_compiled
-        # Whether the user's code has hooks inside of a model, which would get some rows only; called once per layout.
+        # Returns whether the user has registered hooks inside of a model: they would receive some of the rows only.
         self._has_hooks = has_hooks
         self.exchange = RowExchange(comm)
         self.is_on = False
-        # Whether a prepared model is being called: calls of models by its code are not divided again.
+        # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
-        # By model and by kind of call: its row layout, or why it is not divided.
-        self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | Undivided]] = (
+        # By model, then by kind of call: the row layout, or why the call is not divided.
+        self._layouts: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | DivisionRefusal]] = (
             weakref.WeakKeyDictionary()
         )
-        # The models that calls since `start_record` have divided, and why others were not, by the name of their class.
+        # By class name, since `start_record`: the models whose calls were divided, and why other calls were not.
         self.divided: dict[str, None] = {}
-        self.undivided: dict[str, Undivided] = {}
+        self.undivided: dict[str, DivisionRefusal] = {}
 
     def start_record(self) -> None:
         """Clear the records of divided models and of exchanged bytes."""
@@ -74,12 +80,12 @@ class DividedCalls:
         self.undivided.clear()
         self.exchange.num_bytes = 0
 
-    def forget(self) -> None:
-        """Clear the layouts, since hooks were added or objects prepared: the next calls check the models again."""
-        self._known.clear()
+    def clear_layouts(self) -> None:
+        """Clear the row layouts, so that the next calls check the models again; call after hooks were registered."""
+        self._layouts.clear()
 
-    def around(self, model: nn.Module, forward: Forward) -> Forward:
-        """Return a forward of a model that divides its calls."""
+    def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
+        """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
         reference = weakref.ref(model)
 
         def divided(*args: Any, **kwargs: Any) -> Any:
@@ -93,8 +99,8 @@ class DividedCalls:
 
     def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = type(model).__name__
-        layout = self._layout_of(model, forward, args, kwargs)
-        if isinstance(layout, Undivided):
+        layout = self._get_layout(model, forward, args, kwargs)
+        if isinstance(layout, DivisionRefusal):
             self.undivided[name] = layout
             return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
@@ -124,22 +130,25 @@ class DividedCalls:
         layout: RowLayout,
         num_rows: int,
     ) -> None:
-        """Record whether a value that differs among ranks changes the result: compute the batch divided and whole."""
+        """Compute the batch divided and whole, and record whether a read value that differs among ranks matters.
+
+        If both results are equal, ranks no longer compare this read; otherwise such calls are not divided any more.
+        """
         with torch.no_grad():
             rows = self._compute_rows(model, forward, args, kwargs, layout, num_rows)
             snapshot.restore()
             whole = self._compute_whole(forward, args, kwargs)
             snapshot.restore()
         is_same = signature_of(rows) == signature_of(whole) and is_equal(rows, whole, self._tolerance)
-        updated: RowLayout | Undivided = Undivided("its code depends on values of the batch")
+        updated: RowLayout | DivisionRefusal = DivisionRefusal("its code depends on values of the batch")
         if not any(self._gather_codes(int(not is_same))):
             compared = tuple(item and number != read for number, item in enumerate(layout.compared_reads))
             updated = dataclasses.replace(layout, compared_reads=compared)
-        known = self._known[model]
-        known.update({key: updated for key, item in known.items() if item is layout})
+        layouts = self._layouts[model]
+        layouts.update({key: updated for key, item in layouts.items() if item is layout})
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self._inside():
+        with self._mark_inside():
             return forward(*args, **kwargs)
 
     def _compute_rows(
@@ -153,9 +162,10 @@ class DividedCalls:
         *,
         compares_reads: bool = False,
     ) -> Any:
-        """Compute this rank's rows of a call, and return those of all ranks.
+        """Compute this rank's rows of a call, and return the rows of all ranks.
 
-        With ``compares_reads`` it raises `_ReadsDiffer` on all ranks if the model's code has read different values.
+        With ``compares_reads`` it raises `_ReadsDiffer`, on all ranks, if the model's code reads values from tensors
+        that differ among ranks.
         """
         name, ranks = type(model).__name__, self._comm.world.size
         sizes = [len(contiguous_share(number, ranks, rank)) for rank in range(ranks)]
@@ -174,20 +184,20 @@ class DividedCalls:
             dim = next(outputs)
             if dim is None:
                 return tensor
-            each, rest = divmod(tensor.shape[dim], own)
-            if rest:
-                raise MisuseError(_OTHER_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
-            return exchange.gather(tensor, dim, [size * each for size in sizes])
+            per_row, remainder = divmod(tensor.shape[dim], own)
+            if remainder:
+                raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
+            return exchange.gather(tensor, dim, [size * per_row for size in sizes])
 
         rows = map_tensors(select_rows, (list(args), dict(kwargs)))
         with ExitStack() as stack:
-            stack.enter_context(self._inside())
+            stack.enter_context(self._mark_inside())
             stack.enter_context(self._as_one_device(model, layout, sizes))
             if compares_reads:
                 stack.enter_context(observed_reads(self._compare_read(layout)))
             result = forward(*rows[0], **rows[1])
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
-            raise MisuseError(_OTHER_OUTPUT.format(name=name))
+            raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
         return map_tensors(gather, result)
 
     def _compare_read(self, layout: RowLayout) -> Callable[[Any], None]:
@@ -202,7 +212,7 @@ class DividedCalls:
         return compare
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _mark_inside(self) -> Iterator[None]:
         self.is_inside = True
         try:
             yield
@@ -224,35 +234,35 @@ class DividedCalls:
                 stack.enter_context(RowRandom(start, size, sum(sizes), layout.first_dim))
             yield
 
-    def _layout_of(
+    def _get_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> RowLayout | Undivided:
-        known = self._known.get(model)
-        if known is None:
-            known = self._known[model] = {}
+    ) -> RowLayout | DivisionRefusal:
+        layouts = self._layouts.get(model)
+        if layouts is None:
+            layouts = self._layouts[model] = {}
         has_gradients = torch.is_grad_enabled()
         if has_gradients and _has_swapped_parameters(model):
-            return Undivided("it is called with other parameters than its own")
+            return DivisionRefusal("it is called with other parameters than its own")
         key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
-        layout = known.get(key)
+        layout = layouts.get(key)
         if layout is None:
             found = self._find_layout(model, forward, args, kwargs)
-            layout = self._agree(found)
+            layout = self._agree_on_layout(found)
             if isinstance(layout, RowLayout) or layout.is_final:
-                known[key] = layout
+                layouts[key] = layout
         return layout
 
     def _find_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> RowLayout | Undivided:
+    ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
-            return Undivided("hooks read or change its values")
+            return DivisionRefusal("hooks read or change its values")
         share = self._stepper.window.share
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
-            return Undivided("it is compiled, with batch normalisation")
-        with self._inside():
+            return DivisionRefusal("it is compiled, with batch normalisation")
+        with self._mark_inside():
             return find_layout(
                 model,
                 forward,
@@ -263,11 +273,11 @@ class DividedCalls:
                 is_compiled=is_compiled,
             )
 
-    def _agree(self, found: RowLayout | Undivided) -> RowLayout | Undivided:
-        """Return what was found, if all ranks found the same: rounding may differ among machines."""
+    def _agree_on_layout(self, found: RowLayout | DivisionRefusal) -> RowLayout | DivisionRefusal:
+        """Return the layout if it is equal on all ranks: rounding, and so the check, may differ among machines."""
         code = zlib.crc32(repr(found).encode()) if isinstance(found, RowLayout) else 0
-        if not self._is_equal_on_ranks(code) and not isinstance(found, Undivided):
-            return Undivided("the ranks disagree about its rows")
+        if not self._is_equal_on_ranks(code) and not isinstance(found, DivisionRefusal):
+            return DivisionRefusal("the ranks disagree about its rows")
         return found
 
     def _is_equal_on_ranks(self, code: int) -> bool:
@@ -278,7 +288,7 @@ class DividedCalls:
 
     @property
     def _tolerance(self) -> float:
-        """A lower bound of the relative tolerance, beside that of the dtype."""
+        """The least relative tolerance: above 0 where the model computes in half precision and returns float32."""
         policy = self._stepper.strategy.precision.policy
         return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_TOLERANCE
 
@@ -288,7 +298,7 @@ class _Snapshot:
 
     def __init__(self, model: nn.Module, device: str) -> None:
         self._device = device
-        self._model, self._random = ModuleState(model), rng.capture(device)
+        self._model, self._random = ModuleSnapshot(model), rng.capture(device)
 
     def restore(self) -> None:
         """Restore the model's state and the random states; may be called several times."""
@@ -297,7 +307,7 @@ class _Snapshot:
 
 
 class _ReadsDiffer(Exception):
-    """Raised if a model's code has read different values on the ranks; ``number`` is the index of the read."""
+    """Raised if a model's code reads different values on the ranks; ``number`` is the index of the read in the call."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -305,26 +315,26 @@ class _ReadsDiffer(Exception):
 
 
 def _num_hooks(model: nn.Module) -> int:
-    """Return the number of hooks on a model and its submodules: a new hook may change whether its calls are divided."""
+    """Return the number of hooks on a model and its submodules; a change of it makes the model be checked again."""
     return sum(
         len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
     )
 
 
 def _has_swapped_parameters(model: nn.Module) -> bool:
-    """Whether parameters are replaced by computed tensors, as `torch.func.functional_call` does."""
+    """Whether parameters are currently replaced by computed tensors, as in `torch.func.functional_call`."""
     return any(
         value is not None and not value.is_leaf for part in model.modules() for value in part._parameters.values()
     )
 
 
-_OTHER_ROWS = (
-    "{name} returned a tensor of shape {shape} for {own} rows of the batch, which are not recognized, unlike "
-    "in its first call: --divide none lets every worker compute the whole batch"
+_UNEXPECTED_ROWS = (
+    "{name} returned a tensor of shape {shape} for {own} rows of the batch: unlike in its first call, the rows cannot "
+    "be found in it. With --divide none every worker computes the whole batch"
 )
 
 
-_OTHER_OUTPUT = (
-    "{name} returned another number of tensors than in its first call with such arguments: --divide none lets every "
-    "worker compute the whole batch"
+_UNEXPECTED_OUTPUT = (
+    "{name} returned another number of tensors than in its first call with such arguments. With --divide none every "
+    "worker computes the whole batch"
 )

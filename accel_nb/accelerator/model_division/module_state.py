@@ -1,4 +1,4 @@
-"""The state of a model beside its parameters: buffers, and the values in attributes of its modules."""
+"""Snapshot of a model's state other than its parameters: its buffers, and the attributes of its modules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _EXCLUDED = frozenset({"_parameters", "_modules"})
 """Attributes that are not restored: a strategy may replace parameters in a forward pass, and restores them itself."""
 
 
-class ModuleState:
-    """A snapshot of a model's attributes and buffers, to undo what a forward pass changes in them."""
+class ModuleSnapshot:
+    """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parts = [(name, part) for name, part in model.named_modules()]
@@ -36,7 +36,7 @@ class ModuleState:
 
     @torch.no_grad()
     def restore(self) -> dict[str, Any]:
-        """Restore everything; return the values that had changed, by name."""
+        """Restore all attributes and buffers; return the changed values, by name."""
         changed: dict[str, Any] = {}
         for number, (value, before) in enumerate(self._buffers):
             if not torch.equal(value, before):
@@ -65,7 +65,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_same(value: Any, content: Any) -> bool:
-    """Whether a container holds the same objects as its copy."""
+    """Whether a container holds the same objects as its earlier copy."""
     if len(value) != len(content):
         return False
     if isinstance(value, dict):
@@ -76,7 +76,7 @@ def _is_same(value: Any, content: Any) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Set the items of a container to those of its copy, unless it still has them."""
+    """Set the items of a container to those of its earlier copy."""
     if _is_same(container, content):
         return
     container.clear()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accel_nb.accelerator.model_division.module_state import ModuleState
+from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
@@ -20,7 +20,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 
 NUM_CHECKED = 5
-"""The number of rows in a check: computed together, and in two parts, of which the second has one row more."""
+"""How many rows a check computes, once together and once in two parts; the second part has one row more."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
@@ -29,19 +29,19 @@ _HALF_TOLERANCE = 3e-2
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The dims of the rows in the tensors of a model's arguments, and in those of its result; None: shared by all."""
+    """The dim of the rows in each tensor of a model's arguments and of its result; None: the tensor has no rows."""
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     draws: bool
     """Whether the forward pass draws random numbers."""
     random_problem: str | None = None
-    """Why random numbers cannot be drawn for some of the rows only; None if they can."""
+    """Why random numbers cannot be assigned to single rows; None if they can."""
     compared_reads: tuple[bool, ...] = ()
-    """For each value that the model's code reads from tensors, as by ``item()``: whether ranks must read equal ones."""
+    """For each value that the model's code reads from a tensor, as by ``item()``: whether it must be equal on ranks."""
 
     def num_rows(self, tensors: Sequence[Tensor]) -> int | None:
-        """Return the number of rows of arguments; None if their sizes differ."""
+        """Return the number of rows of the arguments; None if it differs among the tensors."""
         sizes = {tensor.shape[dim] for tensor, dim in zip(tensors, self.inputs, strict=True) if dim is not None}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -52,21 +52,21 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
-class Undivided:
+class DivisionRefusal:
     """Why a model's calls are not divided."""
 
     reason: str
     is_reduced: bool = False
-    """The only reason is that the model reduces the samples to single values, such as its loss."""
+    """Whether the only reason is that the model reduces the samples to single values, such as its loss."""
     is_final: bool = True
-    """The reason holds for other batches too."""
+    """Whether the reason holds for other batches too."""
 
 
 def signature_of(nested: Any) -> Any:
-    """Return a hashable description of arguments or a result.
+    """Return a hashable description of the structure of arguments or of a result.
 
-    Calls of one model with equal descriptions have the same row layout. Sizes of tensors and the values of integers and
-    floats are not part of it.
+    Calls of one model with equal signatures have the same row layout. A signature contains neither the sizes of tensors
+    nor the values of integers and floats.
     """
     if isinstance(nested, Tensor):
         return nested.dim(), nested.dtype, nested.layout
@@ -90,24 +90,24 @@ def find_layout(
     batch_size: int | None,
     tolerance: float,
     is_compiled: bool = False,
-) -> RowLayout | Undivided:
-    """Return the layout of a model's rows by a check on a few of them; the model and random states are restored.
+) -> RowLayout | DivisionRefusal:
+    """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
-    Each candidate for the rows' dims is tested: a few rows computed together must equal the same rows computed in two
-    parts. ``batch_size`` is that of the loader's batch, ``tolerance`` a lower bound of the relative tolerance.
+    Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
+    two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
     """
     for leaf in find_leaves([args, kwargs]):
         if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
-            return Undivided(f"it takes a {type(leaf).__name__}")
+            return DivisionRefusal(f"it takes a {type(leaf).__name__}")
     tensors = list(find_tensors([args, kwargs]))
     if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
-        return Undivided("it takes tensors of a special kind")
-    found: RowLayout | Undivided | None = None
+        return DivisionRefusal("it takes tensors of a special kind")
+    found: RowLayout | DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        found = _Check(model, forward, args, kwargs, tensors, dims, total, tolerance, is_compiled).run()
+        found = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, is_compiled).run()
         if isinstance(found, RowLayout) or found.is_reduced:
             return found
-    return found or Undivided("no dim of its inputs is that of the samples")
+    return found or DivisionRefusal("no dim of its inputs is that of the samples")
 
 
 def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:
@@ -120,21 +120,21 @@ def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[t
     seen: set[tuple[int | None, ...]] = set()
     for size in sizes:
         for is_second in (False, True):
-            dims = tuple(_dim_of(tensor, size, is_second) for tensor in tensors)
+            dims = tuple(_find_dim(tensor, size, is_second) for tensor in tensors)
             if size >= NUM_CHECKED - 1 and dims not in seen and any(dim is not None for dim in dims):
                 seen.add(dims)
                 yield dims, size
 
 
-def _dim_of(tensor: Tensor, size: int, is_second: bool) -> int | None:
-    """Return the first dim of a size, or with ``is_second`` the second one if there is one; None if there is none."""
+def _find_dim(tensor: Tensor, size: int, is_second: bool) -> int | None:
+    """Return the first dim that has a size, or with ``is_second`` the second such dim if any; None if no dim has it."""
     found = [dim for dim, value in enumerate(tensor.shape) if value == size]
     if is_second and len(found) > 1:
         return found[1]
     return found[0] if found else None
 
 
-class _Check:
+class _LayoutCheck:
     """The check of one candidate for the dims of the rows."""
 
     def __init__(
@@ -154,11 +154,11 @@ class _Check:
         self._is_compiled = is_compiled
         self._first_dim = next(dim for dim in dims if dim is not None)
 
-    def run(self) -> RowLayout | Undivided:
-        """Compute the rows at once and in two parts, and compare."""
-        rows = self._distinct_rows()
+    def run(self) -> RowLayout | DivisionRefusal:
+        """Compute the rows together and in two parts, and return the layout, or why the results differ."""
+        rows = self._choose_rows()
         if rows is None:
-            return Undivided("all of its samples are equal", is_final=False)
+            return DivisionRefusal("all of its samples are equal", is_final=False)
         number = len(rows)
         half = number // 2
         try:
@@ -168,21 +168,21 @@ class _Check:
         except (AccelNbError, KeyboardInterrupt):
             raise
         except Exception as error:  # the model's own code cannot compute some rows of the batch
-            return Undivided(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
+            return DivisionRefusal(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
         if not (
             is_equal(effects, first_effects, self._tolerance) and is_equal(effects, second_effects, self._tolerance)
         ):
-            return Undivided("it stores values that depend on the batch")
+            return DivisionRefusal("it stores values that depend on the batch")
         if not signature_of(whole) == signature_of(first) == signature_of(second):
-            return Undivided("the kind of its output depends on the batch")
+            return DivisionRefusal("the kind of its output depends on the batch")
         outputs: list[int | None] = []
         is_reduced = False
         for parts in zip(find_leaves([whole]), find_leaves([first]), find_leaves([second]), strict=True):
             if not isinstance(parts[0], Tensor):
                 if not isinstance(parts[0], _PLAIN):
-                    return Undivided(f"it returns a {type(parts[0]).__name__}")
+                    return DivisionRefusal(f"it returns a {type(parts[0]).__name__}")
                 if not parts[0] == parts[1] == parts[2]:
-                    return Undivided("it returns a number that depends on the batch")
+                    return DivisionRefusal("it returns a number that depends on the batch")
                 continue
             dim = _output_dim(*parts, half)
             if (
@@ -193,30 +193,30 @@ class _Check:
                 outputs.append(None)
             elif dim is None and all(part.numel() == 1 for part in parts):
                 if not self._is_reduction(*parts, half, number):
-                    return Undivided("it compares the samples of the batch with each other")
+                    return DivisionRefusal("it compares the samples of the batch with each other")
                 is_reduced = True
             elif dim is None:
-                return Undivided("its output has no dim for the samples")
+                return DivisionRefusal("its output has no dim for the samples")
             elif not is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
-                return Undivided("it computes with several samples together")
+                return DivisionRefusal("it computes with several samples together")
             else:
                 outputs.append(dim)
         if is_reduced:
-            return Undivided("it computes the loss itself", is_reduced=True)
+            return DivisionRefusal("it computes the loss itself", is_reduced=True)
         if all(dim is None for dim in outputs):
-            return Undivided("its output does not depend on the batch")
+            return DivisionRefusal("its output does not depend on the batch")
         problem = None if draw is None else draw.problem
         compared = values_to_compare(reads, first_reads, second_reads)
         return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem, compared)
 
     def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
-        """Whether a value of all rows is the sum of the values of the two parts, or is between them."""
+        """Whether the value of all rows is the sum of the values of the two parts, or lies between them, as a mean."""
         low, high = sorted((float(first), float(second)))
         margin = self._tolerance * max(abs(low), abs(high), 1e-12)
         is_sum = abs(float(whole) - low - high) <= margin
         return is_sum or low - margin <= float(whole) <= high + margin
 
-    def _distinct_rows(self) -> list[int] | None:
+    def _choose_rows(self) -> list[int] | None:
         """Return the indices of the rows to check, two of which differ; None if all rows of the batch are equal."""
         number = min(NUM_CHECKED, self._total)
         rows = list(range(number))
@@ -233,7 +233,7 @@ class _Check:
     def _compute(
         self, rows: list[int], start: int, size: int, total: int
     ) -> tuple[Any, RowRandom | None, Any, list[Any]]:
-        """Return the output for some rows, the mode that drew random numbers, and the values stored and read."""
+        """Return the output for some rows, the mode that recorded random draws, and the values stored and read."""
         reads: list[Any] = []
         dims = iter(self._dims)
 
@@ -245,7 +245,7 @@ class _Check:
         args, kwargs = map_tensors(choose, self._nested)
         draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
         device = next(iter(self._tensors)).device
-        state, states = ModuleState(self._model), rng.capture(device)
+        state, states = ModuleSnapshot(self._model), rng.capture(device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
         for part in norms:
             part.training = False

@@ -1,7 +1,7 @@
-"""Records of options with the names of `accelerate`; each sets options of the one schema.
+"""Records of options with the names of `accelerate`; each sets options of the schema in `accel_nb.config`.
 
-A field that is None leaves the option of the run unchanged. Fields without a corresponding option raise an error with
-the reason, in `OptionRecord.as_options`, which is called when an `Accelerator` is built with the record.
+A field that is None leaves the option of the run unchanged. If a field has no corresponding option,
+`OptionRecord.as_options` raises an error with the reason, when an `Accelerator` is built with the record.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ class OptionRecord(Protocol):
 
 @dataclass
 class DataLoaderConfiguration(KwargsHandler):
-    """How `Accelerator.prepare` reads loaders; None leaves an option of the run unchanged.
+    """How prepared loaders are read; None leaves an option of the run unchanged.
 
     Args:
         split_batches: A loader's batch is divided among all workers (``batch="global"``); False: each worker reads
             whole batches.
         dispatch_batches: Only rank 0 reads, and sends each rank its share.
-        even_batches: All ranks get the same number of samples, some of them twice; else exact, weighted shares.
+        even_batches: All ranks read equally many samples, some of them twice; False: each sample once, and gradients
+            weighted by the sizes of shares.
         use_seedable_sampler: Shuffle in an order that depends on seed and epoch only.
         data_seed: Seed of that order.
         non_blocking: Copy the next batch to a GPU while the current one is trained on.
-        use_stateful_dataloader: Only False: the state of prepared loaders is saved without it.
+        use_stateful_dataloader: Only False: checkpoints contain the position of prepared loaders without it.
     """
 
     split_batches: bool | None = None
@@ -58,8 +59,8 @@ class DataLoaderConfiguration(KwargsHandler):
         """Return the options that are given, by their names in the schema."""
         if self.use_stateful_dataloader:
             raise ConfigError(
-                "use_stateful_dataloader=True from DataLoaderConfiguration(...) is not served: torchdata's loader is "
-                "not used here; leave it out"
+                "use_stateful_dataloader=True from DataLoaderConfiguration(...) is not supported: torchdata's loader "
+                "is not used here; leave it out"
             )
         given = {f"data.{name}": getattr(self, name) for name in _DATA}
         if self.split_batches is not None:
@@ -74,7 +75,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     Args:
         num_steps: Micro-batches for one optimizer step.
         adjust_scheduler: Only True: schedulers count optimizer steps.
-        sync_with_dataloader: Step at the end of a loader, though the window is short; False: continue the window in
+        sync_with_dataloader: Step at the end of a loader, even if the window is short; False: continue the window in
             the next epoch.
         sync_each_batch: Average gradients over ranks after every micro-batch.
     """
@@ -88,8 +89,8 @@ class GradientAccumulationPlugin(KwargsHandler):
         """Return the options that are given, by their names in the schema."""
         if not self.adjust_scheduler:
             raise ConfigError(
-                "adjust_scheduler=False from GradientAccumulationPlugin(...) is not served: a prepared scheduler "
-                "counts optimizer steps, which is right for any accumulation; to advance with each call give "
+                "adjust_scheduler=False from GradientAccumulationPlugin(...) is not supported: a prepared scheduler "
+                "counts optimizer steps, whatever the accumulation is; to advance it at each call, give "
                 "step_scheduler_with_optimizer=False"
             )
         tail = {None: None, True: "step", False: "carry"}[self.sync_with_dataloader]
@@ -133,7 +134,7 @@ class ProjectConfiguration(KwargsHandler):
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Options of torch.autocast; for a whole run, or for one block of `Accelerator.autocast`.
+    """Options of torch.autocast, for a whole run or for one block of `Accelerator.autocast`.
 
     Args:
         enabled: Compute in the run's precision.
@@ -173,10 +174,10 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Options of the process group, used if the accelerator opens it.
+    """Options of the process group, used only if the accelerator opens it.
 
     Args:
-        backend: ``gloo`` or ``nccl``; by default the one for the device.
+        backend: ``gloo`` or ``nccl``; by default the usual one for the device.
         init_method: Only ``env://``: rank and world size are read from the environment.
         timeout: How long a rank waits for the others.
     """
@@ -189,7 +190,7 @@ class InitProcessGroupKwargs(KwargsHandler):
         """Return the options that are given, by their names in the schema."""
         if self.init_method not in (None, "env://"):
             raise ConfigError(
-                f"init_method={self.init_method!r} from InitProcessGroupKwargs(...) is not served: ranks connect by "
+                f"init_method={self.init_method!r} from InitProcessGroupKwargs(...) is not supported: ranks connect by "
                 "the variables that torchrun and our own launcher set (env://); leave it out"
             )
         seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
@@ -197,7 +198,7 @@ class InitProcessGroupKwargs(KwargsHandler):
 
 
 class DDPCommunicationHookType(str, Enum):
-    """Compression of gradients in communication between ranks; each value equals its own text."""
+    """Compression of gradients in communication between ranks; each member equals its value as text."""
 
     NO = "no"
     FP16 = "fp16"
@@ -247,17 +248,17 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
         problems = [
-            f"{name}={getattr(self, name)!r} from DistributedDataParallelKwargs(...) is not served: {reason}; leave it "
-            "out"
-            for name, served, reason in (
+            f"{name}={getattr(self, name)!r} from DistributedDataParallelKwargs(...) is not supported: {reason}; leave "
+            "it out"
+            for name, supported, reason in (
                 ("dim", (0,), "batches are divided along their first dim"),
                 ("check_reduction", (False,), "PyTorch ignores it"),
                 ("gradient_as_bucket_view", (None, True), "gradients are always views of the buckets"),
             )
-            if getattr(self, name) not in served
+            if getattr(self, name) not in supported
         ]
         problems += [
-            f"comm_state_option {name!r} from DistributedDataParallelKwargs(...) is not served; there are "
+            f"comm_state_option {name!r} from DistributedDataParallelKwargs(...) is not supported; there are "
             f"{', '.join(_POWER_SGD)}"
             for name in self.comm_state_option
             if name not in _POWER_SGD
@@ -295,7 +296,7 @@ class AORecipeKwargs(KwargsHandler):
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
         problems = [
-            f"{what} from AORecipeKwargs(...) is not served: {remedy}"
+            f"{what} from AORecipeKwargs(...) is not supported: {remedy}"
             for what, is_given, remedy in (
                 (
                     "module_filter_func",
@@ -361,7 +362,7 @@ class TorchDynamoPlugin(KwargsHandler):
         mode: The mode of torch.compile.
         fullgraph: Raise an error for models that cannot be compiled as one graph.
         dynamic: Compile for varying shapes; by default when a second shape occurs.
-        options: Only None: there are no options of the run for those of a backend.
+        options: Only None: the run has no option for those of a backend.
         disable: Compile nothing.
         use_regional_compilation: Compile repeated blocks instead of the whole model.
     """
@@ -378,8 +379,8 @@ class TorchDynamoPlugin(KwargsHandler):
         """Return the options that are given, by their names in the schema."""
         if self.options:
             raise ConfigError(
-                "options from TorchDynamoPlugin(...) is not served: the run has no options for a backend's own; give "
-                "mode, or set them in torch._inductor.config"
+                "options from TorchDynamoPlugin(...) is not supported: the run has no option for those of a backend; "
+                "give mode, or set them in torch._inductor.config"
             )
         backend = "no" if self.disable else enum_value(self.backend)
         return _given(
@@ -395,11 +396,11 @@ class TorchDynamoPlugin(KwargsHandler):
 
 @dataclass
 class DeepSpeedPlugin(KwargsHandler):
-    """Selects DeepSpeed's ZeRO as the strategy. A single process shards nothing, and warns of it.
+    """Selects DeepSpeed's ZeRO as the strategy. A single process shards nothing, and warns of that.
 
     Args:
-        hf_ds_config: A DeepSpeed configuration: the path of its JSON file, or a dictionary. A value ``auto`` is taken
-            from the options of the run.
+        hf_ds_config: A DeepSpeed configuration: the path of its JSON file, or a dictionary. For a value ``auto`` the
+            option of the run is used.
         gradient_accumulation_steps: Micro-batches for one optimizer step.
         gradient_clipping: Total norm to clip gradients to before each step.
         zero_stage: What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too.
@@ -421,15 +422,15 @@ class DeepSpeedPlugin(KwargsHandler):
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema.
 
-        Raises `ConfigError`, with all problems, for values of the file that have no corresponding option, and for
+        Raises `ConfigError`, which lists all problems, for values of the file without a corresponding option, and for
         arguments that contradict the file.
         """
         found = self.differences()
         problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
         if self.zero3_init_flag:
             problems.append(
-                "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: leave it out, and build a model that is "
-                "too large under init_empty_weights(), with deepspeed.weights for its values"
+                "zero3_init_flag=True from DeepSpeedPlugin(...) is not supported: leave it out, and build a model that "
+                "is too large under init_empty_weights(), with deepspeed.weights for its values"
             )
         arguments = _given(
             {
@@ -450,7 +451,7 @@ class DeepSpeedPlugin(KwargsHandler):
         return {"strategy": "deepspeed", **found.options, **arguments}
 
     def differences(self) -> ImportReport:
-        """Return how each value of ``hf_ds_config`` is converted; print its ``table()`` to read it."""
+        """Return how each value of ``hf_ds_config`` is converted, as a report; print its ``table()``."""
         if self.hf_ds_config is None:
             return ImportReport()
         return import_deepspeed(self.deepspeed_config, self._source)
@@ -475,13 +476,13 @@ HANDLERS = (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-"""Classes of ``kwargs_handlers``; one object of each is allowed."""
+"""Classes of objects in ``kwargs_handlers``; at most one object of each is allowed."""
 
 _REFUSED = {
-    "deepspeed_plugins": "several configurations at a time are not served; give one as deepspeed_plugin",
-    "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
-    "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
-    "torch_tp_plugin": "tensor parallelism is not served yet; leave it out",
+    "deepspeed_plugins": "several configurations at a time are not supported; give one as deepspeed_plugin",
+    "megatron_lm_plugin": "Megatron-LM is not supported; leave it out",
+    "parallelism_config": "meshes of several dimensions are not supported yet; leave it out",
+    "torch_tp_plugin": "tensor parallelism is not supported yet; leave it out",
 }
 
 
@@ -510,7 +511,7 @@ def option_layers(
 
 
 def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
-    """Return the ``kwargs_handlers``; raises `ConfigError` for other classes, and for two of one class."""
+    """Return ``handlers`` as a list; raises `ConfigError` for an unknown class, and for two objects of one class."""
     found: list[Any] = []
     problems: list[str] = []
     for handler in handlers or ():
@@ -530,7 +531,7 @@ def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
 
 
 def argument_or_record(name: str, argument: Any, other: str, record: Any) -> Any:
-    """Return the value that is set of an argument and a record; raises `ConfigError` if both are set and differ."""
+    """Return the value of an argument, or else that of a record; raises `ConfigError` if both are set and differ."""
     if argument is not None and record is not None and argument != record:
         raise ConfigError(f"{name}={argument!r} and {other}={record!r} disagree; remove one of the two")
     return record if argument is None else argument

@@ -1,4 +1,4 @@
-"""Plain PyTorch cells: detection of objects to prepare, and replacements of torch functions while a cell runs."""
+"""Plain cells: detection of the objects to prepare, and replacement of functions of torch while a cell runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
 )
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof import LossProof, has_inner_hooks
+from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import (
     cell_frames,
@@ -59,7 +59,7 @@ _FACTORIES = (
 
 @dataclass(frozen=True)
 class UnpreparedObjects:
-    """Objects of a cell that can be prepared and are not: root modules only, without duplicates."""
+    """Objects of a cell that can be prepared and are not yet: root modules only, without duplicates."""
 
     modules: tuple[nn.Module, ...] = ()
     optimizers: tuple[Optimizer, ...] = ()
@@ -73,21 +73,21 @@ class UnpreparedObjects:
 
 
 def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], within: Iterable[Any] = ()) -> None:
-    """Release prepared objects that neither the notebook nor ``within`` references, such as an earlier run's model."""
+    """Release prepared objects that neither the notebook nor ``within`` references, such as the model of a past run."""
     objects = accelerator.prepared_objects
     if not objects:
         return
-    held = {id(item) for item in chain(find_training_objects(namespace.values()), within)}
-    held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
-    accelerator.components.preparer.release([item for item in objects if id(item) not in held])
+    reachable = {id(item) for item in chain(find_training_objects(namespace.values()), within)}
+    reachable |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in reachable}
+    accelerator.components.preparer.release([item for item in objects if id(item) not in reachable])
 
 
 class PlainCells:
     """Prepares the objects that plain cells train, for one accelerator. Every rank must run the same cells.
 
-    Objects that the names of a cell reference are prepared jointly by `prepare`, before the statements that could
-    train. Objects made in functions and loops are prepared at first use: when a module is called, a loader is
-    iterated or gradients are cleared, or in the backward pass.
+    `prepare` prepares the objects that a cell's names reference, jointly, before the statements that could train.
+    Objects made in functions and loops are prepared at first use: when a module is called, a loader is iterated,
+    gradients are cleared or a backward pass begins.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -100,7 +100,7 @@ class PlainCells:
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
         self._calls = ModuleCallHooks()
-        self._proof = LossProof(accelerator, self._calls)
+        self._loss_check = LossCheck(accelerator, self._calls)
         # The ids of the objects that the current cell uses, which its receipt lists.
         self._used: set[int] = set()
         components = accelerator.components
@@ -110,22 +110,22 @@ class PlainCells:
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
         )
-        self._division = LoopDivision(accelerator, self._divided_calls, self._proof, self._used)
+        self._division = LoopDivision(accelerator, self._divided_calls, self._loss_check, self._used)
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False
         self._is_reported = True
         self._has_undivided_loop = False
-        # The loop, by code and loader, that began in evaluation mode; and all such loops that then called backward.
+        # By code and loader: the current loop, if it began in evaluation mode, and all such loops that called backward.
         self._unproven_loop: tuple[types.CodeType, int] | None = None
         self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
-        # The names of the current cell; and the names of tensors outside of modules that its loops train, by location.
+        # The names of the current cell; and by location of a loop, the names of tensors in no module that it trains.
         self._names: tuple[str, ...] = ()
         self._unmanaged_names: dict[Any, list[str]] = {}
-        # Tensors of earlier cells, in names that the current cell rebinds.
+        # Tensors of earlier cells whose names the current cell rebinds.
         self._stale_tensors: list[weakref.ref[Tensor]] | None = None
-        # Whether to run the checks before the next backward pass: the only condition for them on the hot path.
+        # Whether checks run before the next backward pass: the only flag for them that the hot path tests.
         self._needs_backward_check = False
-        # By owner and name: a function of torch, and its replacement while a cell runs.
+        # By owner and name: a function of torch, and what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
         self._files = file_writes.PrivateFiles()
         self._writes_once = False
@@ -139,11 +139,11 @@ class PlainCells:
         return self._unprepared(find_training_objects(namespace[name] for name in names if name in namespace))
 
     def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> UnpreparedObjects:
-        """Prepare the objects of a cell's names jointly, once there is an optimizer; return the new objects.
+        """Prepare, jointly, the objects that a cell's names reference, once there is an optimizer; return them.
 
         A loader's batch is the global batch unless the options set another meaning, and is divided only in loops that
         train. Prepared objects that are no longer referenced are released. Every rank must call, with the same names.
-        ``bound`` are the names that the cell binds before it reads them: their values are those of an earlier cell.
+        ``bound`` are the names that the cell binds before it reads them: until then they have values of earlier cells.
         """
         if self._stale_tensors is None:
             self._stale_tensors = [
@@ -155,8 +155,8 @@ class PlainCells:
         objects = list(find_training_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
-        holds = self._accelerator.has_optimizers
-        if not (found.optimizers or (holds and (found.loaders or found.schedulers))):
+        has_optimizers = self._accelerator.has_optimizers
+        if not (found.optimizers or (has_optimizers and (found.loaders or found.schedulers))):
             return UnpreparedObjects()
         self._accelerator.components.preparer.refresh()
         self._prepare(found.objects)
@@ -164,11 +164,11 @@ class PlainCells:
 
     @contextmanager
     def run_cell(self, *, may_depend_on_rank: bool = False) -> Iterator[None]:
-        """Replace functions of torch while the block runs, so that plain calls work on many workers.
+        """Replace functions of torch while the block runs, so that code for one device runs on many workers.
 
-        ``loss.backward()`` goes through the accelerator, gradient clipping waits for complete gradients, and the
-        device ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, and
-        of a file that every rank writes the first rank's is kept. The replacements apply to the whole process until
+        ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
+        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, and of a
+        file that every rank writes, the first rank's version is kept. The replacements apply to the whole process until
         the block ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
@@ -177,7 +177,7 @@ class PlainCells:
         self._used.clear()
         self._unmanaged_names.clear()
         self._stale_tensors = None
-        self._proof.begin()
+        self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
         self._divided_calls.is_on = self._stepper.world.size > 1 and self._division.divides_models
         accelerator = self._accelerator
@@ -188,7 +188,7 @@ class PlainCells:
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
                 stack.callback(register_optimizer_step_pre_hook(check).remove)
             stack.callback(self._calls.close)
-            stack.callback(self._proof.end)
+            stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
             yield
@@ -246,20 +246,20 @@ class PlainCells:
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
-        """Return whether a loop over ``loader`` that starts trains with its batches; prepare the objects it trains.
+        """Return whether the loop that starts over ``loader`` trains with its batches; prepare the objects it trains.
 
         `LoopDivision` decides whether ranks read whole batches or shares. In a loop that does not train, every rank
-        reads the whole loader. The receipt shows both.
+        reads the whole loader. The receipt shows how each loader is read.
         """
         preparer = self._accelerator.components.preparer
         code = self._training_code(loader)
-        if not is_sharded(loader):  # it is sharded next, if it trains, and begins again
+        if not is_sharded(loader):  # the caller shards it if the loop trains, and then the loop begins again
             return code is not None
         if code is None:
             reading = self._division.begin_whole(loader)
         elif not self._division.divides_models:
             reading = None
-            self._proof.trace_loop(code, loader)
+            self._loss_check.trace_loop(code, loader)
         else:
             preparer.refresh()
             reads_shares = self._division.begin_training(code, loader)
@@ -268,21 +268,21 @@ class PlainCells:
             self._accelerator.report(self._used)
         if code is None:
             return False
-        return preparer.begin_epoch(are_ranks_apart=reading is None)
+        return preparer.begin_epoch(reads_shares=reading is None)
 
     def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Return how the batches of a loader that every rank reads whole are computed; None if ranks read shares."""
         return self._division.reading_of(loader)
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return a forward that divides its rows among the ranks, for models with weights or buffers."""
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a forward that divides its rows among the ranks; None to leave that of a model without tensors."""
         has_tensors = any(True for _ in chain(model.parameters(), model.buffers()))
         if self._stepper.world.size == 1 or not has_tensors or isinstance(model, torch.jit.ScriptModule):
             return None
-        return self._divided_calls.around(model, forward)
+        return self._divided_calls.wrap_forward(model, forward)
 
     def _training_code(self, loader: DataLoader[Any]) -> types.CodeType | None:
-        """Return the code of a loop that trains with the batches of ``loader``; None if every rank is to read all."""
+        """Return the code of a loop that trains with the batches of ``loader``; None if every rank reads all of it."""
         if not torch.is_grad_enabled() or self._division.mode == "none":
             return None
         code = find_training_code()
@@ -306,7 +306,7 @@ class PlainCells:
     def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
         """Return whether a loop over ``loader`` may only evaluate, since no model is in training mode.
 
-        It trains if an earlier loop of the same code, over this loader and in evaluation mode, has called backward.
+        A loop in evaluation mode trains if an earlier loop with the same code and loader has called backward.
         """
         self._unproven_loop = None
         if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
@@ -323,7 +323,7 @@ class PlainCells:
     def _trains_unmanaged_tensors(self) -> bool:
         """Return whether the cell trains tensors that are in no module, whose gradients are not averaged.
 
-        The search runs once for each location, when a loop starts: tensors that the loop itself makes are not included.
+        Searches once for each location, when a loop starts, so tensors that are made inside of the loop are not found.
         """
         if self._stepper.strategy.capabilities.shards_params:
             return False  # a list may reference parameters from before the strategy sharded them
@@ -344,8 +344,8 @@ class PlainCells:
         prepared = self._accelerator.components.preparer
         kinds = ObjectsByKind.sort(without_divided(objects))
         known = set(map(id, kinds.optimizers))
-        of_schedulers = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
-        optimizers = [*kinds.optimizers, *(item for key, item in of_schedulers.items() if key not in known)]
+        scheduled = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
+        optimizers = [*kinds.optimizers, *(item for key, item in scheduled.items() if key not in known)]
         inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
         stepped = {
             id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in stepped_parameters(item)
@@ -369,13 +369,13 @@ class PlainCells:
             self._accelerator.report(self._used)
 
     def _release_unreachable(self, within: Iterable[Any]) -> None:
-        """Release what neither the notebook nor ``within`` references, such as the model of a cell's earlier run."""
+        """Release prepared objects that neither the notebook nor ``within`` references."""
         release_unreachable(self._accelerator, self._namespace, within)
 
     def _prepare_new_optimizers(self, *iterated: DataLoader[Any]) -> None:
         """Prepare the optimizers that were made since the last call, with the models that own their parameters.
 
-        ``iterated`` are loaders that are in use, although possibly no name references them.
+        ``iterated`` are loaders that are being iterated; possibly no name references them.
         """
         if not (self._pending or self._has_unnamed_objects):
             return
@@ -410,15 +410,15 @@ class PlainCells:
     def _prepare_pending(self) -> None:
         """Prepare pending optimizers when the user's code calls a module.
 
-        Preparation may replace weights, and an autograd graph must not reference the old ones. Models in a library's
-        trainer are excluded, although it calls the user's code: the trainer chooses how to distribute its training.
+        Preparation may replace weights, and an autograd graph must not reference the old ones. Models that a library's
+        trainer calls are not prepared, even in the user's code: the trainer decides how its training is distributed.
         """
         if self._pending and is_called_by_user() and not is_run_by_library(self._namespace):
             self._prepare_new_optimizers()
 
     def _check_before_backward(self, loss: Tensor) -> None:
         self._needs_backward_check = False
-        if is_called_by_user():  # a library's trainer chooses how to distribute its training
+        if is_called_by_user():  # a library's trainer decides how its training is distributed
             self._prepare_new_optimizers()
         stepper = self._stepper
         if not self._is_reported and stepper.bundle.models:
@@ -431,10 +431,10 @@ class PlainCells:
         if self._has_undivided_loop and stepper.bundle.models:
             self._has_undivided_loop = False
             if self._accelerator.components.preparer.undivided_batch.is_current(stepper.window.share):
-                stepper.window.set_share(None)  # the share is of a loop that was left
+                stepper.window.set_share(None)  # the share belongs to an earlier loop that was left
             if stepper.window.share is None and not self._divided_calls.is_on:
                 warn_undivided_loader(self._accelerator)
-        self._proof.check_loss(loss)
+        self._loss_check.check_loss(loss)
 
     def _wrap_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -451,15 +451,15 @@ class PlainCells:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
             stepper.meter.name_loss(sys._getframe(1), loss)
-            if self._needs_backward_check or type(loss.grad_fn) not in self._proof.checked_kinds:
+            if self._needs_backward_check or type(loss.grad_fn) not in self._loss_check.checked_kinds:
                 self._check_before_backward(loss)
-                with self._proof.paused():
+                with self._loss_check.paused():
                     run_backward(loss, retain_graph, create_graph)
             else:
                 run_backward(loss, retain_graph, create_graph)
 
         def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
-            # The last two conditions: torch raises its own errors for them.
+            # For the last two conditions torch raises its own errors.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
                 plain(loss, None, retain_graph, create_graph)
             elif retain_graph is None and not create_graph:
@@ -470,7 +470,7 @@ class PlainCells:
         return backward
 
     def _wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``torch.autograd.grad`` whose gradients of prepared parameters are those of one device."""
+        """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
         stepper, exchange = self._stepper, self._divided_calls.exchange
 
         @functools.wraps(plain)
@@ -493,15 +493,15 @@ class PlainCells:
         @functools.wraps(plain)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if is_user_module(sys._getframe(1).f_globals.get("__name__")):
-                self._proof.record_hook()
+                self._loss_check.record_hook()
                 if tensor.is_leaf:
-                    self._divided_calls.forget()
+                    self._divided_calls.clear_layouts()
             return plain(tensor, hook)
 
         return register_hook
 
     def _wrap_optimizer_init(self, plain: Callable[..., None]) -> Callable[..., None]:
-        """Return an optimizer's constructor that registers the optimizer, to be prepared when it is first used."""
+        """Return an optimizer's constructor that registers the optimizer, so that it is prepared at its first use."""
 
         @functools.wraps(plain)
         def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -542,13 +542,13 @@ class PlainCells:
 
 
 def _is_untrained_meta_model(model: nn.Module, stepped: Collection[int]) -> bool:
-    """Return whether a model is on the meta device and not trained: it is called with other weights by `torch.func`."""
+    """Return whether a model is on the meta device and not trained, as one that `torch.func` calls with weights."""
     values = list(model.parameters())
     return any(value.is_meta for value in values) and not any(id(value) in stepped for value in values)
 
 
 def _has_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader's items are batches: without a batch sampler the dataset's may be single samples."""
+    """Return whether a loader yields batches: without a batch sampler its items may be single samples."""
     return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
 
 
@@ -561,11 +561,11 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
         if is_alone or id(optimizer) in stepper.optimizer_proxies:
             return
         if any(proxy.is_stepping for proxy in stepper.optimizer_proxies.values()):
-            return  # it is called by the step of a prepared optimizer
+            return  # the step of a prepared optimizer calls this one
         raise UnsyncedGradientError(
-            f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
-            f"on one worker's share of a batch: {stepper.world.size} workers would drift apart. Bind model and "
-            "optimizer to names of the cell, or of the function that trains them, or call "
+            f"this {type(optimizer).__name__} was made where the cell's preparation does not find its model, and steps "
+            f"on one worker's share of a batch: the weights of {stepper.world.size} workers would diverge. Bind model "
+            "and optimizer to names of the cell, or of the function that trains them, or call "
             "accelerator.prepare(model, optimizer) where they are made"
         )
 
@@ -612,7 +612,7 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
 
 
 def _mover(device: torch.device) -> Callable[[Any], Any]:
-    """Return a function that replaces a CUDA device, however it is named, by the device of this worker."""
+    """Return a function that replaces a CUDA device, given as text, device or index, by the device of this worker."""
 
     def move(wanted: Any) -> Any:
         kind = type(wanted)

@@ -1,7 +1,8 @@
-"""The choice for each loop of a plain cell: workers read whole batches and models compute rows, or workers read shares.
+"""Choice of model division or data division for each loop of a plain cell.
 
-A loop begins with whole batches (model division), which is exact for any loss. If its first batch proves that its
-losses are sums or means over samples, it may go over to shares (data division), where that is cheaper.
+A loop begins with model division: every worker reads whole batches, and models divide their rows. That is exact for
+any loss. If the first batch proves that the losses are sums or means over samples, the loop may continue with data
+division, where every worker reads its share of each batch, if that is cheaper.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
-from accel_nb.accelerator.plain_cells.loss_proof import LossProof
+from accel_nb.accelerator.plain_cells.loss_proof import LossCheck
 from accel_nb.accelerator.prepare.preparer import WholeReading
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.index_distribution import ReadMode
@@ -36,7 +37,7 @@ _NUM_COMPARED = 64
 
 @dataclass
 class _Loop:
-    """One loop, known by its code, its loader and the models and optimizers that were prepared when it began."""
+    """A loop, identified by its code, its loader and the models and optimizers that were prepared when it began."""
 
     code: types.CodeType
     loader: weakref.ref[Any]
@@ -44,7 +45,7 @@ class _Loop:
     reads_shares: bool = False
 
     def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Bundle) -> bool:
-        """Return whether this loop begins again: nothing was prepared since, though objects may have been released."""
+        """Return whether the loop that begins is this one: objects may have been released since, but none prepared."""
         if self.code is not code or self.loader() is not loader:
             return False
         known = (self.objects.get(id(item)) for item in _prepared(bundle))
@@ -54,21 +55,23 @@ class _Loop:
 class LoopDivision:
     """Chooses how loops divide their batches. Every rank must begin the same loops."""
 
-    def __init__(self, accelerator: Accelerator, calls: DividedCalls, proof: LossProof, used: Collection[int]) -> None:
+    def __init__(
+        self, accelerator: Accelerator, calls: DividedCalls, loss_check: LossCheck, used: Collection[int]
+    ) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
         self._comm = accelerator.components.comm
         self._calls = calls
-        self._proof = proof
-        # The ids of the objects that the cell uses, for its receipt.
+        self._loss_check = loss_check
+        # The ids of the objects that the cell uses, which its receipt lists.
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
-        """The option ``divide``, as it applies to the present cell."""
+        """The option ``divide``, as it applies to the current cell."""
         self._loops: list[_Loop] = []
-        # The loops whose first batch is being computed, with their loader, which may have no other reference, and which
-        # may be released while it is iterated.
+        # The loops whose first batch is being computed. Each is kept with its loader, to which there may be no other
+        # reference, and the loader's mode, since the loader may be released while it is iterated.
         self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
-        # How the batches of each loader are computed, None for shares.
+        # By loader: how its whole batches are computed; None where ranks read shares.
         self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading | None] = weakref.WeakKeyDictionary()
 
     @property
@@ -77,7 +80,10 @@ class LoopDivision:
         return self.mode in ("auto", "model")
 
     def begin_cell(self, *, may_depend_on_rank: bool) -> None:
-        """Reset for a new cell; one that ``may_depend_on_rank`` is written for shares, and calls may differ by rank."""
+        """Reset for a new cell.
+
+        With ``divide=auto`` a cell that ``may_depend_on_rank`` gets data division: its calls may differ among ranks.
+        """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
         self._loops.clear()
@@ -85,18 +91,18 @@ class LoopDivision:
         self._readings.clear()
 
     def end_cell(self) -> None:
-        """Leave the loop whose first batch was the last."""
+        """End a loop that had one batch only, without a decision."""
         self._close()
 
     def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Return how the batches of a loader are computed, as far as that is decided."""
+        """Return how the whole batches of a loader are computed, or will be by default; None if ranks read shares."""
         default = _ROWS if self.divides_models else None
         return self._readings.get(loader, default)
 
     def begin_whole(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed.
 
-        None: another loop over the loader reads shares, as the receipt reports.
+        None: another loop over the loader reads shares, which is what the receipt reports for the loader.
         """
         self.make_rng_equal()
         if loader not in self._readings:
@@ -110,7 +116,7 @@ class LoopDivision:
             self._decide()
         loop = next((item for item in self._loops if item.is_of(code, loader, bundle)), None)
         if loop is not None and any(item is loop for item, _, _ in self._open):
-            self._decide()  # its only batch was the first one
+            self._decide()  # the loop had one batch only, and begins again
         if loop is not None and loop.reads_shares:
             read_mode(loader).is_whole = False
             return True
@@ -139,10 +145,10 @@ class LoopDivision:
         mode = read_mode(loader)
         mode.before_next = self._decide
         self._open.append((loop, loader, mode))
-        self._proof.trace_loop(loop.code, loader, collects=True)
+        self._loss_check.trace_loop(loop.code, loader, collects=True)
 
     def _compare_first(self, mode: ReadMode, batch: Any) -> None:
-        """Compare the first batch of an iteration among the ranks; without equal batches no model is divided."""
+        """Compare the first batch of a loop among the ranks; if they differ, stop dividing models and warn."""
         mode.on_batch = None
         digests = [int(value) for value in self._comm.all_gather(torch.tensor([_digest(batch)]))]
         if len(set(digests)) > 1 and self._calls.is_on:
@@ -150,21 +156,21 @@ class LoopDivision:
             warn_unequal_batches(self._accelerator)
 
     def _close(self) -> list[tuple[_Loop, DataLoader[Any], ReadMode]]:
-        """Stop waiting for the second batch; return the loops that did."""
+        """Return the loops whose first batch is being computed, and record that there are none."""
         found, self._open = self._open, []
         for _, _, mode in found:
             mode.before_next = None
         return found
 
     def _decide(self) -> None:
-        """Decide on the open loops by their first batch; every rank must call."""
+        """Choose how the open loops continue, by their first batch; every rank must call."""
         found = self._close()
         loaders = [loader for _, loader, _ in found]
         verdict = self._comm.broadcast_json(self._judge(loaders) if self._comm.world.rank == 0 else None)
         if verdict["is_data"]:
             for loop, _, mode in found:
                 loop.reads_shares, mode.is_whole = True, False
-            self._accelerator.components.preparer.seed_ranks_apart()
+            self._accelerator.components.preparer.seed_ranks_separately()
         reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
         changed = False
         for loader in loaders:
@@ -174,10 +180,10 @@ class LoopDivision:
             self._accelerator.report(self._used)
 
     def _judge(self, loaders: list[DataLoader[Any]]) -> dict[str, Any]:
-        """Return on rank 0 how the loops continue, and a text for the receipt."""
-        problem = self._proof.take_verdict()
-        mixing = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
-        divided, is_proven = list(self._calls.divided), problem is None and not mixing
+        """Return how the loops continue, and a text for the receipt; called on rank 0 only."""
+        problem = self._loss_check.finish_loop()
+        mixing_models = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
+        divided, is_proven = list(self._calls.divided), problem is None and not mixing_models
         if is_proven and (self._calls.undivided if not divided else self._is_costly(loaders)):
             return {"is_data": True}
         if divided:
@@ -188,13 +194,13 @@ class LoopDivision:
         return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
 
     def _is_costly(self, loaders: list[DataLoader[Any]]) -> bool:
-        """Whether shares are cheaper than whole batches: these are costly to read, or outputs larger than gradients."""
+        """Whether whole batches cost more than shares: loader processes read them, or outputs exceed gradients."""
         if any(loader.num_workers for loader in loaders):
             return True
-        # Of each module itself: `parameters()` of a sharded model may gather them, which all ranks must do.
+        # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.
         parts = (part for model in self._stepper.bundle.models for part in model.modules())
-        held = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
-        num_gradient_bytes = sum(value.numel() * value.element_size() for value in held.values() if value.requires_grad)
+        own = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
+        num_gradient_bytes = sum(value.numel() * value.element_size() for value in own.values() if value.requires_grad)
         return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
 
 

@@ -1,7 +1,7 @@
-"""Check of a plain cell's losses on its first batches: whether they can be computed from shares of a batch.
+"""Check on the first batches of a plain cell whether its losses can be computed from shares of a batch.
 
-For a loss that is not proven the cell gets one warning, where it calls backward. Only the main rank checks, without
-communication.
+A loss is *proven* if the trace of its operations shows that it is a sum or a mean over samples. For one that is not,
+the cell shows one warning, at the line that calls backward. Only the main rank checks, without communication.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MAX_BATCHES = 50
 _NO_KINDS: frozenset[type] = frozenset()
 
 
-class LossProof:
-    """Traces the first batch of each loop of a cell, and further ones until each kind of loss was seen in one."""
+class LossCheck:
+    """Traces the first batch of each loop of a cell, and further batches until each kind of loss was traced once."""
 
     def __init__(self, accelerator: Accelerator, calls: ModuleCallHooks) -> None:
         self._accelerator = accelerator
@@ -41,20 +41,20 @@ class LossProof:
         self._calls = calls
         self._trace: LossTrace | None = None
         self._is_on = False
-        # The kinds of losses, by their autograd nodes, that need no check; none while a batch is traced.
+        # The kinds of losses (types of their autograd nodes) that need no check; empty while a batch is traced.
         self.checked_kinds: Set[type] = _NO_KINDS
         self._kinds: set[type] = set()
-        # Whether the next batch is the first one of a loop, to be traced.
+        # Whether the next batch is the first one of a loop, which is traced.
         self._is_new_loop = False
-        # Kinds that occurred in batches that were not traced, and how many batches may still be traced for them.
+        # Kinds of losses that occurred only in batches without a trace, and how many more batches may be traced.
         self._missing: set[type] = set()
         self._num_left = 0
-        # The loops that were traced: their code, their loader and the bundle of prepared objects at that time.
+        # The traced loops: their code, their loader and the bundle of prepared objects at that time.
         self._loops: list[tuple[Any, weakref.ref[Any], weakref.ref[Any]]] = []
         self._watched: list[DataLoader[Any]] = []
         self._warned: set[str] = set()
         self._has_hooks = False
-        # In a loop whose later batches may be divided, problems are collected without a warning; None in other loops.
+        # The problems in loops whose later batches may be divided, collected without a warning; None in other loops.
         self._problems: list[str] | None = None
         self._num_checked = 0
         # Digest of the random states when the traced batch was delivered.
@@ -70,17 +70,17 @@ class LossProof:
         self.checked_kinds = self._kinds
 
     def end(self) -> None:
-        """Stop tracing and watching; warn if a kind of loss occurred in no traced batch."""
+        """Stop tracing; warn if a kind of loss occurred in no traced batch."""
         self._stop()
         self._unwatch()
         if self._missing:
             warn_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
     def trace_loop(self, code: Any, loader: DataLoader[Any], *, collects: bool = False) -> None:
-        """Trace the first batch of a loop, identified by its code and loader, that is about to begin.
+        """Trace the first batch of a loop that is about to begin; the loop is identified by its code and loader.
 
-        Further epochs of a traced loop are not traced, unless objects were prepared since, as in a search over models.
-        If it ``collects``, problems are returned by `take_verdict` instead of being warned of.
+        Further epochs of the loop are traced only if objects were prepared since, as in a search over models. With
+        ``collects``, `finish_loop` returns the problems, and no warning is shown.
         """
         self._stop()
         bundle = self._stepper.bundle
@@ -91,8 +91,8 @@ class LossProof:
             self._is_new_loop = True
             self._watch([loader])
 
-    def take_verdict(self) -> str | None:
-        """Stop tracing; return the first reason why a loss is not proven, None if all traced losses are proven."""
+    def finish_loop(self) -> str | None:
+        """Stop tracing; return why a loss is not proven (the first reason), None if all losses are proven."""
         if self._trace is not None:
             self._warn_of_draws()
         self._stop()
@@ -141,7 +141,7 @@ class LossProof:
                 )
 
     def _report(self, problem: str, warn: Callable[[Accelerator], None]) -> None:
-        """Warn of a problem once for each cell, or add it to those of the loop that are collected."""
+        """Warn of a problem once in each cell, or add it to the collected problems of the loop."""
         if self._problems is not None:
             self._problems.append(problem)
         elif problem not in self._warned:
@@ -164,7 +164,8 @@ class LossProof:
         self._trace = LossTrace(batch, number)
         self._digest = self._random_states()
         self.checked_kinds = _NO_KINDS
-        # Operations of modules without weights or buffers, such as most of torch's losses, are traced.
+        # The calls of these models are not traced inside. Those of modules without weights or buffers, such as most of
+        # torch's losses, are.
         roots = {id(model) for model in self._stepper.bundle.models if _has_tensors(model)}
         trace = self._trace
 
@@ -207,8 +208,8 @@ class LossProof:
 
     def _random_states(self) -> str:
         """Return a digest that changes when a random number is drawn, on the CPU or on this rank's device."""
-        of_device = rng.capture(self._accelerator.device, parts=()).values()
-        return rng.digest(rng.capture_cpu()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
+        device_states = rng.capture(self._accelerator.device, parts=()).values()
+        return rng.digest(rng.capture_cpu()) + "".join(str(hash(state.numpy().tobytes())) for state in device_states)
 
     def _warn_of_hooks(self) -> None:
         if self._has_hooks or any(has_gradient_hooks(model) for model in self._stepper.bundle.models):
@@ -224,7 +225,7 @@ def _has_tensors(model: nn.Module) -> bool:
 def has_gradient_hooks(model: nn.Module) -> bool:
     """Whether the user has registered hooks on gradients of a model.
 
-    Reads ``_parameters``, since ``model.parameters()`` of a sharded model may gather them, which all ranks must do.
+    Reads ``_parameters``: in a sharded model ``model.parameters()`` may gather them, a collective of all ranks.
     """
     parts = list(model.modules())
     values = [value for part in parts for value in part._parameters.values() if value is not None]

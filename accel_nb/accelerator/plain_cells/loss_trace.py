@@ -1,8 +1,8 @@
 """Trace of the operations from the samples of one batch to the losses that are computed from it.
 
-A batch is divided among the workers, and each worker computes the loss of its share. That equals the loss of the whole
-batch if the loss is a sum or a mean over samples. A `LossTrace` records the operations of one step, and decides
-whether it is; a loss that depends on unlisted operations is not proven.
+If a batch is divided among the workers, each worker computes the loss of its share. The combined losses equal that of
+the whole batch if it is a sum or a mean over samples. A `LossTrace` records the operations of one step, to prove that.
+A loss that depends on operations without a rule is not proven.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMMON_NUMBERS = frozenset({0.0, 1.0})
 class LossTrace(TorchDispatchMode):
     """Traces a batch of ``num_samples`` samples through a step, from `start` to `stop`.
 
-    Prepared models count as functions of single samples: the operations inside of them are not traced.
+    A prepared model is treated as a function of single samples, and the operations inside of it are not traced.
     """
 
     def __init__(self, batch: Any, num_samples: int) -> None:
@@ -48,7 +48,7 @@ class LossTrace(TorchDispatchMode):
         self._num_samples = num_samples
         self._dependences: Any = WeakIdKeyDictionary()
         self._batch_numbers: set[float] = set()
-        # Addresses of storages in which a part was changed through a view.
+        # Addresses of storages that were partly overwritten through a view.
         self._overwritten: set[int] = set()
         # Whether a prepared model's forward pass has changed buffers, other than those of batch normalisation.
         self.has_changed_buffers = False
@@ -71,7 +71,7 @@ class LossTrace(TorchDispatchMode):
             return
         self._is_active = False
         torch.autograd.grad = self._plain_grad
-        # If the user has entered another mode since, this one stays below it and records nothing.
+        # If the user's code has entered another mode since, this one stays below it on the stack and records nothing.
         if _get_current_dispatch_mode_stack()[-1:] == [self]:
             self.__exit__(None, None, None)
 
@@ -101,7 +101,7 @@ class LossTrace(TorchDispatchMode):
         return output
 
     def explain_unproven(self, loss: Tensor, reduction: LossReduction) -> str | None:
-        """Return why a loss is not proven to be reduced as ``reading`` states; None if it is."""
+        """Return why a loss is not proven to be reduced as ``reduction`` states; None if it is proven."""
         found = self._dependence_of(loss)
         if isinstance(found, MixedSamples):
             return found.reason if found.line is None else f"{found.reason} in line {found.line}"
@@ -111,10 +111,10 @@ class LossTrace(TorchDispatchMode):
             if rows := num_compared_rows(loss, self._num_samples):
                 return f"the model compares the samples of the batch with each other, {rows} x {rows}"
             return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be traced"
-        weighed = isinstance(reduction, WeightedLoss)
-        if found.kind == reduction or (weighed and found.kind == "weighted"):
+        is_weighted = isinstance(reduction, WeightedLoss)
+        if found.kind == reduction or (is_weighted and found.kind == "weighted"):
             return None
-        if weighed and found.kind == "mean" and reduction.divisor is None:
+        if is_weighted and found.kind == "mean" and reduction.divisor is None:
             return None
         return f"it is a {found.kind} over samples in parts"
 
@@ -201,7 +201,7 @@ def _mixed(reason: str) -> MixedSamples:
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Return ids and versions of a model's buffers, without batch normalisation, which has its own warning."""
+    """Return ids and versions of a model's buffers, without those of batch normalisation, which has its own note."""
     parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
     return [(id(value), value._version) for part in parts for value in part.buffers(recurse=False)]
 
@@ -219,7 +219,7 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tens
 
 
 def _is_reduced_by_torch(loss: Tensor) -> bool:
-    """Whether a loss that a model has computed is one of torch's sums or means, possibly times a number."""
+    """Whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number."""
     node: Any = loss.grad_fn
     while type(node).__name__ in ("MulBackward0", "DivBackward0"):
         inner = [child for child, _ in node.next_functions if child is not None]

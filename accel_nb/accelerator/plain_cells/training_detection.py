@@ -1,7 +1,8 @@
 """Detection of loops that train: whether the code that iterates a loader leads to a backward pass.
 
-A loop that only counts samples must get them all, also after a cell has trained on the same loader. In doubt the answer
-is no: every rank then reads every batch, which costs speed and changes no result.
+A loop that only counts samples must read all of them, even if a cell has trained on the same loader before. Where the
+code cannot be analyzed, the loop counts as not training: every rank then reads every batch, which is slower and gives
+the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 def find_training_code() -> types.CodeType | None:
     """Return the calling code that iterates a loader, if it leads to a backward pass; else None.
 
-    The caller of a generator gets the batches that the generator yields, so it is searched too.
+    If the calling code is a generator, its callers receive the batches, so they are searched too.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -38,17 +39,17 @@ def find_training_code() -> types.CodeType | None:
 
 
 def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:
-    """Whether code, or the user's functions that it calls by names in ``scope``, mentions a backward pass."""
+    """Whether code, or a function of the user that it calls by a name in ``scope``, mentions a backward pass."""
     seen: set[types.CodeType] = set()
-    waiting = [(code, scope)]
-    for part, names in waiting:
+    queue = [(code, scope)]
+    for part, names in queue:
         if part in seen or len(seen) > _MAX_CODES:
             continue
         seen.add(part)
         mentioned = set(_names_in(part))
         if mentioned & _TRAINS:
             return True
-        waiting += [
+        queue += [
             (function.__code__, ChainMap(_closure(function), function.__globals__))
             for name in mentioned
             if name in names
@@ -67,7 +68,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
-    """Yield the user's functions that a value is, or has as mentioned methods and attributes."""
+    """Yield the user's functions behind a value: itself, or those of its methods and attributes in ``mentioned``."""
     function = getattr(value, "__func__", getattr(value, "func", value))
     if isinstance(function, types.FunctionType):
         if is_user_module(function.__module__):

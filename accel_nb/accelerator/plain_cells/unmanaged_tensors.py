@@ -13,17 +13,17 @@ _MAX_LEAVES = 1000
 
 
 def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
-    """Return the sorted names of tensors that require gradients, but are no parameter of a module.
+    """Return the sorted names of tensors that require gradients, but are not parameters of a module.
 
-    ``known`` are the ids of parameters of modules; the modules that are reachable from ``names`` are added to them.
+    ``module_parameters`` are the ids of parameters of modules; those of modules reachable from ``names`` are added.
     """
     modules = [item for item in find_training_objects(names.values()) if isinstance(item, nn.Module)]
     owned = module_parameters | {id(value) for module in modules for value in module.parameters()}
-    return sorted(name for name, value in names.items() if any(id(leaf) not in owned for leaf in _leaves(value)))
+    return sorted(name for name, value in names.items() if any(id(leaf) not in owned for leaf in _find_leaves(value)))
 
 
-def _leaves(value: Any) -> Iterable[Tensor]:
-    """Return the leaf tensors with gradients that a value is or directly contains."""
+def _find_leaves(value: Any) -> Iterable[Tensor]:
+    """Return a tensor, or the tensors directly in a container, that are leaves and require gradients."""
     inside = value.values() if isinstance(value, dict) else value
     is_many = isinstance(inside, list | tuple | ValuesView) and len(inside) <= _MAX_LEAVES
     return [

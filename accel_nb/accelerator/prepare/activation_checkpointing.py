@@ -21,13 +21,13 @@ class ActivationCheckpointer:
         self._blocks: dict[int, list[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> None:
-        """Checkpoint a model's repeated blocks, so that they store their inputs only."""
+        """Checkpoint a model's repeated blocks, so that autograd stores only their inputs."""
         if not self.is_on or id(model) in self._blocks:
             return
         blocks: list[nn.Module] = []
         self._blocks[id(model)] = blocks
         for block in repeated_blocks(model).values():
-            replace_forward(block, _checkpointed(block, current_forward(block)))
+            replace_forward(block, _wrap_block(block, current_forward(block)))
             blocks.append(block)
 
     def undo(self, model: nn.Module) -> None:
@@ -46,7 +46,7 @@ class ActivationCheckpointer:
         return f"{len(blocks)} blocks of {kind} compute their activations again"
 
 
-def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_block(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     def forward_or_checkpoint(*args: Any, **kwargs: Any) -> Any:
         if not block.training:
             return forward(*args, **kwargs)

@@ -48,7 +48,7 @@ _OWNERSHIP = "_accel_nb_claim"
 
 @dataclass(frozen=True)
 class Ownership:
-    """The accelerator that prepared an object, and a function that restores the object without it."""
+    """The accelerator that prepared an object, and a function that restores the object if the accelerator is gone."""
 
     owner: weakref.ref[Any]
     release: Callable[[Any], object]
@@ -95,17 +95,20 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """How ranks that read whole batches divide the work; ``text`` names the models, or why there are none."""
+    """How ranks that all read the same whole batches compute them: by rows (``computes_rows``), or whole on every rank.
+
+    ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
+    """
 
     computes_rows: bool
     text: str = ""
 
 
 class LoopPolicy(Protocol):
-    """Decides which loops over prepared loaders train: these read only the share of their rank."""
+    """Decides which loops over prepared loaders train, and how their batches are divided among ranks."""
 
     def is_training(self) -> bool:
-        """Return whether a loop that started now would train; a loader's length depends on it."""
+        """Return whether a loop that starts now trains; the length of a loader depends on it."""
         ...
 
     def begin_loop(self, loader: DataLoader[Any]) -> bool:
@@ -115,8 +118,8 @@ class LoopPolicy(Protocol):
         """
         ...
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return what replaces the forward of a prepared model; None to leave it."""
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a function to call in place of a prepared model's ``forward``; None to leave that unchanged."""
         ...
 
     def whole_reading(self, loader: DataLoader[Any]) -> WholeReading | None:
@@ -125,7 +128,7 @@ class LoopPolicy(Protocol):
 
 
 class TrainingLoops:
-    """The policy of explicit code: every loop over a prepared loader trains."""
+    """The policy of explicit code: every loop over a prepared loader trains and reads shares."""
 
     def __init__(self, preparer: Preparer) -> None:
         self._preparer = preparer
@@ -138,15 +141,15 @@ class TrainingLoops:
         """Prepare for the first batch, and return True."""
         return self._preparer.begin_epoch()
 
-    def around_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
-        """Leave the forward: every rank reads a share."""
+    def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        """Return None: every rank reads a share, so models need no division."""
 
     def whole_reading(self, loader: DataLoader[Any]) -> None:
         """Return None: every rank reads a share."""
 
 
 class _LoopEvents:
-    """Forwards events of loops over one loader. Runs for each batch, so callbacks are bound directly for speed."""
+    """Forwards events of loops over one loader. Called for each batch: its attributes are the callbacks themselves."""
 
     def __init__(
         self, loops: LoopPolicy, stepper: Stepper, undivided_batch: UndividedBatch, observer: RunObserver
@@ -204,13 +207,13 @@ class Preparer:
         self.undivided_batch = UndividedBatch()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
-        # Whether a schedule was built from the length of a loader before the loader was divided and became shorter.
+        # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
         # Whether a loader's batch is that of each worker.
         self._has_per_worker_batches = False
         # A description of each loader's batch, such as "batch 64 = 2 x 32", by the loader's id.
         self.batch_descriptions: dict[int, str] = {}
-        # By model id: the policy that has replaced the forward set by the strategy.
+        # By model id: the policy that has replaced the forward that the strategy had set.
         self._call_policies: dict[int, LoopPolicy] = {}
         # The loaders that every rank reads whole, by id.
         self.whole_loaders: dict[int, WholeReading] = {}
@@ -239,9 +242,9 @@ class Preparer:
         batch: BatchMeaning,
         loops: LoopPolicy,
     ) -> None:
-        """Prepare objects that are not prepared yet, jointly; objects of other kinds stay as they are.
+        """Prepare, jointly, the objects that are not prepared yet; objects of other kinds are ignored.
 
-        If it fails, every object is restored, and objects of another accelerator stay released from that.
+        On failure every object is restored. Objects that another accelerator had prepared are then released from it.
         """
         kinds = ObjectsByKind.sort(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
@@ -260,7 +263,7 @@ class Preparer:
                 self._wrap_scheduler(scheduler, batch)
             for loader in kinds.loaders:
                 self._shard(loader, batch, loops)
-            # Wrap last of all steps that may fail: some strategies need all ranks to unwrap, and one rank may fail.
+            # The last step that may fail: with some strategies all ranks must unwrap, and possibly only one rank fails.
             self._stepper.strategy.wrap(bundle)
         except BaseException:
             self._restore((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
@@ -286,7 +289,7 @@ class Preparer:
             self._observer.on_loader_prepared(loader)
 
     def record_division(self, loader: DataLoader[Any], reading: WholeReading | None) -> bool:
-        """Record how a loader's batches are divided; return whether that changes its line in the receipt."""
+        """Record how a loader's batches are divided; return whether its description in the receipt changes."""
         if loader not in self:
             return False
         before = self.batch_descriptions.get(id(loader))
@@ -319,24 +322,24 @@ class Preparer:
         self._record_ownership(changed)
         self._stepper.refresh_trainable(changed)
 
-    def begin_epoch(self, *, are_ranks_apart: bool = True) -> bool:
+    def begin_epoch(self, *, reads_shares: bool = True) -> bool:
         """Prepare for the first batch of a loop that trains, and return True; every rank must call.
 
         Ranks that read shares get separate random streams.
         """
         self.refresh()
         self._observer.on_epoch_start()
-        if are_ranks_apart:
-            self.seed_ranks_apart()
+        if reads_shares:
+            self.seed_ranks_separately()
         if self._rng_types:
             synchronize_rng_states(self._rng_types)
         return True
 
-    def seed_ranks_apart(self) -> None:
-        """Seed the generators of data ranks above 0 once, so that dropout differs between ranks.
+    def seed_ranks_separately(self) -> None:
+        """Seed the generators of ranks that do not read the first share, once, so that dropout differs between ranks.
 
-        While no loader is divided, every rank trains on the same batches and must draw the same numbers. The order of
-        a divided loader comes from rank 0 in any case.
+        While no loader is divided, every rank trains on the same batches and must draw the same numbers. Rank 0
+        determines the order of a divided loader in any case.
         """
         if self._stepper.has_rank_rng:
             return
@@ -347,7 +350,7 @@ class Preparer:
 
     @contextmanager
     def override_placement(self, chosen: Mapping[int, bool]) -> Iterator[None]:
-        """Set by id whether objects prepared in the block are moved to the device; others follow the default."""
+        """Set by id whether objects that are prepared in the block are moved to the device, instead of the default."""
         self._placement_overrides = chosen
         try:
             yield
@@ -355,7 +358,7 @@ class Preparer:
             self._placement_overrides = {}
 
     def prepare_for_evaluation(self, model: nn.Module, precision: Precision) -> None:
-        """Move a model to the device and make it compute in ``precision``; no other rank is involved."""
+        """Move a model to the device and make it compute in ``precision``; other ranks need not call."""
         if model in self:
             return
         _release_from_owner(model)
@@ -390,10 +393,10 @@ class Preparer:
                 setattr(type(model), _OWNERSHIP, Ownership(self._owner, self._free_model))
 
     def _replace_calls(self, model: nn.Module, loops: LoopPolicy) -> None:
-        """Replace the forward that the strategy has set, if the policy replaces it."""
-        around = loops.around_forward(model, current_forward(model))
-        if around is not None:
-            replace_forward(model, around)
+        """Replace the forward that the strategy has set, if the policy requires it."""
+        wrapped = loops.wrap_forward(model, current_forward(model))
+        if wrapped is not None:
+            replace_forward(model, wrapped)
             self._call_policies[id(model)] = loops
 
     def _free_model(self, model: nn.Module) -> None:
@@ -420,7 +423,7 @@ class Preparer:
         self._stepper.remove(released)
 
     def _restore(self, objects: Iterable[Any]) -> None:
-        """Undo the preparation of objects, also where it is incomplete."""
+        """Undo the preparation of objects, even if it is incomplete."""
         for item in objects:
             if isinstance(item, nn.Module):
                 self._free_model(item)
@@ -436,7 +439,7 @@ class Preparer:
                 unshard_loader(item)
 
     def _select_roots(self, models: list[nn.Module]) -> list[nn.Module]:
-        """Return the models that are not submodules of others; release prepared models that are submodules of these."""
+        """Return the models that are not submodules of others; release prepared models that they contain."""
         inside = {
             id(part): part
             for model in [*models, *self._stepper.bundle.models]
@@ -480,7 +483,8 @@ class Preparer:
         if measures and self._comm.world.size > 1:
             average_metric(scheduler, self._comm)
         if self._schedule != "calls":
-            # One process takes as many steps on batches that ranks share. ReduceLROnPlateau counts metrics, not steps.
+            # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
+            # ``samples`` advances schedules by so many. ReduceLROnPlateau counts metrics, not steps.
             is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._comm.world.size if is_ahead else 1
             wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)
@@ -547,9 +551,9 @@ def collect_notes(
     *,
     divides_models: bool = False,
 ) -> list[str]:
-    """Return differences from a run on one device, a line each; ``whole`` are the ids of loaders read whole.
+    """Return lines about differences from a run on one device; ``whole`` are the ids of loaders that are read whole.
 
-    With ``divides_models`` the code is a plain cell, which is as on one device where no loader is divided.
+    With ``divides_models`` the code is a plain cell, which differs only if a loader is divided.
     """
     if num_workers == 1 or (
         divides_models and not any(isinstance(item, DataLoader) and id(item) not in whole for item in objects)
@@ -573,7 +577,7 @@ def collect_notes(
 def _release_from_owner(item: Any) -> None:
     """Release the object from the accelerator that prepared it, so that another one can prepare it.
 
-    In a notebook a cell that builds an accelerator and prepares objects is run repeatedly.
+    A cell that builds an accelerator and prepares objects is often run repeatedly.
     """
     ownership = _find_ownership(item)
     if ownership is None:

@@ -30,13 +30,13 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.strategies.registry import StrategyRegistry
 
 SMALL_BYTES = 1 << 28
-"""Models with fewer bytes of weights get no forecast unless it was requested: they fit on every usual device."""
+"""For models with fewer bytes of weights no forecast is made unless requested: they fit on every common device."""
 
 ROUGH_SHARE = 0.5
-"""If weights, gradients and optimizer state take at most this share of a device, activations fit beside them."""
+"""If weights, gradients and optimizer state fill at most this share of a device, activations are assumed to fit too."""
 
 _CHECKPOINTING = next(iter(CHECKPOINTING))
-_CHOSEN = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
+_PLANNED = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class StrategyPlanner:
         loaders: Sequence[DataLoader[Any]],
         batch: BatchMeaning,
     ) -> StrategyChoice | None:
-        """Return the cheapest choice that fits; None to choose by the number of workers and devices only.
+        """Return the cheapest choice that fits; None if only the number of workers and devices should decide.
 
         Raises `ConfigError`, on every rank, if a forecast was requested and nothing fits.
         """
-        if not self.is_requested and (device_type(self._device).is_host or _stored(models) < SMALL_BYTES):
+        if not self.is_requested and (device_type(self._device).is_host or _weight_bytes(models) < SMALL_BYTES):
             return None
-        free = self._free(models, optimizers)
+        free = self._usable_bytes(models, optimizers)
         decision = self._comm.broadcast_json(
             self._decide(models, optimizers, loaders, batch, free) if self._comm.world.is_main else None
         )
@@ -87,7 +87,7 @@ class StrategyPlanner:
         if decision["options"] is None:
             raise ConfigError(
                 f"{decision['line']}; strategy auto from {self._resolved.origins['strategy']} does not start a "
-                "training that will not fit: name a strategy to try it all the same"
+                "training that will not fit: name a strategy to try it anyway"
             )
         return StrategyChoice(decision["options"], decision["line"])
 
@@ -99,7 +99,7 @@ class StrategyPlanner:
         batch: BatchMeaning,
         free: int,
     ) -> dict[str, Any] | None:
-        """Return the options and the line; options None if nothing fits, and None to choose without a forecast."""
+        """Return the options and a line with the reason; options are None if nothing fits. None: without a forecast."""
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
         sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)
@@ -108,20 +108,20 @@ class StrategyPlanner:
                 rough = forecast_model(model, setting, **sizes)
                 if rough.plans[0].usage.total <= ROUGH_SHARE * setting.room:
                     return None
-            size, example = _example(loaders)
+            size, example = _read_example(loaders)
             share = -(-size // setting.world) if batch == "global" else size
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
         except Exception as error:  # a model that fails on fake tensors may still train
             return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_requested else None
-        found = replace(found, plans=self._possible(found.plans))
+        found = replace(found, plans=self._filter_plans(found.plans))
         found = check_refusals(found, models, optimizers, self._resolved.config, self._registry)
         line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
         if found.best is not None:
             return {"options": found.best.options, "line": f"plan {line}"}
         return {"options": None if self.is_requested else {}, "line": line}
 
-    def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-        """Return the plans without those that cannot run here, or that contradict a given option."""
+    def _filter_plans(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
+        """Return the plans that can run here and do not contradict a given option."""
         given = self._resolved.given
         checkpoints = given.get(_CHECKPOINTING)
         if checkpoints and not any(plan.checkpoints for plan in plans):  # the model has no repeated blocks
@@ -130,10 +130,10 @@ class StrategyPlanner:
             plan
             for plan in plans
             if not plan.is_supported
-            or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, checkpoints))
+            or (self._is_available(str(plan.layout.options["strategy"])) and _agrees(plan, given, checkpoints))
         )
 
-    def _runs(self, strategy: str) -> bool:
+    def _is_available(self, strategy: str) -> bool:
         return strategy in self._registry.names and self._registry.get(strategy).capabilities.fits(self._comm.world)
 
     def _setting(self, free: int) -> RunSetting:
@@ -148,43 +148,43 @@ class StrategyPlanner:
             copy_ranks=self._resolved.config.fsdp.hybrid_shard_size,
         )
 
-    def _free(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
-        """Return the bytes that each device may hold: the option ``memory``, or the least free memory of all ranks."""
+    def _usable_bytes(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
+        """Return the bytes that a device can use: the option ``memory``, or the least free memory of all ranks."""
         if self._resolved.config.memory is not None:
             return bytes_of(self._resolved.config.memory)
         kind = device_type(self._device)
         found = kind.memory(self._device)
         free = found.free // (self._comm.world.local_size if kind.is_host else 1)
-        if not kind.is_host:  # also usable: memory of this training's objects, and torch's cache
-            free += found.reserved - found.allocated + _held_on(self._device, models, optimizers)
+        if not kind.is_host:  # memory of this training's objects, and torch's cache, can be used too
+            free += found.reserved - found.allocated + _training_bytes(self._device, models, optimizers)
         return int(self._comm.all_reduce(torch.tensor([free]), "min"))
 
 
 def _agrees(plan: Plan, given: Mapping[str, Any], checkpoints: bool | None) -> bool:
     """Whether a plan does not contradict the given options."""
     strategy = plan.layout.options["strategy"]
-    own = (name for name in _CHOSEN & given.keys() if OPTIONS[name].section in (strategy, None))
+    own = (name for name in _PLANNED & given.keys() if OPTIONS[name].section in (strategy, None))
     return (checkpoints is None or plan.checkpoints == checkpoints) and all(
         plan.layout.options.get(name, OPTIONS[name].default) == given[name] for name in own if name != _CHECKPOINTING
     )
 
 
-def _stored(models: Sequence[nn.Module]) -> int:
+def _weight_bytes(models: Sequence[nn.Module]) -> int:
     return sum(value.nbytes for model in models for value in model.parameters())
 
 
-def _held_on(device: torch.device, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
+def _training_bytes(device: torch.device, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
     weights = [value for model in models for value in (*model.parameters(), *model.buffers())]
     gradients = [value.grad for value in weights if value.grad is not None]
     states = [value for item in optimizers for state in item.state.values() for value in state.values()]
-    held = [value for value in (*weights, *gradients, *states) if isinstance(value, torch.Tensor)]
-    return sum(value.nbytes for value in held if value.device == device)
+    tensors = [value for value in (*weights, *gradients, *states) if isinstance(value, torch.Tensor)]
+    return sum(value.nbytes for value in tensors if value.device == device)
 
 
-def _example(loaders: Sequence[DataLoader[Any]]) -> tuple[int, Any]:
-    """Return the batch size of the only loader, and a batch of one sample; 0 and None if there is none.
+def _read_example(loaders: Sequence[DataLoader[Any]]) -> tuple[int, Any]:
+    """Return the batch size of the only loader, and a batch of one sample; 0 and None unless there is exactly one.
 
-    An iterable dataset is not read, since its samples would be lost.
+    An iterable dataset is not read, since the training would then miss its first samples.
     """
     if len(loaders) != 1 or isinstance(loaders[0].dataset, IterableDataset):
         return 0, None

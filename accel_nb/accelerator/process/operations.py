@@ -36,7 +36,7 @@ def gather(tensor: T) -> T:
 
 
 def gather_object(object: Any) -> list[Any]:
-    """Return every rank's value in a list; if all are lists, their items in one list. Does not pickle."""
+    """Return every rank's value in a list; if all are lists, their items in one list. Nothing is pickled."""
     values = Collectives(current_comm()).gather_objects(object)
     if all(isinstance(item, list) for item in values):
         return [item for items in values for item in items]
@@ -101,7 +101,7 @@ def recursively_apply(
         if test_type(leaf):
             return func(leaf, *args, **kwargs)
         if error_on_other_type:
-            raise MisuseError(f"a {type(leaf).__name__} is none of what {getattr(func, '__name__', func)} applies to")
+            raise MisuseError(f"{getattr(func, '__name__', func)} does not apply to a {type(leaf).__name__}")
         return leaf
 
     return map_leaves(change, data, is_leaf=test_type)
@@ -146,7 +146,7 @@ def convert_to_fp32(tensor: Any) -> Any:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls another and returns its half precision tensors in float32."""
+    """Return a function that calls ``model_forward``, and returns half precision tensors of its result in float32."""
 
     @functools.wraps(model_forward)
     def forward_in_float32(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ def describe_saves(saved: Sequence[CompletedSave], folder: str | None, num_postp
         )
     if num_postponed:
         lines.append(
-            f"{num_postponed} save{'s' if num_postponed > 1 else ''} put off until the one before was written: a "
+            f"{num_postponed} save{'s' if num_postponed > 1 else ''} postponed until the previous one was written: a "
             "longer --every or a faster store saves more regularly"
         )
     return lines

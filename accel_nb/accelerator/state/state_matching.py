@@ -14,7 +14,7 @@ from accel_nb.strategies.base import Bundle
 
 
 def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return weights with each tied one under all of its names, of which a checkpoint may have only one."""
+    """Return weights in which each tied tensor is under all of its names; a checkpoint may have one of them only."""
     full = dict(values)
     for group in find_tied(model):
         stored = [name for name in group if name in full]
@@ -25,7 +25,7 @@ def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 def match_state(
     tree: Any, live: dict[str, Any], bundle: Bundle, registered: Sequence[Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the state to load, which is the live state where a part does not match, and a line for each mismatch."""
+    """Return the state to load, and a line for each mismatch; a part that does not match keeps its live state."""
     problems: list[str] = []
     for what, prepared in (
         ("models", bundle.models),
@@ -70,9 +70,9 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
         and tuple(getattr(values[name], "shape", ())) != tuple(live[name].shape)
     ]
     if missing:
-        problems.append(f"{what} needs what it does not hold: {', '.join(missing)}")
+        problems.append(f"it lacks tensors of {what}: {', '.join(missing)}")
     if unexpected:
-        problems.append(f"it holds what {what} does not have: {', '.join(unexpected)}")
+        problems.append(f"it holds tensors that {what} does not have: {', '.join(unexpected)}")
     if misshapen:
         problems.append(f"other shapes in {what}: {', '.join(misshapen)}")
     wrong = {text.partition(" (")[0] for text in misshapen}
@@ -84,4 +84,6 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
 def format_mismatches(url: str, problems: Sequence[str]) -> str:
     """Return the error message that lists all mismatches."""
     remedy = "nothing was loaded; strict=False loads what fits"
-    return "\n".join([f"{url} does not fit what is prepared ({remedy}):", *(f"  {problem}" for problem in problems)])
+    return "\n".join(
+        [f"{url} does not fit the prepared objects ({remedy}):", *(f"  {problem}" for problem in problems)]
+    )

@@ -1,4 +1,4 @@
-"""The state of a training run: collect it into a tree for a checkpoint, check a tree against objects, restore it."""
+"""The state of a training run: collecting it for a checkpoint, and restoring it from one."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ class TrainingState:
         self._observer = observer
         # The latest save until it is reported: its step, its URL, and for how many seconds it blocked the training.
         self._unreported_save: tuple[int, str, float] | None = None
-        # Of loaders in the loaded checkpoint that are not prepared yet, by number: arguments to resume them.
+        # By number of a loader in the loaded checkpoint that is not prepared yet: the arguments to resume it.
         self._unprepared_positions: dict[int, tuple[LoaderPosition, bool, Callable[[], object] | None]] = {}
 
     def register(self, objects: Sequence[Any]) -> None:
-        """Save and load these objects too; raise `MisuseError` if ``state_dict`` or ``load_state_dict`` is missing."""
+        """Add objects to checkpoints; raises `MisuseError` for one without ``state_dict`` or ``load_state_dict``."""
         for item in objects:
             lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(item, name, None))]
             if lacking:
@@ -127,7 +127,8 @@ class TrainingState:
     def save(self, output_dir: str | os.PathLike[str] | None, *, blocking: bool, is_alone: bool = False) -> str:
         """Write a checkpoint and return its URL; see `Accelerator.save_state`.
 
-        With ``is_alone`` no other rank calls: the checkpoint is that of a world of one rank, written before it returns.
+        With ``is_alone`` no other rank calls. Then the checkpoint is that of a world of one rank, and is complete when
+        the call returns.
         """
         options = self._resolved.config.checkpoint
         comm: Communicator = LocalComm() if is_alone else self._comm
@@ -143,9 +144,9 @@ class TrainingState:
         store = open_store(root)
         if not is_alone:
             self.wait()
-        # Hooks write into the folder of the checkpoint, which is renamed when complete, with their files in it.
+        # Hooks write into the draft folder of the checkpoint, which is renamed when it is complete.
         place: ReservedFolder | None = None
-        # A name that the user chose is overwritten, as by torch.save, since cells and scripts are run repeatedly.
+        # A folder that the user has named is replaced, as by torch.save, since cells and scripts are run repeatedly.
         may_replace = output_dir is not None
         if self._save_hooks and store.supports_rename:
             place = reserve_folder(store, name, self._run, comm, may_replace=may_replace)
@@ -179,11 +180,11 @@ class TrainingState:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the save in the background takes too long to wait for."""
+        """Whether the save in the background takes longer than a new save should wait for."""
         return self._saver.is_slow
 
     def end_replay(self) -> None:
-        """Mark the replay of finished epochs, whose loops run empty after a resume, as over."""
+        """End the replay of finished epochs, in which loops yield no batches after a resume."""
         self._stepper.is_replaying = False
 
     def wait(self) -> None:
@@ -207,7 +208,7 @@ class TrainingState:
             self._observer.on_checkpoint_saved(CompletedSave(step, url, cost))
 
     def _state_tree(self, comm: Communicator, url: str, draft_url: str) -> dict[str, Any]:
-        """Return the state tree of the ranks of ``comm``, whose tensors are not copied; hooks receive ``draft_url``."""
+        """Return the state of the ranks of ``comm`` as a tree; tensors are not copied. Hooks receive ``draft_url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
         if window.num_pending and self._stepper.strategy.capabilities.hides_gradients:
             raise CheckpointError(
@@ -249,8 +250,8 @@ class TrainingState:
     ) -> LoadReport:
         """Restore a checkpoint; see `Accelerator.load_state`.
 
-        With ``skips_finished`` loaders yield no batch in the epochs that were finished. Random states are restored
-        again when the first batch after these is requested, since code between the loops may draw random numbers.
+        With ``skips_finished`` loaders yield no batches in epochs that the checkpoint has finished. Random states are
+        restored once more before the first batch after these epochs, since code between the loops may draw numbers.
         """
         self.wait()
         where = self._resolved.config.checkpoint.dir if input_dir is None else input_dir
@@ -305,7 +306,7 @@ class TrainingState:
         return report
 
     def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
-        """Restore a folder that ``accelerate`` saved; see `Accelerator.load_state`."""
+        """Restore a folder that ``accelerate`` has saved; see `Accelerator.load_state`."""
         self.wait()
         found = AccelerateState(os.fspath(folder))
         problem: str | None = None
@@ -335,8 +336,8 @@ class TrainingState:
             notes.append("the loss scale starts anew: it was saved without fp16")
         if found.schedulers and len(found.random) > 1:
             notes.append(
-                f"schedulers were counted by {len(found.random)} processes; accelerate may have moved them as many "
-                "times a step, here it is once"
+                f"the schedulers were saved by {len(found.random)} processes: accelerate may have advanced them that "
+                "many times in each step, and here they advance once"
             )
         self._stepper.strategy.write_state(bundle, state)
         for item, values in zip(self._registered, found.registered, strict=False):
@@ -347,7 +348,9 @@ class TrainingState:
         if len(found.random) == size:
             rng.restore(found.random[rank], self._device)
         else:
-            notes.append(f"random numbers are those of now: {len(found.random)} processes saved theirs, {size} load")
+            notes.append(
+                f"random states are not restored: {len(found.random)} processes have saved theirs, and {size} load"
+            )
         self._observer.on_checkpoint_loaded(found.step)
         return LoadReport(found.url, found.step, max(len(found.random), 1), size, tuple(notes))
 
@@ -358,7 +361,7 @@ class TrainingState:
     def _resume_loaders(
         self, positions: list[LoaderPosition], passes: bool, tree: dict[str, Any], checkpoint: StoredCheckpoint
     ) -> str | None:
-        """Resume the loaders, those prepared later by `resume_loader`; return why one cannot resume, or None."""
+        """Resume the prepared loaders, and record the positions of others; return why one cannot resume, or None."""
         restored = False
 
         def restore() -> None:
@@ -383,7 +386,7 @@ class TrainingState:
         return None
 
     def _raise_on_all_ranks(self, problem: str | None) -> None:
-        """Raise `CheckpointError` on every rank if one has a problem, so that no rank continues without the others."""
+        """Raise `CheckpointError` on every rank if any rank has a problem, so that no rank continues alone."""
         for rank, text in enumerate(self._comm.all_gather_json(problem)):
             if text is not None:
                 raise CheckpointError(f"rank {rank}: {text}" if rank else text)
@@ -402,7 +405,7 @@ class TrainingState:
     # --- random numbers ---
 
     def _random_state(self, world: World) -> dict[str, Any]:
-        """Return the states of generators, with a row for each rank, and a seed for other world sizes."""
+        """Return the states of generators, with a row for each rank, and the seed to use with other world sizes."""
         rank, size = world.rank, world.size
         states = rng.capture(self._device)
         seed = self._resolved.config.seed
@@ -426,16 +429,14 @@ class TrainingState:
             return []
         if rank > 0:
             rng.set_seed(rng.derive_seed(tree["rng"]["seed"], "step", tree["progress"]["step"], "rank", rank))
-        return [
-            f"random numbers of ranks above 0 are derived anew from (seed, step, rank): {before} saved, {size} load"
-        ]
+        return [f"random states of ranks above 0 are derived anew from (seed, step, rank): {before} saved, {size} load"]
 
     # --- the open accumulation window ---
 
     def _gradients(self) -> list[dict[str, Slice]]:
-        """Return the gradients that the open window has accumulated: tensors with a row for each rank.
+        """Return the accumulated gradients of the open window: for each tensor a row of each rank.
 
-        Sharded gradients have one row, their mean over ranks.
+        Sharded gradients have a single row, their mean over ranks.
         """
         rank, size = self._comm.world.rank, self._comm.world.size
         parameters = [
@@ -449,9 +450,9 @@ class TrainingState:
         for (index, name, value), is_present in zip(parameters, has_gradient, strict=True):
             if not is_present:
                 continue
-            held = sharded.local_part(value)
-            gradient = torch.zeros_like(held) if value.grad is None else sharded.local_part(value.grad)
-            if sharded.is_sharded(value):  # one row, the mean over ranks, of which each rank stores a part
+            own = sharded.local_part(value)
+            gradient = torch.zeros_like(own) if value.grad is None else sharded.local_part(value.grad)
+            if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its part
                 start, num_rows, place = sharded.first_row(value), 1, 0
             else:
                 start, num_rows, place = 0, size, rank
@@ -472,7 +473,7 @@ class TrainingState:
         if held and self._stepper.strategy.capabilities.hides_gradients:
             held = 0
             notes.append(
-                f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot take its "
+                f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot restore its "
                 "gradients"
             )
         if held:
@@ -482,7 +483,7 @@ class TrainingState:
         return notes
 
     def _restore_gradients(self, model: nn.Module, saved: dict[str, StoredTensor]) -> None:
-        """Restore each rank's sum; with another number of ranks rank 0 gets the total, scaled to the same mean."""
+        """Restore each rank's gradients; with another number of ranks, rank 0 gets the sum, scaled to the same mean."""
         rank, size = self._comm.world.rank, self._comm.world.size
         for name, value in model.named_parameters():
             if name not in saved:
@@ -521,12 +522,12 @@ def _row(stored: StoredTensor, row: int) -> Tensor:
 
 
 def _copy_tensors(tree: Any) -> Any:
-    """Return the tree with copied tensors: they may be used after the file that they are views of is closed."""
+    """Return a tree with copies of its tensors, which are views of a file that will be closed."""
     return map_state(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
-    """Return a model's tensors and the versions of its modules; buffers, which differ by rank, are rank 0's."""
+    """Return a model's tensors and the versions of its modules; buffers, which may differ, are those of rank 0."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {
         "values": {

@@ -1,4 +1,4 @@
-"""Gathering of values computed from batches of prepared loaders: each sample once, in the loader's order."""
+"""Gathering of values that ranks compute from batches of prepared loaders: each sample once, in the loader's order."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class RowHistory:
-    """How many rows each call site of `gather_for_metrics` passed, and for how many samples.
+    """For each call site of `gather_for_metrics`: how many rows it passed, and for how many samples.
 
-    If a call site passes the same number of rows for all full batches, and as many for a short one, its rows are
-    padded, as by ``loss.repeat(BATCH_SIZE)``: the rows beyond the samples are cut off.
+    If a call site passes the same number of rows for a short batch as for all full batches, its rows are padded, as by
+    ``loss.repeat(BATCH_SIZE)``. Then the rows beyond the samples are cut off.
     """
 
     def __init__(self) -> None:
-        # By call site: samples and rows of the batch before, and whether all full batches had that number of rows.
+        # By call site: samples and rows of the previous batch, and whether all full batches had that number of rows.
         self._last: dict[Any, tuple[int, int, bool]] = {}
 
     def num_kept(self, site: Any, num_rows: int, share: BatchShare) -> int | None:
-        """Return how many of the first rows belong to samples that count; None where that cannot be determined.
+        """Return how many of the first rows to keep: those of samples without padding; None if that is unknown.
 
-        ``site`` identifies the call site and the tensor in it. Rows of one sample must be adjacent.
+        ``site`` identifies the call site and the tensor in its arguments. Rows of one sample must be adjacent.
         """
         if share.is_filler:
             return 0
@@ -52,7 +52,7 @@ class RowHistory:
 
 
 class UndividedBatch:
-    """Records whether the batch that was delivered last is undivided, so that every rank has all of its samples."""
+    """Records whether the latest batch is undivided, so that every rank has all of its samples."""
 
     def __init__(self) -> None:
         self._iterator: weakref.ref[Any] | None = None
@@ -61,13 +61,13 @@ class UndividedBatch:
         self.num_samples: int | None = None
 
     def record(self, iterator: Any, share: BatchShare | None, num_samples: int | None) -> None:
-        """Record an undivided batch that ``iterator`` delivers while ``share`` is the latest share; None at its end."""
+        """Record an undivided batch from ``iterator`` (None: its end), and the latest ``share`` of a divided loader."""
         self._iterator = None if iterator is None else weakref.ref(iterator)
         self._share = share
         self.num_samples = num_samples
 
     def is_current(self, share: BatchShare | None) -> bool:
-        """Whether the recorded batch is still the latest one, and its iterator exists."""
+        """Whether the recorded batch is still the latest one, and its iterator still exists."""
         return self._iterator is not None and self._iterator() is not None and self._share is share
 
 
@@ -85,18 +85,18 @@ def gather_for_metrics(
     """Return all ranks' values for a batch, joined in the loader's order; every rank must call.
 
     ``owners`` are the ranks whose values are used, one for each share of the data. Tensors and lists of plain values
-    are joined along the first dim, at any depth; a scalar tensor becomes a tensor of one value for each rank; other
-    values stay this rank's. Rows of filler samples are removed, and so are padded rows of a short batch, which
-    ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, values must be
-    JSON-serializable, and lists are joined.
+    are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for each rank.
+    Other values remain those of this rank. Rows of filler samples are removed, and so are the padded rows of a short
+    batch, which ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, values must
+    be JSON-serializable, and lists are concatenated.
 
-    Raises `MisuseError` for rows that cannot be assigned to samples in a batch with filler samples.
+    Raises `MisuseError` if a batch has filler samples and its rows cannot be assigned to samples.
     """
-    cut = _Cut(share, history, site)
+    row_filter = _RowFilter(share, history, site)
     if isinstance(nested, Tensor) and not as_objects:
-        return _joined([nested.detach()], cut, collectives, owners)[0]
+        return _gather_tensors([nested.detach()], row_filter, collectives, owners)[0]
     if as_objects or next(find_tensors(nested), None) is None:
-        return _objects(nested, comm, cut, owners)
+        return _gather_values(nested, comm, row_filter, owners)
     tensors: list[Tensor] = []
     lists: list[list[Any]] = []
 
@@ -107,8 +107,8 @@ def gather_for_metrics(
             lists.append(leaf)
 
     map_leaves(collect, nested, is_leaf=_is_list_of_values)
-    kept = [cut.valid(part) for part in lists]
-    joined = iter(_joined(tensors, cut, collectives, owners))
+    kept = [row_filter.select(part) for part in lists]
+    joined = iter(_gather_tensors(tensors, row_filter, collectives, owners))
     everyone = comm.all_gather_json(kept) if comm.world.size > 1 and lists else [kept] * comm.world.size
     columns = iter([[value for rank in owners for value in everyone[rank][at]] for at in range(len(lists))])
 
@@ -121,17 +121,19 @@ def gather_for_metrics(
 
 
 def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any) -> Any:
-    """Return values computed from an undivided batch, without padded rows; see `RowHistory`."""
-    cut = _Cut(BatchShare(num_samples, num_samples, False, False), history, site)
+    """Return values that were computed from an undivided batch, without padded rows; see `RowHistory`."""
+    row_filter = _RowFilter(BatchShare(num_samples, num_samples, False, False), history, site)
     return map_leaves(
-        lambda leaf: cut.valid(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf,
+        lambda leaf: (
+            row_filter.select(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf
+        ),
         nested,
         is_leaf=_is_list_of_values,
     )
 
 
-class _Cut:
-    """Selects, from the parts of one value in their order, the rows of samples that count."""
+class _RowFilter:
+    """Selects the rows to keep from the tensors and lists of one value, which must be passed in their order."""
 
     def __init__(self, share: BatchShare | None, history: RowHistory, site: Any) -> None:
         self.problem: str | None = None
@@ -140,8 +142,8 @@ class _Cut:
         self._site = site
         self._number = 0
 
-    def valid(self, rows: Any) -> Any:
-        """Return the rows that count, of a tensor or a list; if they cannot be determined set ``problem``."""
+    def select(self, rows: Any) -> Any:
+        """Return the rows to keep of a tensor or a list; set ``problem`` if they cannot be determined."""
         share = self._share
         if share is None:
             return rows
@@ -151,22 +153,24 @@ class _Cut:
         num_rows = len(rows)
         num_kept = self._history.num_kept((self._site, self._number), num_rows, share)
         if num_kept is None:
-            self.problem = self.problem or _problem(num_rows, share)
+            self.problem = self.problem or _describe_problem(num_rows, share)
             return rows
         return rows if num_kept == num_rows else rows[:num_kept]
 
 
-def _joined(tensors: list[Tensor], cut: _Cut, collectives: Collectives, owners: Sequence[int]) -> list[Tensor]:
-    """Join tensors over ranks; all ranks raise if one has rows that belong to no sample."""
-    own = [part if part.dim() else part.reshape(1) for part in map(cut.valid, tensors)]
-    parts = collectives.gather_each(own, None if cut.problem is None else MisuseError(cut.problem))
+def _gather_tensors(
+    tensors: list[Tensor], row_filter: _RowFilter, collectives: Collectives, owners: Sequence[int]
+) -> list[Tensor]:
+    """Concatenate tensors over ranks; all ranks raise if rows of one rank cannot be assigned to samples."""
+    own = [part if part.dim() else part.reshape(1) for part in map(row_filter.select, tensors)]
+    parts = collectives.gather_each(own, None if row_filter.problem is None else MisuseError(row_filter.problem))
     return [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
 
 
-def _objects(value: Any, comm: Communicator, cut: _Cut, owners: Sequence[int]) -> Any:
-    own = cut.valid(value) if isinstance(value, list) else value
-    everyone = comm.all_gather_json({"value": own} if cut.problem is None else {"problem": cut.problem})
-    _raise_for(cut.problem, [rank for rank, found in enumerate(everyone) if "problem" in found])
+def _gather_values(value: Any, comm: Communicator, row_filter: _RowFilter, owners: Sequence[int]) -> Any:
+    own = row_filter.select(value) if isinstance(value, list) else value
+    everyone = comm.all_gather_json({"value": own} if row_filter.problem is None else {"problem": row_filter.problem})
+    _raise_for(row_filter.problem, [rank for rank, found in enumerate(everyone) if "problem" in found])
     values = [everyone[rank]["value"] for rank in owners]
     if all(isinstance(found, list) for found in values):
         return [item for found in values for item in found]
@@ -180,7 +184,7 @@ def _raise_for(problem: str | None, ranks: list[int]) -> None:
         raise MisuseError(f"gather_for_metrics failed on rank {ranks[0]}; see the error of that rank")
 
 
-def _problem(num_rows: int, share: BatchShare) -> str:
+def _describe_problem(num_rows: int, share: BatchShare) -> str:
     return (
         f"gather_for_metrics got {num_rows} rows from a batch of {share.num_samples} samples, the last "
         f"{share.num_repeated} of which even_batches has repeated: which rows belong to these is unknown. Gather the "

@@ -43,7 +43,7 @@ class TrackingMixin(ProcessView):
 
     @property
     def log_with(self) -> list[str]:
-        """The names of the trackers that values go to."""
+        """The names of the trackers to which `log` writes."""
         return [item if isinstance(item, str) else item.name for item in self._tracker_choice]
 
     @property
@@ -52,11 +52,11 @@ class TrackingMixin(ProcessView):
 
         Waits until they are open.
         """
-        feed = self._tracked.feed
-        if feed is None:
+        thread = self._tracked.thread
+        if thread is None:
             return []
-        feed.wait_started()
-        return list(feed.trackers)
+        thread.wait_started()
+        return list(thread.trackers)
 
     def init_trackers(
         self,
@@ -64,17 +64,17 @@ class TrackingMixin(ProcessView):
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of ``log_with``; every rank may call, and the main rank does it.
+        """Begin a run with the trackers of ``log_with``; every rank may call, only the main rank begins the run.
 
-        ``config`` is stored with the run, without values whose names look like secrets. ``init_kwargs`` are keyword
-        arguments for each tracker by its name. Trackers are opened, written and closed in their own thread, from the
-        first value on. A tracker that fails is reported once and gets no more values. If a checkpoint of a run with
-        this name was loaded before the first value, that run is continued. Raises `MisuseError` if a tracker lacks a
-        folder.
+        ``config`` is stored with the run, without values whose names indicate secrets. ``init_kwargs`` are keyword
+        arguments for each tracker by its name. A separate thread opens, writes and closes the trackers, from the first
+        value on. A tracker that fails is reported once and receives no more values. If a checkpoint of a run with
+        this name was loaded before the first value, that run is continued. Raises `MisuseError` if a tracker needs a
+        folder and none is given.
         """
         if not self._world.is_main:
             return
-        if self._tracked.feed is not None:
+        if self._tracked.thread is not None:
             raise MisuseError("init_trackers: a run is being tracked already; end it with end_training()")
         trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
         self._tracked.start(project_name, TrackerThread(trackers, config) if trackers else None)
@@ -82,17 +82,17 @@ class TrackingMixin(ProcessView):
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with ``unwrap`` the backend's own object, for functions of that backend only.
 
-        Waits until the trackers are open. On other ranks than the main rank it is a tracker that does nothing. Raises
+        Waits until the trackers are open. On ranks other than the main rank the tracker does nothing. Raises
         `MisuseError` for a name that is not in ``log_with``, and before `init_trackers`.
         """
         if name not in self.log_with:
             raise MisuseError(f"get_tracker({name!r}): log_with has {', '.join(self.log_with) or 'nothing'}")
         if not self._world.is_main:
             return NoTracker()
-        if self._tracked.feed is None:
+        if self._tracked.thread is None:
             raise MisuseError(f"get_tracker({name!r}): init_trackers has not been called")
-        found = next(tracker for tracker in self._tracked.feed.trackers if tracker.name == name)
-        self._tracked.feed.wait_started()
+        found = next(tracker for tracker in self._tracked.thread.trackers if tracker.name == name)
+        self._tracked.thread.wait_started()
         return found.tracker if unwrap else found
 
     def log(
@@ -105,15 +105,15 @@ class TrackingMixin(ProcessView):
 
         Numbers are drawn in the panel and sent to the trackers; texts and dictionaries of numbers are sent to the
         trackers only. ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is
-        the number of optimizer steps by default. If a logging interval was set while the cell runs, nothing is read
-        and reported between its steps. Raises `MisuseError` for other values.
+        the number of optimizer steps by default. If the user has set a logging interval while the cell runs, steps
+        between are neither read nor reported. Raises `MisuseError` for other values.
         """
         if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
         shown = self._stepper.meter.run_step if step is None else step
-        feed, rank, now = self._tracked.feed, self._world.rank, time.time()
-        # Without an event object if the sink supports it: making one costs more than writing it.
+        thread, rank, now = self._tracked.thread, self._world.rank, time.time()
+        # If the sink supports it, without an event object, which costs more to make than to write.
         emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
         plain: dict[str, Any] = {}
         for name, value in values.items():
@@ -127,13 +127,13 @@ class TrackingMixin(ProcessView):
             else:
                 plain[name] = value
             emit(rank, shown, now, str(name), value)
-        if feed is not None:
-            feed.log(plain, at, log_kwargs or _NO_OPTIONS)
+        if thread is not None:
+            thread.log(plain, at, log_kwargs or _NO_OPTIONS)
 
     @property
     def _accepts_texts(self) -> bool:
-        """Whether trackers run, here or on the main rank."""
-        return self._tracked.feed is not None or bool(self._tracker_choice and not self._world.is_main)
+        """Whether trackers run, on this rank or on the main rank."""
+        return self._tracked.thread is not None or bool(self._tracker_choice and not self._world.is_main)
 
     def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
         self._sink.emit(MetricLogged(rank, step, now, name, value))
@@ -150,29 +150,29 @@ class TrackingMixin(ProcessView):
         or of floats from 0 to 1; several are a list or a batch. They are copied in the call. ``log_kwargs`` are keyword
         arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for other values.
         """
-        if self._tracked.feed is not None:
+        if self._tracked.thread is not None:
             copies = {str(name): pictures(value) for name, value in values.items()}
             at = self._stepper.num_steps if step is None else step
-            self._tracked.feed.call("log_images", copies, step=at, by_name=log_kwargs or _NO_OPTIONS)
+            self._tracked.thread.call("log_images", copies, step=at, by_name=log_kwargs or _NO_OPTIONS)
 
     def log_table(
         self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
         """Send a table, as rows, to the trackers that support it; every rank may call, the main rank's is used."""
-        if self._tracked.feed is not None:
+        if self._tracked.thread is not None:
             rows = [list(row) for row in data]
             at = self._stepper.num_steps if step is None else step
-            self._tracked.feed.call("log_table", name, list(columns), rows, step=at)
+            self._tracked.thread.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Store a file or folder with the run in trackers that support it; every rank may call, the main rank does it.
+        """Store a file or folder with the run in trackers that support it; every rank may call, only the main stores.
 
-        It is read later: do not change it until `end_training`. Raises `MisuseError` if it does not exist.
+        The file is read later: do not change it before `end_training`. Raises `MisuseError` if it does not exist.
         """
-        if self._tracked.feed is not None:
+        if self._tracked.thread is not None:
             if not os.path.exists(path):
                 raise MisuseError(f"log_artifact: there is no {os.fspath(path)}")
-            self._tracked.feed.call("log_artifact", os.fspath(path), name=name)
+            self._tracked.thread.call("log_artifact", os.fspath(path), name=name)
 
     def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
         """End the run and write all logged values. Every rank may call; does nothing without a run.
@@ -180,9 +180,9 @@ class TrackingMixin(ProcessView):
         Trackers that take longer than ``timeout_s`` seconds, for example to upload large files, are abandoned with a
         warning.
         """
-        feed = self._tracked.end()
-        if feed is not None:
-            feed.close(timeout_s)
+        thread = self._tracked.end()
+        if thread is not None:
+            thread.close(timeout_s)
 
 
 def _number(name: str, value: Any) -> float:

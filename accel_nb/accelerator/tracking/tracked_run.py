@@ -14,7 +14,7 @@ _MAX_RUN_ID = 256
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """The part of a checkpoint about the tracked run: its project, and its id in each tracker."""
+    """The tracked run in a checkpoint: its project, and its id in each tracker."""
 
     project: str
     run_ids: Mapping[str, str]
@@ -41,52 +41,52 @@ class TrackedRun:
     """
 
     def __init__(self, num_steps: Callable[[], int], *, has_trackers: bool) -> None:
-        self.feed: TrackerThread | None = None
+        self.thread: TrackerThread | None = None
         """The thread that writes to the trackers; None while no run is open, and on other ranks."""
         self._num_steps = num_steps
         self._has_trackers = has_trackers
         self._project = ""
         self._saved: SavedRun | None = None
 
-    def start(self, project: str, feed: TrackerThread | None) -> None:
+    def start(self, project: str, thread: TrackerThread | None) -> None:
         """Open a run; it continues the run of a loaded checkpoint if that has the same project."""
-        self._project, self.feed = project, feed
+        self._project, self.thread = project, thread
         if self._saved is not None:
             self._resume(self._saved)
 
     def end(self) -> TrackerThread | None:
-        """Forget the open run and return its thread, which the caller closes."""
-        if self.feed is None:
+        """End the open run and return its thread, which the caller must close; None if no run is open."""
+        if self.thread is None:
             return None
-        feed, self.feed, self._saved = self.feed, None, None
-        return feed
+        thread, self.thread, self._saved = self.thread, None, None
+        return thread
 
     def state(self, comm: Communicator) -> dict[str, Any] | None:
-        """Return what a checkpoint of the ranks of ``comm`` stores, equal on each; each of them must call."""
+        """Return the values for a checkpoint, equal on all ranks of ``comm``, which must all call."""
         run = self._saved
-        if self.feed is not None:
-            run = SavedRun(self._project, self.feed.run_ids(), self._num_steps())
+        if self.thread is not None:
+            run = SavedRun(self._project, self.thread.run_ids(), self._num_steps())
         values = None if run is None else run.to_json()
         return comm.broadcast_json(values) if self._has_trackers else values
 
     def restore(self, saved: Any, step: int) -> list[str]:
-        """Continue the run that a checkpoint of ``step`` names, now or at `start`; return notes for the load report."""
+        """Continue the run of a checkpoint of ``step``, now or at `start`; return notes for the load report."""
         self._saved = SavedRun.from_json(saved, step)
-        if self._saved is None or self.feed is None:
+        if self._saved is None or self.thread is None:
             return []
-        if not self.feed.has_begun:
+        if not self.thread.has_begun:
             return self._resume(self._saved)
         return [
             f"{name} continues the open run: values were logged before the checkpoint was loaded"
-            for name, run_id in self.feed.run_ids().items()
+            for name, run_id in self.thread.run_ids().items()
             if self._saved.run_ids.get(name, run_id) != run_id
         ]
 
     def _resume(self, saved: SavedRun) -> list[str]:
         if self._project != saved.project:
             return [f"trackers begin the run {self._project!r}: the checkpoint is of {saved.project!r}"]
-        if self.feed is not None:
-            self.feed.resume(saved.run_ids, saved.step)
+        if self.thread is not None:
+            self.thread.resume(saved.run_ids, saved.step)
         return []
 
 

@@ -1,8 +1,8 @@
 """The gradient accumulation window: which micro-batch closes it, and the weight of each loss in it.
 
-A *micro-batch* lasts from one call of an optimizer's step to the next, or is one ``accumulate()`` block. A *window* is
-``size`` micro-batches, fewer where a loader ends. Only in the micro-batch that closes the window are gradients averaged
-over ranks, and do optimizers step.
+A *micro-batch* lasts from one call of an optimizer's step to the next, or is one ``accumulate()`` block. A *window* has
+``size`` micro-batches, fewer where a loader ends. The last micro-batch *closes* the window: gradients are averaged over
+ranks, and optimizers step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from accel_nb.data.loader import BatchShare
 
 
 class AccumulationWindow:
-    """Counts micro-batches by backward passes and calls of step; loaders report only the `BatchShare` of each batch."""
+    """Counts micro-batches by backward passes and calls of step; loaders report the `BatchShare` of each batch."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class AccumulationWindow:
         self.number = 0
         self._num_ended = 0
         self.share: BatchShare | None = None
-        # Whether a backward pass has run since the latest share was set.
-        self._has_passed = False
-        # Batches of several loaders were read before one backward pass, divided in different proportions.
+        # Whether a backward pass has run since the share was set.
+        self._has_share_backward = False
+        # Whether batches of several loaders, divided in different proportions, were read before one backward pass.
         self.has_unequal_shares = False
         # Factors for a loss that is a mean, and for one that is a sum over samples.
         self.mean_factor = 1.0
@@ -49,17 +49,17 @@ class AccumulationWindow:
         self._on_sync = on_sync
         self._on_drop = on_drop
         self._options = options or AccumulationOptions()
-        self._num_held = 0
-        self._is_last = False
+        self._num_in_window = 0
+        self._is_last_batch = False
         self._in_block = False
         self._last_decision = (True, 0, 1.0)
-        # Whether a batch with a backward pass is a micro-batch also where step is not called after it.
+        # Whether a batch with a backward pass counts as a micro-batch even if step is not called after it.
         self.counts_batches = True
-        # Outside of blocks, since the last call of step: batches that were read, backward passes, and micro-batches
-        # that ended where the next batch was read.
-        self._num_taken = 0
-        self._num_passes = 0
-        self._num_passed = 0
+        # Since the last call of step, outside of blocks: how many batches were read, how many backward passes ran, and
+        # how many micro-batches ended because the next batch was read.
+        self._num_read = 0
+        self._num_backward = 0
+        self._num_ended_by_read = 0
         self.size = size
 
     @property
@@ -70,9 +70,9 @@ class AccumulationWindow:
     @size.setter
     def size(self, size: int) -> None:
         self._size = size
-        self._num_taken = self._num_passes = self._num_passed = 0
-        self._weigh()
-        self._decide()
+        self._num_read = self._num_backward = self._num_ended_by_read = 0
+        self._update_factors()
+        self._update_closes()
 
     @property
     def is_divided(self) -> bool:
@@ -91,80 +91,81 @@ class AccumulationWindow:
 
     @property
     def accumulates_in_script(self) -> bool:
-        """Whether the script has summed up several batches before this step, and fewer than a window has.
+        """Whether the script itself has summed up the gradients of several batches before this step.
 
-        Or it has read more batches ahead than it has trained on, so that backward passes cannot be matched to batches.
+        True if these are fewer batches than a window has, or if the script has read batches ahead, so that backward
+        passes cannot be matched to batches.
         """
-        return self._num_taken > 1 and self._num_passes > 1 and not (self.closes and self._num_passed)
+        return self._num_read > 1 and self._num_backward > 1 and not (self.closes and self._num_ended_by_read)
 
     @property
     def num_pending(self) -> int:
-        """How many micro-batches of this window are done; a block counts after its first backward pass."""
+        """How many micro-batches of this window are complete; a block counts from its first backward pass on."""
         if self._in_block and self.has_backward:
-            return 0 if self.closes else self._num_held + 1
-        return self._num_held
+            return 0 if self.closes else self._num_in_window + 1
+        return self._num_in_window
 
     @property
     def num_trained(self) -> int:
-        """How many micro-batches have been trained on: stepped, or with gradients in the window."""
+        """How many micro-batches were trained on in total, including those of the open window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
     def resume(self, num_pending: int) -> None:
-        """Continue a window of which ``num_held`` micro-batches are done; 0 begins a new one."""
-        self._num_held = num_pending
+        """Continue a window of which ``num_pending`` micro-batches are complete; 0 begins a new one."""
+        self._num_in_window = num_pending
         self.has_backward = False
         self.has_gradients = num_pending > 0
-        self._decide()
+        self._update_closes()
 
     def set_share(self, share: BatchShare | None) -> None:
-        """Set which share of its global batch the next micro-batch is; None when a loader's iteration has ended."""
-        if share is not None and self.share is not None and not self._has_passed and not share.is_whole:
+        """Set the share of the global batch that this rank has read; None at the end of a loader's iteration."""
+        if share is not None and self.share is not None and not self._has_share_backward and not share.is_whole:
             before = self.share
             self.has_unequal_shares |= (
                 share.num_samples * before.total_samples != before.num_samples * share.total_samples
             )
-        self._has_passed = False
+        self._has_share_backward = False
         self.share = share
-        self._is_last = share is not None and share.is_last
-        self._weigh()
+        self._is_last_batch = share is not None and share.is_last
+        self._update_factors()
         if not self._in_block:
             if share is not None and self.has_backward and self.counts_batches and self._size > 1:
-                self._num_held += 1
+                self._num_in_window += 1
                 self._num_ended += 1
-                self._num_passed += 1
+                self._num_ended_by_read += 1
                 self.has_backward = False
-            self._num_taken = 0 if share is None else self._num_taken + 1
-            self._decide()
+            self._num_read = 0 if share is None else self._num_read + 1
+            self._update_closes()
 
     def record_backward(self) -> None:
         """Record a backward pass."""
-        self._has_passed = True
-        self._num_passes += 1
+        self._has_share_backward = True
+        self._num_backward += 1
         self.has_backward = True
         self.has_gradients = True
 
     def discard(self) -> None:
-        """Discard the micro-batches of the window, which will not be stepped: the next one begins a new window."""
+        """Discard the micro-batches of the window, for which no step follows; the next one begins a new window."""
         self.has_backward = self.has_gradients = False
-        self._num_held = 0
-        self._decide()
+        self._num_in_window = 0
+        self._update_closes()
 
     def step_decision(self) -> tuple[bool, int, float]:
-        """Return whether the window closes, its number, and the factor for its gradients, for clipping and stepping.
+        """Return whether the micro-batch closes the window, the window's number, and the factor for its gradients.
 
-        The factor turns the gradients of a short window into the mean over its own micro-batches.
+        The factor makes the gradients of a short window the mean over its own micro-batches.
         """
         if self.has_backward or self._in_block:
-            return self.closes, self.number, self._size / (self._num_held + 1)
+            return self.closes, self.number, self._size / (self._num_in_window + 1)
         return self._last_decision  # another optimizer after the same backward pass
 
     def begin_step(self) -> tuple[bool, int, float]:
-        """End the micro-batch, since an optimizer is about to step, and return its `step_decision`."""
+        """Return the `step_decision` for an optimizer that is about to step, and end the micro-batch."""
         if self._size == 1 and not self._in_block:  # every micro-batch is a window
             number = self.number
             self._last_decision = decision = (True, number, 1.0)
             self.syncs_gradients = True
-            self.has_backward = self.has_gradients = self._is_last = False
+            self.has_backward = self.has_gradients = self._is_last_batch = False
             self.number = number + 1
             self._num_ended += 1
             return decision
@@ -177,7 +178,7 @@ class AccumulationWindow:
 
     def __enter__(self) -> None:
         """Begin a micro-batch that ends with the block."""
-        self._decide()
+        self._update_closes()
         self.syncs_gradients = self.closes
         self._in_block = True
         self.has_backward = False
@@ -188,33 +189,33 @@ class AccumulationWindow:
         """End the micro-batch; a block that raised is not counted."""
         self._in_block = False
         if kind is None:
-            self._last_decision = (self.closes, self.number, self._size / (self._num_held + 1))
+            self._last_decision = (self.closes, self.number, self._size / (self._num_in_window + 1))
             self._end_micro_batch()
         self.has_backward = False
 
     def _end_micro_batch(self) -> None:
         self.has_backward = False
-        self._num_taken = self._num_passes = self._num_passed = 0
+        self._num_read = self._num_backward = self._num_ended_by_read = 0
         self._num_ended += 1
-        is_last, self._is_last = self._is_last, False
+        is_last, self._is_last_batch = self._is_last_batch, False
         is_dropped = is_last and not self.closes and self._options.tail == "drop"
         if self.closes or is_dropped:
             self.number += 1
-            self._num_held = 0
+            self._num_in_window = 0
             self.has_gradients = False
             if is_dropped:
                 self._on_drop()
         else:
-            self._num_held += 1
-        self._decide()
+            self._num_in_window += 1
+        self._update_closes()
 
-    def _decide(self) -> None:
-        closes = self._num_held + 1 >= self._size or (self._is_last and self._options.tail == "step")
+    def _update_closes(self) -> None:
+        closes = self._num_in_window + 1 >= self._size or (self._is_last_batch and self._options.tail == "step")
         if closes != self.closes:
             self.closes = closes
             self._on_sync(self.averages_gradients)
 
-    def _weigh(self) -> None:
+    def _update_factors(self) -> None:
         share, world_size = self.share, self._world_size
         weight, sum_weight = 1.0, 1.0
         if share is not None and share.total_samples and not share.is_whole:

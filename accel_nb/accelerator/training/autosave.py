@@ -1,8 +1,8 @@
 """Automatic checkpoints: after a number of steps or an interval of time, or on request, between two steps.
 
-A save, or a stop, takes place where a loop reads its next batch: then the batch before, with its schedulers, is done.
-All ranks do it after the same step. Since ranks have different clocks, and any rank may get a request, they exchange a
-small message: about twice a second and where a save is due, not at each step.
+A save, or a stop, takes place at a *boundary*: where a loop reads its next batch, so that the previous batch is done,
+including its schedulers. All ranks save after the same step. Since ranks have different clocks, and any rank may
+receive a request, they exchange a small message: not at each step, but about twice a second and where a save is due.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NOTHING, _SAVE, _STOP = 0, 1, 2
 
 
 class Autosave:
-    """Decides at each boundary between steps whether to save; every rank must reach the same boundaries.
+    """Saves where that is due, at boundaries between steps; every rank must reach the same boundaries.
 
-    ``save`` begins a save in the background. ``is_behind`` returns whether the save before is still being written,
-    and slowly: a new one is then postponed, so that the training does not wait for the disk.
+    ``save`` begins a save in the background. ``is_behind`` returns whether the previous save is still being written and
+    will take long: a new one is then postponed, so that the training does not wait for the disk.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Autosave:
         return self._steps is not None or self._seconds is not None
 
     def begin_run(self) -> None:
-        """Discard the requests and results of the run before."""
+        """Discard the requests and results of the previous run."""
         self._request = _NOTHING
         # Whether a loop has reached a boundary.
         self.has_reached_boundary = False
-        # How many saves were postponed until the one before was written.
+        # How many saves were postponed until the previous one was written.
         self.num_postponed = 0
         # After which step the run was stopped, and the error if that step was not saved.
         self.stopped_step: int | None = None
         self.problem: str | None = None
 
     def request_save(self) -> None:
-        """Request a save at a boundary soon, on every rank. Any rank may call, also in a signal handler."""
+        """Request a save at one of the next boundaries, on every rank. Any rank may call, even in a signal handler."""
         self._request = max(self._request, _SAVE)
 
     def request_stop(self) -> bool:
-        """Request a save and stop at a boundary soon, on every rank; return False if none is near. Thread-safe."""
+        """Request that every rank saves and stops at a boundary; return False if none is expected soon. Thread-safe."""
         self._request = _STOP
         return self.has_reached_boundary and self._clock() - self._reached_at <= max(
             _NEAR_S, _NEAR_STEPS * self._step_s
@@ -95,7 +95,7 @@ class Autosave:
         self._reached_at = self._saved_at = self._exchanged_at = self._clock()
 
     def on_batch_end(self) -> None:
-        """Handle that a loop has finished a batch; raises KeyboardInterrupt, on every rank, to stop the run."""
+        """Save if that is due when a loop has finished a batch; raises KeyboardInterrupt on every rank for a stop."""
         self.has_reached_boundary = True
         step = self._num_steps()
         if step == self._step:  # inside of an accumulation window, or nothing has been trained
@@ -138,11 +138,12 @@ class Autosave:
 
     def _agree(self, step: int, now: float) -> tuple[_Request, bool]:
         """Return the strongest request of all ranks and whether any is behind; set the step of the next exchange."""
-        is_up = self._seconds is not None and now - self._saved_at >= self._seconds
+        has_elapsed = self._seconds is not None and now - self._saved_at >= self._seconds
         step_s = (now - self._exchanged_at) / max(step - self._exchanged_step, 1)
         wait_s = _CHECK_S if self._seconds is None else min(_CHECK_S, max(self._saved_at + self._seconds - now, 0.0))
         wait = max(1, min(int(wait_s / step_s) if step_s > 0 else _MAX_STEPS, _MAX_STEPS))
-        rows = self._comm.all_gather_json([max(self._request, _SAVE if is_up else _NOTHING), wait, self._is_behind()])
+        own = max(self._request, _SAVE if has_elapsed else _NOTHING)
+        rows = self._comm.all_gather_json([own, wait, self._is_behind()])
         self._exchanged_step, self._exchanged_at = step, now
         self._next_exchange = step + min(wait for _, wait, _ in rows)
         return max(request for request, _, _ in rows), any(is_behind for _, _, is_behind in rows)

@@ -1,9 +1,9 @@
-"""Training with uneven inputs: ranks that have run out of data take part in the steps of the others.
+"""Training with uneven inputs: ranks that have run out of data take part in the steps of the other ranks.
 
-Inside of the block gradients are not averaged during backward. Before each step ranks exchange which optimizer they
-step and after how many micro-batches. Then gradients are summed over ranks and divided by the total number of
-micro-batches. A rank that has run out of data adds the gradients of its last open accumulation window once, and zeros
-after that.
+Inside of the block gradients are not averaged during backward. Before each step the ranks exchange which optimizer they
+step and how many micro-batches its gradients include. Then gradients are summed over ranks and divided by the total
+number of micro-batches. A rank that has run out of data contributes the gradients of its last open accumulation window
+once, and zeros after that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would no
 
 @contextmanager
 def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) -> Iterator[None]:
-    """Allow ranks to run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
+    """Allow ranks to run out of data at different times inside of the block; see `Accelerator.join_uneven_inputs`."""
     if comm.world.size == 1:
         yield
         return
@@ -37,7 +37,7 @@ def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) 
         raise MisuseError("join_uneven_inputs has nothing to join: prepare the model and its optimizer first")
     run = _UnevenRun(stepper, comm)
     strategy, models = stepper.strategy, stepper.bundle.models
-    stepper.keep_local(models, True)
+    stepper.set_local_gradients(models, True)
     stepper.finish_gradients, stepper.is_joined = run.finish, True
     collectives.blocked_reason = _REFUSAL
     try:
@@ -46,7 +46,7 @@ def join_uneven(stepper: Stepper, comm: Communicator, collectives: Collectives) 
     finally:
         collectives.blocked_reason = None
         stepper.finish_gradients, stepper.is_joined = strategy.finish_gradients, False
-        stepper.keep_local(models, False)
+        stepper.set_local_gradients(models, False)
     run.synchronize(collectives)
 
 
@@ -57,9 +57,9 @@ class _UnevenRun:
         self._stepper = stepper
         self._comm = comm
         self._proxies = list(stepper.optimizer_proxies.values())
-        # By optimizer: the number of micro-batches in the gradients of this rank's last open window.
+        # By optimizer: how many micro-batches the gradients of this rank's last open window include.
         self._num_leftover = [0] * len(self._proxies)
-        # The lowest rank of those that made the last step, and whether a rank had run out of data before that.
+        # The lowest rank that made the last step, and whether any rank had run out of data before that step.
         self._source = 0
         self._is_uneven = False
 
@@ -89,7 +89,7 @@ class _UnevenRun:
                 self._drop_gradients(index)
 
     def synchronize(self, collectives: Collectives) -> None:
-        """Broadcast the training state of a rank that made the last step, if another ran out of data before."""
+        """Broadcast the training state of a rank that made the last step, if another rank ran out of data before it."""
         if not self._is_uneven:
             return
         strategy, bundle = self._stepper.strategy, self._stepper.bundle
@@ -106,7 +106,7 @@ class _UnevenRun:
             strategy.write_state(bundle, {**found, "schedulers": merged})
 
     def _exchange(self, own: list[int]) -> list[list[int]]:
-        """Return a row for each rank: if it steps, which optimizer, its micro-batches, and leftover micro-batches."""
+        """Return for each rank whether it steps, which optimizer, with how many micro-batches, and leftover ones."""
         rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_leftover]))).tolist()
         stepping = [rank for rank, row in enumerate(rows) if row[0]]
         if stepping:
@@ -135,7 +135,7 @@ class _UnevenRun:
 
 
 def _serializable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state without values that cannot be serialized, such as functions, equal on all ranks."""
+    """Return a scheduler's state without values that cannot be serialized, such as functions."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         try:

@@ -1,8 +1,8 @@
-"""Classification of losses as means or sums, from the last nodes of their autograd graph, and their weights.
+"""Classification of losses as means or sums, by the last nodes of their autograd graph, and their weights.
 
-A batch is divided among ranks, and every rank computes the loss of its share. For the ranks' gradients to add up to
-those of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and a mean
-over something else (tokens that are not ignored, class weights, a mask) by the total weight of that.
+A batch is divided among ranks, and every rank computes the loss of its share. For the ranks' gradients to combine to
+those of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and a
+weighted mean (over tokens that are not ignored, with class weights or a mask) by its total weight.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
 class WeightedLoss(NamedTuple):
     """A loss that was divided by a total weight.
 
-    Whether ranks must exchange the weights depends on all ranks' shares. It is decided once for each ``key``, so the
-    other values are computed only when they are needed.
+    Whether ranks must exchange the weights depends on the shares of all ranks. That is determined once for each
+    ``key``, so the other values are computed only when they are needed.
     """
 
     key: str
@@ -42,10 +42,10 @@ class WeightedLoss(NamedTuple):
 
     @property
     def needs_exchange(self) -> bool:
-        """Whether the weight, by this rank's share, is something else than the number of samples.
+        """Whether the total weight may differ from the number of samples, judged by this rank's share.
 
-        The weight of a mean cross entropy is the number of samples if each sample has one target, without class
-        weights and ignored targets.
+        The weight of a mean cross entropy is the number of samples if each sample has one target, and there are neither
+        class weights nor ignored targets.
         """
         if self.divisor is not None:
             return self.is_sum
@@ -67,10 +67,10 @@ _TINY = 1e-12
 
 
 class _Scale(NamedTuple):
-    """The divisor of the loss between its end and a node of the graph, and how many additions were passed."""
+    """By what the loss is divided between a node of the graph and its end, and how many additions are between them."""
 
     constant: float = 1.0
-    divided: float = 0.0  # the part of the constant that comes from divisions, not from factors; 0 for none
+    divided: float = 0.0  # the part of the constant that stems from divisions and not from factors; 0 for none
     divisor: Tensor | None = None
     is_scaled: bool = False
     num_added: int = 0
@@ -89,9 +89,9 @@ class LossClassifier:
         self._kinds: dict[type, str] = {}
 
     def classify(self, loss: Tensor, num_samples: int) -> LossReduction:
-        """Return how a rank's ``loss`` over ``num_samples`` samples is reduced; mean if that is not recognized.
+        """Return how a rank's ``loss`` over ``num_samples`` samples is reduced; ``mean`` if that is not recognized.
 
-        Several losses that are added up are a sum if each of them is.
+        A total of several losses is a sum if each of them is.
         """
         return self._read(loss.grad_fn, _Scale(), num_samples)
 
@@ -117,14 +117,14 @@ class LossClassifier:
                 return "mean"
             scale = scale._replace(num_added=scale.num_added + 1)
             terms = [child for child, _ in node.next_functions if child is not None]
-            # The newest term first: the other may be a long chain of losses that a loop has added up.
+            # The latest term first: the other may be a long chain of losses that a loop has added up.
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
             return WeightedLoss(_nll_key(node, num_samples), node, num_samples)
         if kind == "sum":
-            # A sum over samples has the same number of terms for each sample; a sum of a few losses has not. Nor is a
-            # sum over a parameter, as in weight regularization, a sum over samples.
+            # A sum over samples has the same number of terms for each sample, unlike a sum of a few losses. A sum over
+            # a parameter, as in weight regularization, is not a sum over samples either.
             num_terms = math.prod(node._saved_self_sym_sizes)
             is_sum = num_terms % max(num_samples, 1) == 0 and not (scale.num_added and _is_of_weights(node))
         else:
@@ -134,8 +134,8 @@ class LossClassifier:
             return WeightedLoss(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
         if not is_sum:
             return "mean"
-        # A sum divided by this rank's own count, and not by a constant of the whole batch, is a mean.
-        # Among several added losses, a factor is the weight of one of them, and no count.
+        # A sum that is divided by this rank's own count, and not by a constant of the whole batch, is a mean.
+        # A factor of one of several added losses is the weight of that loss, and not a count.
         counts = {scale.divided, 0.0 if scale.num_added else scale.constant} if scale.is_scaled else ()
         is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
         return "mean" if is_own_count else "sum"
@@ -161,7 +161,7 @@ def _kind_of(node: Any) -> str:
 
 
 def _nll_key(node: Any, num_samples: int) -> str:
-    """Return the key of a negative log likelihood: ranks exchange the weights of some kinds only."""
+    """Return the key of a negative log likelihood; losses with equal keys need the same exchange of weights."""
     is_weighted, ignored = node._saved_weight is not None, node._saved_ignore_index
     return f"{type(node).__name__} {is_weighted} {ignored} {_has_one_target_each(node, num_samples)}"
 
@@ -172,15 +172,15 @@ def _has_one_target_each(node: Any, num_samples: int) -> bool:
 
 def _is_of_weights(node: Any) -> bool:
     """Whether a value is computed from parameters alone, in a few operations, without samples."""
-    waiting, seen = [node], 0
-    for part in waiting:
+    queue, seen = [node], 0
+    for part in queue:
         if type(part).__name__ == "AccumulateGrad":
             continue
         seen += 1
         children = [child for child, _ in part.next_functions if child is not None]
         if seen > _MAX_STEPS or len(children) != 1:
             return False
-        waiting += children
+        queue += children
     return True
 
 
@@ -191,11 +191,11 @@ def _is_number(factor: Tensor) -> bool:
 
 
 class WindowWeights:
-    """Weights of losses that are sums, such as token counts: gradients are divided by the total of a window.
+    """Weights of losses that are sums, such as token counts: gradients are divided by the total weight of a window.
 
-    Inside of a window, losses are divided by the total weight of the window before, so that gradients stay within the
-    range of half precision. At the end of the window gradients are scaled to its own total, which takes one number
-    from each rank.
+    Inside of a window, losses are divided by the total weight of the previous window, so that gradients stay within the
+    range of half precision. At the end of the window gradients are rescaled by its own total, for which every rank
+    sends one number.
     """
 
     def __init__(self, world: World, comm: Communicator) -> None:
@@ -208,7 +208,7 @@ class WindowWeights:
         self._finished: tuple[int, Tensor] | None = None
 
     def set_weighted(self, is_weighted: bool, *, is_new: bool) -> None:
-        """Record whether a loss has a weight; raises `MisuseError` if other losses of its window differ."""
+        """Record whether a loss has a weight; raises `MisuseError` if the other losses of its window differ in that."""
         if not is_new and self.is_weighted != is_weighted:
             raise MisuseError(
                 "backward was called with and without weight in one accumulation window; give every loss of a window "
@@ -217,7 +217,7 @@ class WindowWeights:
         self.is_weighted = is_weighted
 
     def add(self, loss: Tensor, weight: float | Tensor, share: BatchShare | None, *, is_new: bool) -> Tensor:
-        """Return the scaled loss to call backward on; the first call of all exchanges the ranks' weights."""
+        """Return the scaled loss to call backward on; in the very first call the ranks exchange their weights."""
         self.set_weighted(True, is_new=is_new)
         own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
         if share is not None and not share.num_samples:  # a filler sample of an empty share

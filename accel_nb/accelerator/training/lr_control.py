@@ -25,8 +25,8 @@ def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
 def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRScheduler], factor: float) -> None:
     """Multiply every group's rate, and the base and maximum rates of each schedule, by ``factor``.
 
-    So the schedule's further rates are the planned ones times the factor, whether it computes them from its base rate
-    or from the rate before. Its minimum rates (``eta_min``, ``min_lr``) are not changed.
+    The schedule's later rates are then those that it would have set, times the factor, whether it computes them from
+    its base rate or from the previous rate. Its minimum rates (``eta_min``, ``min_lr``) are not changed.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -41,7 +41,7 @@ def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedule
 
 
 def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
-    """Set every group's rate; for rates of zero, which cannot be scaled."""
+    """Set every group's rate, for rates of zero, which cannot be scaled."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"].fill_(value) if isinstance(group.get("lr"), Tensor) else value
@@ -52,12 +52,12 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _all_of(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
-    """Yield schedulers and the schedulers inside of them, each once."""
+    """Yield schedulers and the schedulers that they combine, each once."""
     seen: set[int] = set()
-    waiting = list(schedulers)
-    while waiting:
-        scheduler = waiting.pop()
+    stack = list(schedulers)
+    while stack:
+        scheduler = stack.pop()
         if id(scheduler) not in seen:
             seen.add(id(scheduler))
-            waiting += vars(scheduler).get("_schedulers", ())
+            stack += vars(scheduler).get("_schedulers", ())
             yield scheduler

@@ -1,6 +1,6 @@
 """Preview of a schedule's future learning rates, computed once on a copy and reported for the panel.
 
-Only for torch's schedules whose rates follow from the number of steps; for others nothing is reported.
+It is reported only for schedules of torch whose rates depend on the number of steps alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_POINTS = 512
 MAX_ITERATED = 2000
-"""How many calls are previewed where a rate can be computed only from the one before."""
+"""How many calls are previewed for a schedule that computes each rate from the previous one."""
 EPOCHS_AHEAD = 10
 """How many epochs are previewed for a schedule without an end that is stepped each epoch."""
 
@@ -47,10 +47,11 @@ _DIRECT = (
 _ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 
 
-class RatePlanner:
-    """Reports a `RatePlanned` once in a run, when it is clear how often the schedule is stepped; main rank only.
+class RatePreview:
+    """Reports a `RatePlanned` once in a run, as soon as the interval between steps of the schedule is known.
 
-    That is clear at the first call after exactly one step, or after one epoch; otherwise at the second call.
+    It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on the
+    main rank only.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class RatePlanner:
 
     def begin_run(self) -> None:
         """Reset for a new cell, whose panel has no preview."""
-        # The only flag that is tested in each step of a schedule.
+        # Whether nothing was reported yet: the only flag that each step of a schedule tests.
         self.is_waiting = True
         self._seen_step = self._stepper.meter.step
         self._num_calls = 0
@@ -91,16 +92,16 @@ class RatePlanner:
             return
         window = self._stepper.window.size
         lengths = {
-            around for length in self._epoch_lengths() for around in (length // window, math.ceil(length / window))
+            steps for length in self._epoch_lengths() for steps in (length // window, math.ceil(length / window))
         }
         self._num_calls += 1
         if self._num_calls == 1 and num_steps > 1 and num_steps not in lengths:
-            self._seen_step = step  # perhaps the middle of an epoch: the next call gives the interval
+            self._seen_step = step  # possibly within an epoch: the interval is measured at the next call
             return
         self.is_waiting = False
         num_unknown = max(lengths, default=None) if num_steps == 1 else EPOCHS_AHEAD
         try:
-            rates = planned_rates(scheduler, stride=stride, num_unknown=num_unknown)
+            rates = preview_rates(scheduler, stride=stride, num_unknown=num_unknown)
         except Exception:  # a schedule of another version of torch; the training goes on
             logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
@@ -110,14 +111,14 @@ class RatePlanner:
             self._sink.emit(RatePlanned(self._rank, number, time.time(), steps, values))
 
 
-def planned_rates(
+def preview_rates(
     scheduler: LRScheduler, *, stride: int = 1, num_unknown: int | None = None, max_points: int = MAX_POINTS
 ) -> dict[int, float]:
     """Return the first group's rate by the number of further calls, from 0 to the schedule's end.
 
-    At most ``max_points`` evenly spaced numbers of calls are returned. A schedule without an end, or past it, is
-    computed for ``num_unknown`` calls; None: not at all. Empty for a schedule whose rates do not follow from the
-    number of calls. The scheduler and its optimizer are not changed.
+    At most ``max_points`` evenly spaced numbers of calls are returned. The rates of a schedule without an end, or past
+    its end, are computed for ``num_unknown`` calls; with None they are not computed. Empty for a schedule whose rates
+    do not depend on the number of calls alone. The scheduler and its optimizer are not changed.
     """
     rates = [group.get("lr") for group in scheduler.optimizer.param_groups]
     if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates):
@@ -140,7 +141,7 @@ def planned_rates(
 
 
 def _over_steps(rates: Mapping[int, float], step: int, num_steps: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return steps and rates: each call of a schedule sets the rate of the ``num_steps`` steps that follow it."""
+    """Return steps and their rates, if a call of the schedule follows every ``num_steps`` steps."""
     points: list[tuple[int, float]] = []
     for call, rate in rates.items():
         last = step + call * num_steps
@@ -192,7 +193,7 @@ def _own_end(scheduler: Any) -> int | None:
 
 
 class _FakeOptimizer:
-    """Replaces the optimizer of a copied schedule: has its groups, without parameters."""
+    """Stands for the optimizer of a copied schedule: has copies of its groups, without parameters."""
 
     _opt_called = True
 
@@ -240,7 +241,7 @@ def _chosen_calls(num_calls: int, max_points: int) -> list[int]:
 
 
 def _parts(scheduler: Any) -> Iterator[LRScheduler]:
-    """Yield the schedules that a schedule is made of."""
+    """Yield the schedules that a schedule combines, at any depth."""
     for part in vars(scheduler).get("_schedulers", ()):
         yield part
         yield from _parts(part)

@@ -1,7 +1,7 @@
 """Backward passes, gradient clipping and optimizer steps of the objects that one accelerator has prepared.
 
-Prepared objects refer to the `Stepper` and not to the accelerator. So a dropped accelerator is garbage collected, and
-a cell that builds a new one can prepare the same objects again.
+Prepared objects reference the `Stepper` and not the accelerator. So an accelerator without other references is garbage
+collected, and a cell that builds a new one can prepare the same objects again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Stepper:
         has_sentinels: bool = False,
     ) -> None:
         self.strategy = strategy
-        # Replaced inside of join_uneven_inputs, where ranks that have run out of data take part in others' steps.
+        # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
         self.is_joined = False
-        # True while loops run over epochs that a loaded checkpoint has finished: nothing is trained.
+        # Whether loops run over epochs that a loaded checkpoint has finished, in which nothing is trained.
         self.is_replaying = False
-        # Gradients are not averaged for now, so replicas may differ.
+        # Whether averaging of gradients is switched off, so that replicas may differ.
         self._is_local = False
         self.world = world
         self._comm = comm
@@ -64,42 +64,42 @@ class Stepper:
             accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
-        # Treat a loss that is a sum over samples as on one device, instead of averaging it over workers.
+        # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.
         self.preserves_sums = False
-        # The code is a plain cell: where no batch is divided, every rank computes what one device would.
+        # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain_cell = False
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
-        # Each rank has its own random number stream.
+        # Whether each rank has its own random number stream.
         self.has_rank_rng = False
         self.is_inside_backward = False
-        # A backward pass raised: gradient averaging may still wait for the rest of the gradients.
+        # Whether a backward pass raised: averaging may then still wait for the missing gradients.
         self.has_interrupted_backward = False
         self._has_warned_unprepared = False
         self._clip = clip
-        # The optimizer's own step can be called without the strategy: saves three calls.
-        self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
+        # Whether the optimizer's own step can be called without the strategy, which saves three calls.
+        self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
         self.meter = meter
         self._memory = memory
         self.time_use = time_use
         self._averaged_ids: set[int] = set()
-        # By model id: the ids of the parameters that were trainable when the model was prepared. Only their gradients
-        # are averaged.
+        # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
+        # gradients are averaged.
         self._trainable: dict[int, set[int]] = {}
         self._has_sentinels = has_sentinels
         self._weights = WindowWeights(world, comm)
         self._last_share: BatchShare | None = None
-        self._last_gate: OptimizerProxy | None = None
-        self._reader = LossClassifier()
-        self._exchanged: dict[str, bool] = {}
-        # Inside of an optimizer's closure: the sum of the losses given to backward, each times its weight.
+        self._last_proxy: OptimizerProxy | None = None
+        self._loss_classifier = LossClassifier()
+        self._exchanges_weights: dict[str, bool] = {}
+        # While an optimizer's closure runs: the weighted sum of the losses that it passes to backward.
         self._closure_loss: Tensor | None = None
 
     def set_strategy(self, strategy: Strategy) -> None:
         """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
         self.strategy = strategy
         self.finish_gradients = strategy.finish_gradients
-        self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
+        self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
 
     def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""
@@ -115,7 +115,7 @@ class Stepper:
         return [model for model in self.bundle.models if self._trainable[id(model)] != _trainable_in(model)]
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
-        """Average the gradients of the parameters that are trainable now."""
+        """Average the gradients of the parameters that currently require gradients."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
@@ -147,13 +147,13 @@ class Stepper:
         share = self.window.share
         if share is None:
             return "mean"
-        return self._reader.classify(loss, share.total_samples if share.is_whole else share.num_samples)
+        return self._loss_classifier.classify(loss, share.total_samples if share.is_whole else share.num_samples)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it.
 
         With ``weight`` the loss is a sum, and gradients are divided by the total weight of the window. Raises
-        `MisuseError` for a loss without gradient or of several values, and where no model is prepared.
+        `MisuseError` for a loss that requires no gradient or has several values, and if no model is prepared.
         """
         window = self.window
         try:
@@ -176,13 +176,14 @@ class Stepper:
             shown = loss.detach() / weight
             loss, factor = self._weights.add(loss, weight, share, is_new=not window.has_gradients), 1.0
         elif self.preserves_sums and share is not None and not share.is_whole and not self.is_joined:
-            reading = self._reader.classify(loss, share.num_samples)
-            if reading == "sum":
+            reduction = self._loss_classifier.classify(loss, share.num_samples)
+            if reduction == "sum":
                 factor = window.sum_factor
-            elif reading != "mean" and self._exchanges(reading):
-                portion = self._portion(reading.total, share).to(loss.dtype)
-                # A share whose targets are all ignored has a loss of 0 / 0.
-                loss, shown, factor = loss * portion, shown.detach().where(portion != 0, 0.0), 1.0
+            elif reduction != "mean" and self._needs_exchange(reduction):
+                factor_of_share = self._weigh_share(reduction.total, share).to(loss.dtype)
+                # If all targets of a share are ignored, its loss is 0 / 0.
+                loss, shown = loss * factor_of_share, shown.detach().where(factor_of_share != 0, 0.0)
+                factor = 1.0
         try:
             if share is None:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
@@ -227,17 +228,17 @@ class Stepper:
         if self._clip is not None:
             norm = self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
             self.meter.report_norm(norm)
-        sentinel = self._sentinel(proxy) if proxy.needs_check else None
-        ran = proxy.step_directly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
+        first_step_check = self._build_first_step_check(proxy) if proxy.needs_check else None
+        ran = proxy.step_directly() if self._can_step_directly else proxy.run(self.strategy.step) == "ran"
         self._end_step(proxy, number, ran)
-        if sentinel is not None and ran:
+        if first_step_check is not None and ran:
             proxy.needs_check = False
-            sentinel.verify()
+            first_step_check.verify()
             self.meter.restart_clock()
         return None
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
-        """Whether an optimizer may clear its gradients: not those of an open window."""
+        """Whether an optimizer may clear its gradients: not while they belong to an open window."""
         window = self.window
         return window.size == 1 or not window.has_gradients or proxy.stepped_window == window.number
 
@@ -262,9 +263,9 @@ class Stepper:
         return any(id(parameter) in self._averaged_ids for parameter in parameters)
 
     def complete_gradients(self, parameters: list[Tensor]) -> Bundle | None:
-        """Average and unscale the gradients of the optimizers that own ``parameters``, as one process would have them.
+        """Average and unscale the gradients of the optimizers that step ``parameters``, as in one process.
 
-        Return these optimizers, or None inside of an open window, where gradients are not complete.
+        Return these optimizers; None inside of an open window, where gradients are not complete.
         """
         closes, number, factor = self.window.step_decision()
         if not closes:
@@ -289,23 +290,23 @@ class Stepper:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps were reported."""
+        """How many optimizer steps were made."""
         return self.meter.step
 
     def replica_digest(self) -> str | None:
-        """Return a digest that is equal on all ranks whose replicas are; None where ranks hold different parameters."""
+        """Return a digest that is equal on ranks with equal replicas; None if they may differ, or checks are off."""
         has_replicas = not self.strategy.capabilities.shards_params and not self._is_local
         if not (self._has_sentinels and has_replicas and self.world.size > 1):
             return None
         return replica_digest(self.stepped_models())
 
     def resume_at(self, step: int, num_pending: int) -> None:
-        """Set the number of optimizer steps, and of the micro-batches that are done in the current window."""
+        """Set the number of optimizer steps, and how many micro-batches of the current window are complete."""
         self.meter.resume_at(step)
         self.window.resume(num_pending)
 
     def stepped_models(self) -> list[nn.Module]:
-        """Return the models whose parameters an optimizer steps: not loss modules, teachers or averaged copies."""
+        """Return the models whose parameters an optimizer steps: no loss modules, teachers or averaged copies."""
         stepped = {id(value) for optimizer in self.bundle.optimizers for value in stepped_parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
@@ -320,7 +321,7 @@ class Stepper:
 
     @contextmanager
     def without_sync(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        """Keep gradients of backward passes in the block on this rank."""
+        """Do not average the gradients of backward passes in the block over ranks."""
         chosen = list(models)
         for model in chosen:
             self.strategy.grad_sync(model, False)
@@ -330,8 +331,8 @@ class Stepper:
             for model in chosen:
                 self.strategy.grad_sync(model, self.window.averages_gradients)
 
-    def keep_local(self, models: Iterable[nn.Module], is_on: bool) -> None:
-        """Switch averaging of the models' gradients off (``is_on``) or on; every rank must call."""
+    def set_local_gradients(self, models: Iterable[nn.Module], is_on: bool) -> None:
+        """Switch local gradients on or off: while on, the models' gradients are not averaged. Every rank must call."""
         self._is_local = is_on
         for model in models:
             self.strategy.keep_local(model, is_on)
@@ -384,14 +385,14 @@ class Stepper:
         total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
         return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
 
-    def _sentinel(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
+    def _build_first_step_check(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
         if not self._has_sentinels or self._is_local:
             proxy.needs_check = False
             return None
         if has_gradient(proxy.optimizer):
             self.strategy.unscale(proxy.optimizer)
-        sentinel = FirstStepCheck(
+        check = FirstStepCheck(
             proxy.optimizer,
             self.bundle,
             self._comm,
@@ -399,8 +400,8 @@ class Stepper:
             is_plain=self.is_plain_cell,
             name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
         )
-        sentinel.record()
-        return sentinel
+        check.record()
+        return check
 
     def _finish(self, proxy: OptimizerProxy, number: int, factor: float) -> None:
         """Average and unscale the gradients of an optimizer, once for each window."""
@@ -422,8 +423,8 @@ class Stepper:
             self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
             self.time_use.sample(now, self.meter.run_step)
 
-    def _bundle_of(self, gates: list[OptimizerProxy]) -> Bundle:
-        return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in gates]))
+    def _bundle_of(self, proxies: list[OptimizerProxy]) -> Bundle:
+        return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in proxies]))
 
     def _owners(self, parameters: list[Tensor]) -> list[OptimizerProxy]:
         if len(self.optimizer_proxies) <= 1:
@@ -435,16 +436,16 @@ class Stepper:
             if any(id(parameter) in wanted for parameter in stepped_parameters(proxy.optimizer))
         ]
 
-    def _exchanges(self, reading: WeightedLoss) -> bool:
-        """Whether ranks exchange the weights of such losses: decided once for each kind, equally on every rank."""
-        known = self._exchanged.get(reading.key)
-        if known is None:
-            needed = torch.tensor([reading.needs_exchange], dtype=torch.int32, device=reading.total.device)
-            known = self._exchanged[reading.key] = bool(self._comm.all_reduce(needed, "max"))
-        return known
+    def _needs_exchange(self, reduction: WeightedLoss) -> bool:
+        """Whether ranks exchange the weights of such losses; determined once for each kind, the same on every rank."""
+        is_needed = self._exchanges_weights.get(reduction.key)
+        if is_needed is None:
+            own = torch.tensor([reduction.needs_exchange], dtype=torch.int32, device=reduction.total.device)
+            is_needed = self._exchanges_weights[reduction.key] = bool(self._comm.all_reduce(own, "max"))
+        return is_needed
 
-    def _portion(self, weight: Tensor, share: BatchShare) -> Tensor:
-        """Return the factor for a loss of this total weight that makes the ranks' mean the mean over all weights."""
+    def _weigh_share(self, weight: Tensor, share: BatchShare) -> Tensor:
+        """Return the factor for a loss of this total weight, so that the mean over ranks is that of the whole batch."""
         own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
         return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
 
@@ -456,33 +457,33 @@ class Stepper:
     def _refuse_second_backward(self, proxy: OptimizerProxy) -> None:
         """Raise `MisuseError` if a second optimizer steps in one batch: the batch would count as two micro-batches."""
         share = self.window.share
-        if share is not None and share is self._last_share and proxy is not self._last_gate:
+        if share is not None and share is self._last_share and proxy is not self._last_proxy:
             raise MisuseError(
                 "two optimizers step after backward passes of their own in one batch, and accumulate is "
                 f"{self.window.size}: wrap what is done with a batch in `with accelerator.accumulate():`, or set "
                 "accumulate to 1"
             )
-        self._last_share, self._last_gate = share, proxy
+        self._last_share, self._last_proxy = share, proxy
 
     def _warn_unprepared(self) -> None:
-        """Warn once that no optimizer is prepared although gradients are accumulated or scaled."""
+        """Warn once that no optimizer is prepared, although gradients are accumulated or losses are scaled."""
         self._has_warned_unprepared = True
         scales = self.strategy.precision.policy.loss_scaling
         if (self.window.size > 1 or scales) and self.world.is_main:
-            lacking = "unscales its gradients" if scales else f"holds its steps back for {self.window.size} batches"
+            missing = "unscales its gradients" if scales else f"holds its steps back for {self.window.size} batches"
             warnings.warn(
-                f"no optimizer is prepared, so nothing {lacking}: prepare(model, optimizer, ...), unless the script "
+                f"no optimizer is prepared, so nothing {missing}: prepare(model, optimizer, ...), unless the script "
                 "does so itself",
                 stacklevel=4,
             )
 
-    def _holds(self, parameter: Tensor) -> bool:
+    def _has_parameter(self, parameter: Tensor) -> bool:
         return any(parameter is value for model in self.bundle.models for value in model.parameters())
 
     def _refuse_step_in_backward(self) -> None:
-        """Raise `MisuseError` for a step by gradients of one share.
+        """Raise `MisuseError` for a step inside of a backward pass, which would use the gradients of one share.
 
-        Gradients of a sharded model are averaged before hooks run, so a step in the backward pass is right there.
+        A sharded model is excepted: its gradients are averaged before hooks on them run.
         """
         if self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)
@@ -491,13 +492,13 @@ class Stepper:
         """Raise `UnsyncedGradientError` if a parameter has a gradient that is not averaged over ranks."""
         is_equal_on_ranks = self.is_plain_cell and not self.window.is_divided and not self.has_rank_rng
         for unaveraged in proxy.unaveraged:
-            if is_equal_on_ranks and not self._holds(unaveraged[2]):
-                continue  # a tensor in no module, whose gradient is the same on every rank
+            if is_equal_on_ranks and not self._has_parameter(unaveraged[2]):
+                continue  # a tensor in no module; its gradient is the same on every rank
             if unaveraged[2].requires_grad and unaveraged[2].grad is not None:
                 raise UnsyncedGradientError(self._describe_unaveraged(*unaveraged))
 
     def _check_groups(self, proxy: OptimizerProxy) -> None:
-        """Record which of the optimizer's parameters belong to no prepared model, so that they are not averaged."""
+        """Record the optimizer's parameters that are in no prepared model, so that their gradients are not averaged."""
         proxy.num_groups_checked = len(proxy.optimizer.param_groups)
         proxy.bundle = Bundle(self.bundle.models, (proxy.optimizer,))
         proxy.unaveraged = [
@@ -513,9 +514,9 @@ class Stepper:
             f"parameter {index} of group {group} of the optimizer"
             + (f" ({name})" if name else "")
             + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, or was frozen when its model was "
-            f"prepared, so its gradient is not averaged over the {self.world.size} workers and they would drift apart. "
-            "Put it into a module that is prepared (assign it to an attribute of one before preparing), prepare the "
-            "model anew after unfreezing (free_memory(model) first), or set requires_grad=False on it"
+            f"prepared, so its gradient is not averaged over the {self.world.size} workers and its values would "
+            "diverge. Put it into a module that is prepared (assign it to an attribute of one before preparing), "
+            "prepare the model anew after unfreezing (free_memory(model) first), or set requires_grad=False on it"
         )
 
 
@@ -545,8 +546,8 @@ _NOT_ONE_VALUE = (
 
 _TWICE_ACCUMULATED = (
     "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: without "
-    "accumulate(), step() is called after each batch, or after {size} batches of which each was trained on before the "
-    "next was read. Wrap the code for one batch in `with accelerator.accumulate(model):`, or leave "
+    "accumulate(), call step() after each batch, or after {size} batches, each with its backward() before the next "
+    "batch is read. Or wrap the code for one batch in `with accelerator.accumulate(model):`, or leave "
     "gradient_accumulation_steps at 1 and divide the loss yourself; for a loss that is a sum over tokens call "
     "backward(loss, weight=num_tokens)"
 )
