@@ -1,6 +1,6 @@
 """The requests of the kernel to the program that runs in its workers, and the replies, as typed records.
 
-A pool carries them as plain dicts: `to_body` makes these, and the receiver reads and validates them once.
+The pool transfers them as plain dicts, which `to_body` creates and the receiver validates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ReloadMode = Literal["again", "update", "edited"]
 """How a module is reloaded.
 
 ``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
-classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and so are its importers.
+classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and the modules that import
+it are reloaded too.
 """
 
 
@@ -45,7 +46,7 @@ class RunRequest:
     bound: tuple[str, ...]
     """The names that the cell binds."""
     shared: tuple[str, ...]
-    """The names whose values both sides have."""
+    """The names whose values both the kernel and the worker have."""
     is_plain: bool
     only_reads_accelerator: bool
     """The cell is plain, unless an earlier one has prepared objects explicitly."""
@@ -65,10 +66,10 @@ class RunRequest:
     reloaded: dict[str, ReloadMode]
     """The modules to reload."""
     lines: tuple[str, ...]
-    """Lines that rank 0 returns with its own."""
+    """Lines of the kernel to show below the output; rank 0 returns them before its own."""
     default_dtype: str | None
     rng_digest: str | None
-    """The digest of the kernel's random states; None: they are not returned."""
+    """The digest of the kernel's random states; None: the worker does not return its own."""
     has_rng: bool
     """Whether the kernel's random states are among the payloads."""
     is_partial: bool
@@ -117,7 +118,7 @@ class TaskReply:
     returned: ReturnRecord | None = None
 
     def to_body(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
+        """Return the reply as a JSON-ready dict."""
         body = to_body(self)
         body["returned"] = None if self.returned is None else self.returned.to_body()
         return body
@@ -125,18 +126,18 @@ class TaskReply:
 
 @dataclass(frozen=True, slots=True)
 class RankAnswer:
-    """How a request ended on one rank; the payloads are the receiver's to close."""
+    """How a request ended on one rank. The receiver must close the payloads."""
 
     rank: int
     outcome: Outcome
     reply: TaskReply = TaskReply()
     death: WorkerDeath | None = None
-    """How the process ended, if it did."""
+    """How the process died, if it did."""
     payloads: Payloads = field(default_factory=dict)
 
 
 def to_body(record: RunRequest | PullRequest | TaskReply) -> dict[str, Any]:
-    """Return a record JSON-ready; lists and dicts are not copied."""
+    """Return a record as a JSON-ready dict; lists and dicts in it are not copied."""
     values = {item.name: getattr(record, item.name) for item in fields(record)}
     nested = (CallRequest, ErrorReport, OutOfMemoryReport)
     return {name: asdict(value) if isinstance(value, nested) else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The newest recorded runs for the sidebar. All texts and lists are bounded, since the files may hold anything."""
+"""The newest recorded runs for the sidebar. All texts and lists are bounded, since the files may have any contents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def label_run(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_runs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the runs with the given ``ids`` differ: each name with the runs' values, null where one has none."""
+    """Return the facts in which the runs with the given ``ids`` differ, with the value of each run or null."""
     ids = given.get("ids")
     if not isinstance(ids, list) or not 2 <= len(ids) <= MAX_COMPARED:
         raise ValueError(f"2 to {MAX_COMPARED} runs can be compared")
