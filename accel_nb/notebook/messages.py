@@ -19,8 +19,8 @@ ReloadMode = Literal["again", "update", "edited"]
 """How a module is reloaded.
 
 ``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
-classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and the modules that import
-it are reloaded too.
+classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and modules
+that import it are reloaded too.
 """
 
 

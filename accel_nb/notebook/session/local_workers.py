@@ -9,7 +9,7 @@ from accel_nb.pool.local.engine import LocalEngine
 
 PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")
-"""What is loaded before workers are forked; torch's optimizers import the first when one of them is made."""
+"""Modules and a function to load before workers are forked. torch's optimizers import the first one when constructed."""
 
 
 def make_local_engine(overrides: Mapping[str, str]) -> Engine:

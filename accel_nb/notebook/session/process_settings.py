@@ -71,7 +71,9 @@ def _set_warnings(entries: list[list[Any]]) -> None:
             patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
             filters.append((action, patterns[0], category, patterns[1], line))
     warnings.filters[:] = filters  # type: ignore[index]
-    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")  # also clears the registries' cache
+    warnings.filterwarnings(
+        "ignore", message="To exit: use", module="IPython"
+    )  # the call also invalidates the cache of shown warnings
 
 
 def _log_levels() -> dict[str, int]:

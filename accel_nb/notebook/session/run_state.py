@@ -1,4 +1,4 @@
-"""The state of one run of a cell: the cell, what is sent to the workers, its output and its controls."""
+"""The state of one run of a cell: the cell, the values for the workers, its output and its controls."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ class CellRun:
 
 
 def status_of(error: BaseException | None) -> RunStatus:
-    """Return the final status of a run that raised ``error``, or None if it raised nothing."""
+    """Return the final status of a run; ``error`` is the error that it raised, or None."""
     return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
