@@ -15,7 +15,7 @@ MODULE = "accel_nb.launch.rank"
 """The module that a rank's process runs."""
 
 FINISHING = b"finishing\n"
-"""What a rank writes to its report when it will end its step, save and stop."""
+"""The text that a rank writes to its report when it will end its step, save and stop."""
 
 Kind = Literal["script", "module", "notebook"]
 
@@ -33,9 +33,9 @@ class Target:
 class RankTask:
     """A target with the layers of its options.
 
-    ``report`` is an inherited descriptor for the report of a failure, ``place`` one for the rank's position, and
-    ``parent`` the process that reads them: a rank ends with it. The run is recorded in ``folder``, and ``out`` is the
-    path of a notebook's executed copy.
+    ``report_file`` is an inherited descriptor for the report of a failure, ``position_file`` one for the rank's
+    position, and ``parent`` the process that reads them: a rank ends with it. The run is recorded in ``folder``, and
+    ``out`` is the path of a notebook's executed copy.
     """
 
     kind: Kind

@@ -255,7 +255,7 @@ class _PreparedNames:
 
 
 def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _PreparedNames, config: str) -> str:
-    """Return a cell's source for the script. Raise ConfigError if the analysis does not find which objects it trains."""
+    """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
     rewriting = CellRewriter(cell.text, cell.tree, training)
     where = f"cell {cell.number}"
     if cell.resolved is not None and not cell.is_plain:

@@ -9,7 +9,7 @@ from accel_nb.pool.local.engine import LocalEngine
 
 PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")
-"""Modules and a function to load before workers are forked. torch's optimizers import the first one when constructed."""
+"""Modules and a function to load before workers are forked; torch imports the first when an optimizer is made."""
 
 
 def make_local_engine(overrides: Mapping[str, str]) -> Engine:

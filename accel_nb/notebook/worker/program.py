@@ -133,9 +133,8 @@ class CellProgram:
 
     def finish_step(self) -> bool:
         """Make the cell save and end after its next step; return False if it does not save or runs no steps."""
-        accepted = [
-            accelerator.request_stop() for accelerator in self._open_accelerators()
-        ]  # a list, since `any` of a generator would not call all of them
+        # A list, since `any` of a generator would not call all of them.
+        accepted = [accelerator.request_stop() for accelerator in self._open_accelerators()]
         return any(accepted)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
