@@ -18,7 +18,7 @@ _NAMES = (
 _SECRET_NAME = re.compile(rf"(?i)(?:^|[_\W]){_NAMES}(?:$|[_\W])")
 _SECRET_FLAG = re.compile(rf"(?i)^-(?:.*[_\W])?{_NAMES}(?:[_-](?:value|text|v?\d+))?$")
 _SPECIAL_TOKEN = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\s*")
-"""Special tokens of vocabularies: ``pad_token="<pad>"`` is no secret."""
+"""Special tokens of vocabularies: ``pad_token="<pad>"`` is not a secret."""
 
 _TOKEN_FORMATS = re.compile(
     r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
@@ -50,7 +50,7 @@ def flag_takes_secret(flag: str) -> bool:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Return whether a named value is a secret: a text with such a name that is no special token of a vocabulary."""
+    """Return whether a named value is a secret: a text with such a name that is not a special token of a vocabulary."""
     return isinstance(value, str) and names_secret(name) and _SPECIAL_TOKEN.fullmatch(value) is None
 
 

@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"^(.*?)\.?(\d+)\.")
 
 
 def read_safetensors(path: Path) -> ModelSizes:
-    """Return the model that a safetensors file, or all such files of a folder, hold.
+    """Return the sizes of the model in a safetensors file, or in all such files of a folder.
 
     Integer tensors count as buffers. Raises `ConfigError` for missing or invalid files.
     """
@@ -43,7 +43,7 @@ def read_safetensors(path: Path) -> ModelSizes:
 
 
 def numbered_blocks(names: Iterable[str]) -> dict[str, str]:
-    """Return the repeated block of each name that has one: ``h.0`` of ``h.0.mix.weight`` where there is ``h.1`` too."""
+    """Return the repeated block of each name in one: ``h.0`` for ``h.0.mix.weight`` if ``h.1`` exists too."""
     blocks: dict[str, str] = {}
     lists: dict[str, set[str]] = {}
     for name in names:

@@ -17,12 +17,12 @@ Options = Mapping[str, "str | int | bool"]
 """Options of a run by their dotted names, with the values that choose a layout."""
 
 ShardingKind = Literal["torch", "blocks", "flat"]
-"""How memory is divided: not (plain torch and DDP), by `fully_shard` block by block, or in flat partitions."""
+"""``torch``: not divided (plain torch, DDP); ``blocks``: `fully_shard`, by block; ``flat``: in flat partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is divided by the number of ranks, and what is offloaded to the host's memory."""
+    """A way to train: the state that is divided among ranks, and the state that is offloaded to the host's memory."""
 
     name: str
     engine: ShardingKind
@@ -48,7 +48,7 @@ class Layout:
         )
 
     def fits_world(self, world: int) -> bool:
-        """Whether the layout is meant for that many ranks."""
+        """Return whether the layout applies to ``world`` ranks."""
         return self.min_world <= world and (self.max_world is None or world <= self.max_world)
 
 

@@ -13,7 +13,7 @@ from accel_nb.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WeightSize:
-    """One parameter; a tied one is one weight. ``itemsize`` and ``state_bytes`` are in bytes.
+    """One parameter; a tied parameter counts once. ``itemsize`` and ``state_bytes`` are in bytes.
 
     ``block`` is the name of the repeated block of the model that contains it; None outside of blocks.
     ``state_bytes`` is the optimizer's state for the full weight between steps.
@@ -34,7 +34,7 @@ class WeightSize:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A model with its optimizer. ``step_bytes`` is what `optimizer.step()` allocates temporarily, undivided."""
+    """A model with its optimizer. ``step_bytes`` are temporary tensors of `optimizer.step()`, not divided."""
 
     name: str
     weights: tuple[WeightSize, ...]
@@ -55,9 +55,9 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """How many values of a weight's dtype an optimizer keeps for each value, and allocates temporarily in a step.
+    """How many values an optimizer keeps for each value of a weight, and allocates temporarily in a step; same dtype.
 
-    ``num_scratch`` is that of torch's implementation over lists of tensors, its default on GPUs.
+    ``num_scratch`` is for torch's implementation over lists of tensors, its default on GPUs.
     """
 
     num_kept: int

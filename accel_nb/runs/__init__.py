@@ -1,4 +1,4 @@
-"""The local registry of runs: what was run with what, and how it ended. Plain files, no torch."""
+"""The local registry of runs: target, options, environment and outcome of each. Plain files, no torch."""
 
 from accel_nb.runs.record import Run as Run
 from accel_nb.runs.registry import RunRecording as RunRecording

@@ -1,4 +1,4 @@
-"""What differs between runs: options, results, code and environment."""
+"""Differences between runs: options, results, code and environment."""
 
 from __future__ import annotations
 

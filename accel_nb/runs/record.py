@@ -32,7 +32,7 @@ class Run:
     """The record of a run; times are seconds since the epoch.
 
     ``config`` maps each given option to its value and origin, ``metrics`` each name to the last value. ``notebook`` is
-    the path of the notebook where its front end reports it.
+    the path of the notebook, if its front end reports it.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def code(self) -> str | None:
-        """The state of the code as text; None where it is not known."""
+        """The state of the code as text; None if it is unknown."""
         if self.git is None:
             return None
         changed = self.git.get("num_changed")
@@ -130,7 +130,7 @@ def read_run(folder: Path, *, sampled: bool = False) -> Run:
 
 
 def read_labels(folder: Path) -> RunLabels:
-    """Return what the user wrote about the run in a folder; empty where that is missing or damaged."""
+    """Return the user's labels of the run in a folder; empty ones if the file is missing or damaged."""
     try:
         return RunLabels.from_json(_read_text(folder / LABELS, MAX_BYTES))
     except (OSError, ValueError):
