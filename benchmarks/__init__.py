@@ -1,1 +1,1 @@
-"""One script per question, each side by side with what a user would pick instead; `python -m benchmarks` runs all."""
+"""One script per question; each compares accel_nb with the alternatives of a user. `python -m benchmarks` runs all."""

@@ -1,7 +1,7 @@
-"""How near is the forecast of a training's memory to what it takes?
+"""How accurate is the forecast of a training's memory?
 
-The truth is the allocator's own record of whole training steps on the CPU: forward, backward and AdamW. The peer is the
-formula of accelerate's estimate-memory, which knows weights, gradients and optimizer and no activations.
+The reference is the allocator's own record of whole training steps on the CPU: forward, backward and AdamW. The peer is
+the formula of accelerate's estimate-memory, which counts weights, gradients and optimizer state, but no activations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch normalisation and a way around them."""
+    """Two convolutions with batch normalisation and a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Residual(nn.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own transformer, with dropout."""
+    """torch's own transformer encoder, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()

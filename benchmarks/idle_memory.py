@@ -1,7 +1,7 @@
 """How much memory does an idle pool hold?
 
-Private memory (USS) is what would be free again if one process ended; PSS adds its part of what is shared. The peer is
-what launchers start otherwise: fresh interpreters that import torch and open the same kind of group.
+Private memory (USS) is freed if one process ends; PSS adds the process's part of shared memory. The peer are processes
+as other launchers start them: fresh interpreters that import torch and open the same kind of group.
 """
 
 from __future__ import annotations

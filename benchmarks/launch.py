@@ -21,7 +21,7 @@ _COMMANDS = {
     TORCHRUN: ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
     PEER: ["accelerate.commands.launch", "--num_processes", "2", "--multi_gpu", "--main_process_port", "0"],
 }
-"""accelerate starts several ranks where it is told of GPUs; a script that does nothing needs none."""
+"""accelerate starts several ranks only with ``--multi_gpu``; an empty script needs no GPU."""
 
 
 def launch(quick: bool = False) -> Report:

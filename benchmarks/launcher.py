@@ -1,7 +1,7 @@
 """What does a launch cost, an interrupt, a death?
 
 A real kernel calls both launchers in turn with the same function, in a random order inside of each round; interrupts
-come while one rank waits in a collective that the other does not come to; deaths are timed from the signal.
+arrive while one rank waits in a collective that the other never calls; deaths are timed from the signal.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _death():
 
 
 def launcher(quick: bool = False) -> Report:
-    """Time launches in turn with the peer's, then interrupts and deaths."""
+    """Time launches of both in turn, then interrupts and deaths."""
     rounds, repeats = (3, 5) if quick else (12, 30)
     with running_kernel() as kernel:
         kernel.run(_LAUNCHES)

@@ -67,7 +67,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
 
 
 def _epoch(loader: Iterable[Any]) -> tuple[float, float, float]:
-    """Return processor time of a batch and of the first one, and the time of a batch by the clock, in microseconds."""
+    """Return processor time of a batch and of the first one, and wall time of a batch, in microseconds."""
     start, started = time.thread_time(), time.perf_counter()
     batches = iter(loader)
     next(batches)

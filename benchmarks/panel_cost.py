@@ -2,8 +2,8 @@
 
 One kernel, two workers. Cells of the same training loop run with the panel and the telemetry, and with both off, in a
 random order inside of each round; a cell reports how long its own loop took, and what its worker and the kernel
-computed meanwhile. On a shared machine a loop's time moves by more than a hundredth from one to the next, processor
-time does not: what training loses is read from that too, a worker's own and the kernel's divided by the processors.
+computed meanwhile. On a shared machine the time of a loop varies by more than one percent, processor time does not. The
+loss is therefore computed from processor time too: the worker's, plus the kernel's divided by the number of processors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _train(on, size, steps):
 
 
 def panel_cost(quick: bool = False) -> Report:
-    """Train with everything on and off in turn."""
+    """Train with panel and telemetry on and off in turn."""
     rounds, steps = (4, 50) if quick else (24, 100)
     with running_kernel() as kernel:
         kernel.run(CELL_HELPERS + "\n%load_ext accel_nb\n_wait_warm()")

@@ -1,7 +1,8 @@
 """What does `log` cost the training thread, with no tracker and with three?
 
 A loop of torch operations of about 0.2 ms logs two numbers a step. Three trackers: JSONL, TensorBoard, and one that
-takes 0.2 ms a call, as one over a network may. Time inside of `log`, which the training waits for, in blocks by turns.
+takes 0.2 ms a call, as one over a network may. Measured is the time inside of `log`, during which training waits, in
+blocks by turns.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def trackers(quick: bool = False) -> Report:
 
 
 def _block(accelerator: Any, work: Any) -> float:
-    """Return how long one call holds the training up, in microseconds: the median of a block."""
+    """Return the duration of one call in microseconds: the median of a block."""
     walls: list[float] = []
     for step in range(STEPS):
         (work @ work).sum()

@@ -12,7 +12,7 @@ from torch import nn
 
 
 def save_single(model: nn.Module, folder: Path) -> Path:
-    """Save a model as one file; of a tied tensor only the first name."""
+    """Save a model as one file; a tied tensor is saved under its first name only."""
     path = folder / "model.safetensors"
     save_file(_distinct(model), path, {"format": "pt"})
     return path
@@ -34,7 +34,7 @@ def save_sharded(model: nn.Module, folder: Path, num_shards: int = 3) -> Path:
 
 
 def save_zeros(model: nn.Module, folder: Path) -> Path:
-    """Write a file of zeros for a model, empty or not, that takes no room on disk; returns its path."""
+    """Write a sparse file of zeros for a model, empty or not; return its path."""
     header: dict[str, object] = {}
     end = 0
     for name, tensor in _distinct(model).items():

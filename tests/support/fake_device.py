@@ -1,4 +1,4 @@
-"""A type of device for tests: the CPU under another name, with streams that do nothing, counting what is called."""
+"""A type of device for tests: the CPU under another name, with streams that do nothing; it counts calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.runtime.devices.cpu import Cpu
 
 
 class FakeEvent:
-    """An event that has always come, and is ready only after `synchronize` where ``is_late`` is set."""
+    """An event that is complete at once, or with ``is_late`` only after `synchronize`."""
 
     def __init__(self, calls: Counter[str], *, is_late: bool = False) -> None:
         self._calls = calls
@@ -47,7 +47,7 @@ class FakeStream:
 
 
 class FakeDevice(Cpu):
-    """Computes with the CPU's tensors. torch reads the name without a backend that would be behind it."""
+    """Computes with the CPU's tensors. torch accepts the name although no backend is registered for it."""
 
     name = "privateuseone"
     is_host: ClassVar[bool] = False

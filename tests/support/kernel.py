@@ -17,7 +17,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Output:
-    """What one cell put out."""
+    """The output of one cell."""
 
     stdout: str = ""
     stderr: str = ""

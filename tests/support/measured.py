@@ -1,4 +1,4 @@
-"""What really lies in memory: the profiler's own record of what the CPU's allocator gives and takes."""
+"""Measured memory, from the profiler's record of allocations on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.telemetry.memory import storage_bytes
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """Run, and return how much more was allocated at the fullest moment than before; scratch of kernels included."""
+    """Run, and return the peak of allocated bytes above those at the start; scratch memory of kernels is included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
     assert record.profiler is not None
@@ -37,5 +37,5 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return what a rank holds of a tensor that is divided."""
+    """Return this rank's shard of a sharded tensor, and any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""How much memory a process has taken at most."""
+"""The peak memory of a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def peak_bytes() -> int:
 
 
 def grown_bytes(run: Callable[[], object]) -> int:
-    """Return by how much this process's resident memory grew at most while something ran."""
+    """Return the largest growth of this process's resident memory during a call."""
     gc.collect()
     trim_heap()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on

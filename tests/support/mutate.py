@@ -1,4 +1,4 @@
-"""Changes drawn by chance: of bytes, and of JSON values; the same seed makes the same ones."""
+"""Random changes of bytes and of JSON values; the same seed makes the same changes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def rounds(seed: int, num_rounds: int = NUM_ROUNDS) -> Iterator[random.Random]:
-    """Yield generators, each of which says by its number what a failing round was drawn from."""
+    """Yield one generator for each round, seeded by ``seed`` and the round's number: each round can be repeated."""
     for index in range(num_rounds):
         yield random.Random(f"{seed}/{index}")
 
 
 def changed_bytes(content: bytes, chance: random.Random) -> bytes:
-    """Return bytes with some flipped, cut out, put in, doubled, or the end cut off."""
+    """Return bytes with some flipped, removed, inserted or repeated, or with the end removed."""
     data = bytearray(content)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(data) + 1)
@@ -46,7 +46,7 @@ def changed_bytes(content: bytes, chance: random.Random) -> bytes:
 
 
 def changed_value(value: Any, chance: random.Random) -> Any:
-    """Return a JSON value in which one place, at any depth, holds something else, or is gone, or is there twice."""
+    """Return a JSON value in which one item, at any depth, is replaced, removed or repeated."""
     inside = isinstance(value, dict | list) and value and chance.random() < 0.85
     if not inside:
         return chance.choice(HOSTILE)

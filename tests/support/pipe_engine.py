@@ -1,4 +1,4 @@
-"""An engine without shared memory: each worker is a plain process, and everything travels over its two pipes."""
+"""An engine without shared memory: each worker is a plain process, and all data are sent over its two pipes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PRELOAD = ("tests.support.programs", "torch", "torch.distributed", "accel_nb.run
 
 
 class Recorder:
-    """Keeps everything a request reports."""
+    """A listener that records all its calls."""
 
     def __init__(self) -> None:
         self.text: dict[tuple[int, str], bytes] = {}
@@ -56,7 +56,7 @@ def running_pool(size: int, **options: Any) -> Iterator[tuple[Pool, LocalEngine]
 
 
 def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **options: Any) -> tuple[list[RankResult], Any]:
-    """Run one code on every rank, or one each."""
+    """Run the same code on every rank, or one code for each rank."""
     if len(codes) == 1:
         codes = codes * pool.size
     return pool.run("run", {rank: {"code": code} for rank, code in enumerate(codes)}, recorder or Recorder(), **options)

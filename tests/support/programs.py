@@ -12,9 +12,9 @@ from accel_nb.pool.program import TaskResult
 
 
 class EvalProgram:
-    """Executes ``body["before"]``, which no interrupt reaches, then ``body["code"]``; answers with its ``result``.
+    """Executes ``body["before"]``, which cannot be interrupted, then ``body["code"]``; replies with its ``result``.
 
-    The payloads of the request are ``received``; those in ``returned`` go with the reply.
+    The code reads the request's payloads from ``received``; payloads that it binds to ``returned`` are sent back.
     """
 
     def __init__(self, worker: Worker) -> None:

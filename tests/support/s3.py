@@ -16,8 +16,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wsgi import get_input_stream
 
 Fault = Literal["refuse", "busy", "cut", "mute", "hold"] | None
-"""What happens to a request: an error that stays, one that passes, a connection that ends before or after it is done,
-or a wait until `Server.release`."""
+"""The fault of a request: a permanent error (``refuse``), a temporary one (``busy``), a connection that ends before
+(``cut``) or after (``mute``) the request is executed, or a wait until `Server.release` (``hold``)."""
 
 _ANSWERS = {"refuse": ("403 Forbidden", "AccessDenied"), "busy": ("503 Slow Down", "SlowDown")}
 
@@ -31,7 +31,7 @@ class _Quiet(WSGIRequestHandler):
 
 @dataclass
 class Server:
-    """The server; ``rule`` is asked for each request that writes, with the key's last part."""
+    """The server; ``rule`` is called for each request that writes, with the key's last part, and returns the fault."""
 
     url: str = ""
     rule: Callable[[str], Fault] = lambda name: None

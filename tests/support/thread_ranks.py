@@ -1,4 +1,4 @@
-"""Ranks that are threads, of which one runs at a time, and loaders that tests shard among them."""
+"""Ranks that are threads, one of which runs at a time, and loaders that tests shard among them."""
 
 import json
 import random
@@ -27,7 +27,7 @@ from tests.support.loops import Loops
 
 
 class RankGone(Exception):
-    """Raised in a rank that waits in a collective which another rank will not enter."""
+    """Raised in a rank that waits in a collective that another rank does not call."""
 
 
 class TurnScheduler:
@@ -132,7 +132,7 @@ def run_threads(size, body):
 
 @dataclass
 class Setup(Loops):
-    """A loader, sharded, with a record of what it announced."""
+    """A sharded loader, with a record of the shares that it reports."""
 
     comm: FakeComm
     batch: str = "global"
@@ -222,7 +222,7 @@ class Squares(Dataset):
 
 
 class Foreign(Sampler):
-    """Draws lazily, from three generators, and has no length."""
+    """A sampler that draws lazily from three generators and has no length."""
 
     def __init__(self, count):
         self.count = count
@@ -270,7 +270,7 @@ LOADERS = {
 
 
 class Stream(IterableDataset):
-    """Shuffles at the start and draws on the way, from global generators; ``lazily`` has no length."""
+    """A stream that shuffles at the start and draws during the epoch, both from the global generators."""
 
     def __init__(self, count, has_length):
         self.count = count
@@ -293,7 +293,7 @@ EVEN = DataOptions(even_batches=True)
 
 
 class Counted(IterableDataset):
-    """A stream of ``0 ... count - 1`` that remembers what was read."""
+    """A stream of ``0 ... count - 1`` that records the numbers read."""
 
     def __init__(self, count):
         self.count = count

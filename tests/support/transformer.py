@@ -1,4 +1,4 @@
-"""A small transformer of torch modules, with what makes placing weights hard."""
+"""A small transformer of torch modules, with tied weights, buffers and parameters outside of submodules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A language model; ``tied`` gives the head the embedding's weights."""
+    """A language model; with ``tied`` the head has the embedding's weights."""
 
     def __init__(
         self,
