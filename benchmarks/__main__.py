@@ -47,7 +47,7 @@ _MARK = "BENCHMARK_RUN"
 
 
 def run_all() -> int:
-    """Run what was asked for; returns how many benchmarks failed to run."""
+    """Run the chosen benchmarks, and return how many failed to run."""
     parser = argparse.ArgumentParser(description="Run the benchmarks, each in a process of its own.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run; all if none: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; writes no results")
@@ -61,7 +61,7 @@ def run_all() -> int:
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         for name in names:
-            report = _run(name, Path(folder) / name, quick=options.quick)
+            report = _run_benchmark(name, Path(folder) / name, quick=options.quick)
             if isinstance(report, Report):
                 reports.append(report)
             else:
@@ -87,31 +87,31 @@ def run_all() -> int:
     return len(failures)
 
 
-def _run(name: str, path: Path, *, quick: bool) -> Report | str:
-    """Run one benchmark and return its report, or what went wrong: leftover processes count as that."""
+def _run_benchmark(name: str, path: Path, *, quick: bool) -> Report | str:
+    """Run one benchmark and return its report, or a description of its failure, such as leftover processes."""
     print(f"--- {name}", flush=True)
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(path), *(["--quick"] if quick else [])]
     process = subprocess.run(command, cwd=ROOT, env={**os.environ, _MARK: mark}, check=False)
-    left = _leftovers(mark)
-    for other in left:
+    leftovers = _leftovers(mark)
+    for other in leftovers:
         other.kill()
     if process.returncode:
         return f"exit code {process.returncode}"
-    if left:
-        return f"left {len(left)} processes behind"
+    if leftovers:
+        return f"left {len(leftovers)} processes behind"
     return load_report(path)
 
 
 def _leftovers(mark: str) -> list[psutil.Process]:
-    """Return the processes that still run and were started by a benchmark, giving them three seconds to end."""
-    left: list[psutil.Process] = []
+    """Wait up to three seconds for processes that a benchmark started, and return those that still run."""
+    leftovers: list[psutil.Process] = []
     for _ in range(30):
-        left = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-        if not left:
+        leftovers = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+        if not leftovers:
             break
         time.sleep(0.1)
-    return left
+    return leftovers
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

@@ -3,11 +3,11 @@
 A transformer of torch modules with random weights, in safetensors shards that the page cache holds. accel_nb computes
 with the shards in place; accelerate makes its own copy of them while loading, as it does for every checkpoint. Forwards
 alternate in a random order within one process, and those of a round are compared with each other, since the machine's
-pace changes in the course of a run. For the cold ones the system forgets all files first, and accel_nb reads through
-the cache or past it, as it does by itself where a model is larger than the cache can be; between them the disk alone is
-read, by several threads without a cache: what no forward can be faster than by much. Loading is measured in
-processes of its own, like with like: mapped files with mapped ones, copies with copies. So is a model of several GiB
-that generates under a hard limit of memory.
+speed changes during a run. Before cold forwards the files are dropped from the page cache; accel_nb then reads through
+the cache, or past it, which it chooses itself for a model larger than the cache. In the same rounds several threads
+read the disk alone, without the cache: about the shortest time that a cold forward can take. Loading is measured in
+separate processes: mapped files are compared with mapped files, copies with copies. A model of several GiB that
+generates under a hard limit of memory is measured in a separate process too.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ COPIED = "accelerate, weights copied out of its files"
 WIDTH, VOCABULARY, SHARDS = 1536, 4096, 4
 _DISK = {"embedding": "cpu", "positions": "cpu", "head": "cpu", "norm": "cpu", "blocks": "disk"}
 FEW, MANY = 1, 16
-"""Tokens of a forward: one, as when text is generated, and as many as take the peer about as long as its reading."""
+"""Tokens of a forward: one, as in text generation, and so many that accelerate computes about as long as it reads."""
 _LIMIT_SHARE = 0.25
-"""Of a model's size: the memory that a process may take to generate with it, beyond what torch itself has taken."""
+"""The limit of memory for generation, beyond the memory of torch itself, as a fraction of the model's size."""
 _NEW_TOKENS = 4
 
 
@@ -50,21 +50,21 @@ def big_model(quick: bool = False) -> Report:
     depth, rounds, loads, large = (8, 3, 2, 16) if quick else (20, 15, 3, 48)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
-        nbytes = int(_child("--save", folder, depth))
-        forwards = json.loads(_child("--forwards", folder, depth, rounds))
+        nbytes = int(_run_child("--save", folder, depth))
+        forwards = json.loads(_run_child("--forwards", folder, depth, rounds))
         for path in folder.glob("*.safetensors"):
-            path.read_bytes()  # into the cache again
+            path.read_bytes()  # into the page cache again
         loading: dict[str, list[list[float]]] = {OURS: [], MAPPED: [], PEER: [], COPIED: []}
         for order in shuffled_rounds(list(loading), loads):
             for who in order:
                 places = ("cpu",) if who in (COPIED, MAPPED) else ("cpu", "disk")
                 loading[who].append(
-                    [x for place in places for x in json.loads(_child("--load", folder, depth, who, place))]
+                    [x for place in places for x in json.loads(_run_child("--load", folder, depth, who, place))]
                 )
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
-        large_nbytes = int(_child("--save-empty", name, large))
-        limited = json.loads(_child("--generate", name, large, int(large_nbytes * _LIMIT_SHARE)))
-        free = json.loads(_child("--generate", name, large, 0))
+        large_nbytes = int(_run_child("--save-empty", name, large))
+        limited = json.loads(_run_child("--generate", name, large, int(large_nbytes * _LIMIT_SHARE)))
+        free = json.loads(_run_child("--generate", name, large, 0))
     report = Report(
         "Models larger than memory",
         f"Forwards of a transformer of {nbytes / 2**30:.1f} GiB (float32, {depth} blocks), its blocks on disk, warm in "
@@ -158,7 +158,7 @@ def big_model(quick: bool = False) -> Report:
     return report
 
 
-def _child(*arguments: object) -> str:
+def _run_child(*arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.big_model", *map(str, arguments)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
@@ -168,7 +168,7 @@ def _child(*arguments: object) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def _empty(depth: int) -> Any:
+def _make_empty(depth: int) -> Any:
     from accel_nb.bigmodel.meta import init_empty_weights
     from tests.support.transformer import Transformer
 
@@ -195,7 +195,7 @@ def _save_empty(folder: Path, depth: int) -> None:
 
     torch.manual_seed(0)
     groups: dict[str, dict[str, Any]] = {}
-    for name, tensor in _empty(depth).state_dict().items():
+    for name, tensor in _make_empty(depth).state_dict().items():
         if name != "head.weight":  # the embedding's
             groups.setdefault(".".join(name.split(".")[:2]), {})[name] = tensor
     weight_map: dict[str, str] = {}
@@ -211,14 +211,14 @@ def _save_empty(folder: Path, depth: int) -> None:
 
 
 def _generate(folder: Path, depth: int, limit: int) -> None:
-    """Generate from weights on disk under a hard limit of memory, or from weights in memory without any."""
+    """Generate from weights on disk under a hard limit of memory, or from weights in memory without a limit."""
     import resource
 
     import torch
 
-    model = _empty(depth)
+    model = _make_empty(depth)
     tokens = torch.arange(4)[None]
-    torch.nn.functional.linear(torch.randn(64, 64), torch.randn(64, 64))  # torch has made its threads
+    torch.nn.functional.linear(torch.randn(64, 64), torch.randn(64, 64))  # torch starts its threads
     if limit:
         status = Path("/proc/self/status").read_text().splitlines()
         used = int(next(line for line in status if line.startswith("VmData")).split()[1]) * 1024
@@ -267,23 +267,23 @@ def _forwards(folder: Path, depth: int, rounds: int) -> None:
 
     from accel_nb.bigmodel.host_memory import empty_tensors
 
-    ways = {who: _load(who, _empty(depth), folder, _DISK) for who in (OURS, PEER)}
-    ways[RESIDENT] = _load(OURS, _empty(depth), folder, {"": "cpu"})
+    models = {who: _load(who, _make_empty(depth), folder, _DISK) for who in (OURS, PEER)}
+    models[RESIDENT] = _load(OURS, _make_empty(depth), folder, {"": "cpu"})
     found: dict[str, Any] = {}
     with torch.inference_mode():
         for count in (FEW, MANY):
             tokens = torch.arange(count)[None] % VOCABULARY
-            expected = ways[RESIDENT](tokens)
-            for model in ways.values():  # everybody's second forward is like all others
+            expected = models[RESIDENT](tokens)
+            for model in models.values():  # the first two forwards warm up
                 assert torch.equal(model(tokens), expected)
                 model(tokens)
-            times: dict[str, list[tuple[float, float]]] = {who: [] for who in ways}
-            for order in shuffled_rounds(list(ways), rounds):
+            times: dict[str, list[tuple[float, float]]] = {who: [] for who in models}
+            for order in shuffled_rounds(list(models), rounds):
                 for who in order:
-                    times[who].append(_timed(lambda who=who, tokens=tokens: ways[who](tokens)))
+                    times[who].append(_time_call(lambda who=who, tokens=tokens: models[who](tokens)))
             found[str(count)] = times
         tokens = torch.arange(FEW)[None] % VOCABULARY
-        disk_only = {OURS: ways[OURS], PAST: _load(PAST, _empty(depth), folder, _DISK), PEER: ways[PEER]}
+        disk_only = {OURS: models[OURS], PAST: _load(PAST, _make_empty(depth), folder, _DISK), PEER: models[PEER]}
         runs: dict[str, Callable[[], object]] = {
             who: lambda model=model: model(tokens) for who, model in disk_only.items()
         }
@@ -291,9 +291,9 @@ def _forwards(folder: Path, depth: int, rounds: int) -> None:
         found["cold"] = {who: [] for who in runs}
         for order in shuffled_rounds(list(runs), max(3, rounds // 2)):
             for who in order:
-                _forget(folder)
-                found["cold"][who].append(_timed(runs[who]))
-        units = _units(ways[OURS])
+                _drop_from_cache(folder)
+                found["cold"][who].append(_time_call(runs[who]))
+        units = _units(models[OURS])
         buffer = empty_tensors([((max(unit.nbytes for unit in units),), torch.uint8)])[0]
 
         def read_all() -> None:
@@ -303,12 +303,12 @@ def _forwards(folder: Path, depth: int, rounds: int) -> None:
                     piece.source.read_into(view)
 
         read_all()
-        found["reading"] = [_timed(read_all)[0] for _ in range(rounds)]
+        found["reading"] = [_time_call(read_all)[0] for _ in range(rounds)]
     print(json.dumps(found))
 
 
-def _forget(folder: Path) -> None:
-    """Let the system drop all files of a folder from its cache, once they are on disk."""
+def _drop_from_cache(folder: Path) -> None:
+    """Write all files of a folder to disk, and drop them from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -318,7 +318,7 @@ def _forget(folder: Path) -> None:
 
 
 def _read_past_cache(paths: list[Path]) -> None:
-    """Read files as fast as the disk gives them, by whole sectors and without a copy."""
+    """Read files as fast as the disk allows: in whole sectors, without the page cache."""
     size = 4 << 20
     fds = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
     places = [(fd, at) for fd, path in zip(fds, paths, strict=True) for at in range(0, path.stat().st_size, size)]
@@ -335,8 +335,8 @@ def _read_past_cache(paths: list[Path]) -> None:
         os.close(fd)
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds that something took, and those of the processor, which others on the machine change less."""
+def _time_call(run: Callable[[], object]) -> tuple[float, float]:
+    """Return wall time and processor time of a call in seconds; other load changes processor time less."""
     started, worked = time.perf_counter(), time.process_time()
     run()
     return time.perf_counter() - started, time.process_time() - worked
@@ -351,7 +351,7 @@ def _load_timed(folder: Path, depth: int, who: str, place: str) -> None:
         import accelerate  # noqa: F401
     torch.ones(1)
     tokens = torch.zeros(1, 1, dtype=torch.long)
-    empty = _empty(depth)
+    empty = _make_empty(depth)
 
     def run() -> None:
         model = _load(who, empty, folder, {"": place} if place == "cpu" else _DISK)
@@ -361,11 +361,11 @@ def _load_timed(folder: Path, depth: int, who: str, place: str) -> None:
         if place == "cpu":
             with torch.inference_mode():
                 model(tokens)
-                for parameter in model.parameters():  # those too of which a forward uses few rows
+                for parameter in model.parameters():  # also weights of which a forward reads few rows
                     parameter.sum()
 
     before = peak_bytes()
-    seconds, _ = _timed(run)
+    seconds, _ = _time_call(run)
     print(json.dumps([seconds, (peak_bytes() - before) / 2**30]))
 
 

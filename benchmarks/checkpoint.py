@@ -1,8 +1,8 @@
-"""What does a checkpoint cost: the training while it is taken, the disk, and the way back?
+"""What does a checkpoint cost: the stall of training, the durable write, and the load?
 
 One process, a model and its Adam state. The copy that a background save makes is compared with a plain clone of the
 same tensors; a durable save with `torch.save` and an fsync of the same bytes; loading with every byte verified with
-safetensors loading the same bytes unverified. Each reader touches what it got in the same way.
+safetensors loading the same bytes unverified. Loaded tensors are read in the same way after each load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAIRS = ((STALL, CLONE, 1.2), (SAVE, TORCH_SAVE, 1.15), (COLD_LOAD, COLD_SAFETEN
 
 
 class Contest:
-    """The state and each way to keep it; a call of a contestant returns seconds."""
+    """A state, and the ways to save and load it; a call of each returns seconds."""
 
     def __init__(self, folder: Path, num_layers: int) -> None:
         self._folder = folder
@@ -52,36 +52,36 @@ class Contest:
         self._save("loaded", blocking=True)
         self.calls: dict[str, Callable[[], float]] = {
             STALL: self.stall,
-            CLONE: lambda: _timed(lambda: [value.clone() for value in self.flat.values()]),
+            CLONE: lambda: _time_call(lambda: [value.clone() for value in self.flat.values()]),
             SAVE: self.save,
             TORCH_SAVE: self.torch_save,
-            LOAD: lambda: _timed(lambda: _touch(self.load())),
-            SAFETENSORS: lambda: _timed(lambda: _touch(load_file(folder / "theirs.safetensors"))),
+            LOAD: lambda: _time_call(lambda: _read_values(self.load())),
+            SAFETENSORS: lambda: _time_call(lambda: _read_values(load_file(folder / "theirs.safetensors"))),
             COLD_LOAD: lambda: self.cold(LOAD),
             COLD_SAFETENSORS: lambda: self.cold(SAFETENSORS),
         }
 
     def stall(self) -> float:
-        """Save in the background, and wait for the rest outside of the time that counts."""
-        took = _timed(lambda: self._save("staged", blocking=False))
+        """Time a background save until it returns; the rest of it is not timed."""
+        took = _time_call(lambda: self._save("staged", blocking=False))
         self._saver.wait()
         self._store.remove("staged")
         return took
 
     def save(self) -> float:
-        """Save under a name that is free."""
-        took = _timed(lambda: self._save("saved", blocking=True))
+        """Time a save under a new name."""
+        took = _time_call(lambda: self._save("saved", blocking=True))
         self._store.remove("saved")
         return took
 
     def torch_save(self) -> float:
-        """Save as a careful script does, under a name that is free."""
-        took = _timed(self._torch_save)
+        """Time `torch.save` with fsync, as a careful script saves, under a new name."""
+        took = _time_call(self._torch_save)
         (self._folder / "theirs.pt").unlink()
         return took
 
     def cold(self, name: str) -> float:
-        """Load what the system no longer has in memory: what a new process after a crash finds."""
+        """Time a load of files that are not in the page cache, as in a new process after a crash."""
         gc.collect()
         for path in (*self._folder.glob("*.safetensors"), *self._folder.glob("ours/loaded/*")):
             with open(path, "rb") as file:
@@ -94,7 +94,7 @@ class Contest:
         return {f"{kind}/{name}": value for kind, part in found.items() for name, value in part.items()}
 
     def close(self) -> None:
-        """End the background."""
+        """Stop the thread of background saves."""
         self._saver.close()
 
     def _save(self, name: str, *, blocking: bool) -> None:
@@ -110,7 +110,7 @@ class Contest:
 
 
 def checkpoint(quick: bool = False) -> Report:
-    """Take each way in turn, in a new order each round; the first round warms up."""
+    """Measure each way in turn, in a new order each round; the first round warms up."""
     rounds, num_layers = (3, 6) if quick else (9, 16)
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=ROOT) as folder:
@@ -120,7 +120,7 @@ def checkpoint(quick: bool = False) -> Report:
             for number, order in enumerate(shuffled_rounds(list(contest.calls), rounds + 1)):
                 for name in order:
                     gc.collect()
-                    os.sync()  # nobody pays for what another has left to be written
+                    os.sync()  # so that no time includes writes of an earlier call
                     took = contest.calls[name]()
                     if number:
                         times[name].append(took)
@@ -148,13 +148,13 @@ def checkpoint(quick: bool = False) -> Report:
     return report
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _time_call(call: Callable[[], object]) -> float:
     started = time.perf_counter()
-    act()
+    call()
     return time.perf_counter() - started
 
 
-def _touch(tensors: dict[str, Tensor]) -> float:
+def _read_values(tensors: dict[str, Tensor]) -> float:
     return sum(float(value.sum()) for value in tensors.values())
 
 

@@ -1,7 +1,7 @@
 """How long until the first cell trains: imports, `%load_ext`, the warm-up behind it, and the first cell itself.
 
 Imports are timed in fresh interpreters. The first cell and the peer's first launch run in the same fresh kernels, in a
-random order, after the peer and torch have been imported there: both only pay for processes and groups.
+random order, after the peer and torch have been imported there: both times are of processes and groups only.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def cold_start(quick: bool = False) -> Report:
     """Time fresh interpreters, then fresh kernels."""
     names = ["accel_nb", "accelerate", "torch"]
     imports: dict[str, list[float]] = {name: [] for name in names}
-    brings_torch = set()
+    torch_importers = set()
     for order in shuffled_rounds(names, 2 if quick else 4):
         for name in order:
             seconds, has_torch = _time_import(name)
             imports[name].append(seconds)
             if has_torch:
-                brings_torch.add(name)
+                torch_importers.add(name)
     loads, warm_ups, firsts, torch_after_load = [], [], {OURS: [], PEER: []}, False
     for order in shuffled_rounds([OURS, PEER], 2 if quick else 5, seed=1):
         with running_kernel() as kernel:
@@ -74,7 +74,7 @@ def cold_start(quick: bool = False) -> Report:
         report.add(name, len(values), f"{statistics.median(values):.3f}", f"{max(values):.3f}")
     report.figures = [
         Figure("import accel_nb", statistics.median(imports["accel_nb"]), 0.15, "s"),
-        Figure("import accel_nb imports torch", float("accel_nb" in brings_torch), 0, "(0 is no)"),
+        Figure("import accel_nb imports torch", float("accel_nb" in torch_importers), 0, "(0 is no)"),
         Figure("%load_ext accel_nb", statistics.median(loads), 0.3, "s"),
         Figure("%load_ext accel_nb imports torch", float(torch_after_load), 0, "(0 is no)"),
         Figure(OURS, statistics.median(firsts[OURS]), 0.3, "s"),

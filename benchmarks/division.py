@@ -1,7 +1,7 @@
 """What does it cost a plain cell that its models divide whole batches, instead of each worker reading its share?
 
 Two gloo ranks train copies of a classifier of 1,000 classes in both ways, and evaluate it, blocks in a random order.
-One process that evaluates alone, while the other rank waits, is what division is compared with.
+Division is compared with one process that evaluates alone while the other rank waits.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ QUIET = 0.2
 STEPS = 10
 BATCH = 64
 CLASSES = 1000
-# Of the evaluation, in which computing dominates.
+# Batch size and classes of the evaluation, in which computing dominates.
 LARGE_BATCH, FEW = 2048, 10
 
 
 def division(quick: bool = False) -> Report:
     """Measure with two ranks and report what a step and an evaluation take."""
     rounds = 8 if quick else 40
-    told = on_two_ranks("benchmarks.division", rounds)
+    measured = on_two_ranks("benchmarks.division", rounds)
     report = Report(
         "Model division",
         f"A step of a classifier of {CLASSES:,} classes in a plain cell (batch {BATCH}, "
-        f"{told['parameters'] / 1e6:.1f} million parameters, SGD), and an evaluation of one of {FEW} classes by "
+        f"{measured['parameters'] / 1e6:.1f} million parameters, SGD), and an evaluation of one of {FEW} classes by "
         f"batches of {LARGE_BATCH} (2 gloo ranks, {rounds} rounds of {STEPS} steps or batches).",
         ["", "wall ms/step or batch"],
     )
-    walls = {name: quantile(times, QUIET) for name, times in told["times"].items()}
+    walls = {name: quantile(times, QUIET) for name, times in measured["times"].items()}
     for name, wall in walls.items():
         report.add(name, wall)
     for what, name, base, limit in (
         ("step, models compute rows over workers read shares", MODEL, DATA, 1.05),
         ("evaluation, two workers over one process", DIVIDED, ALONE, 0.6),
     ):
-        _, low, high = quiet_difference([told["times"][name]], [told["times"][base]], QUIET)
+        _, low, high = quiet_difference([measured["times"][name]], [measured["times"][base]], QUIET)
         spread = (1 + low / walls[base], 1 + high / walls[base])
         report.figures.append(Figure(what, walls[name] / walls[base], limit, "x", spread=spread))
     return report
@@ -90,8 +90,8 @@ def _loader(num_batches: int, batch: int, classes: int) -> Any:
     return DataLoader(TensorDataset(torch.randn(count, 256), torch.randint(classes, (count,))), batch_size=batch)
 
 
-def _cell(rank: int, divide: str) -> tuple[Any, Any]:
-    """Return an accelerator's plain cells, and what prepares objects for them by name."""
+def _make_plain_cells(rank: int, divide: str) -> tuple[Any, Any]:
+    """Return an accelerator's plain cells, and a function that prepares objects for them by name."""
     from accel_nb.accelerator import Accelerator
     from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
     from accel_nb.runtime.distributed.communicator import TorchComm
@@ -110,7 +110,7 @@ def _training(rank: int, divide: str) -> Callable[[int], None]:
 
     model, loader = _network(CLASSES), _loader(STEPS + 2, BATCH, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    cells, prepare = _cell(rank, divide)
+    cells, prepare = _make_plain_cells(rank, divide)
     prepare(model=model, optimizer=optimizer, loader=loader)
 
     def run(count: int) -> None:
@@ -130,7 +130,7 @@ def _evaluations(rank: int) -> dict[str, Callable[[int], None]]:
 
     model, loader = _network(FEW), _loader(STEPS, LARGE_BATCH, FEW)
     alone, optimizer = _network(FEW), torch.optim.SGD(model.parameters(), lr=0.01)
-    cells, prepare = _cell(rank, "model")
+    cells, prepare = _make_plain_cells(rank, "model")
     prepare(model=model, optimizer=optimizer)
     batches = list(loader)
 

@@ -28,10 +28,10 @@ STEPS = 40
 def facade_cost(quick: bool = False) -> Report:
     """Measure with two ranks and report what each recipe costs."""
     pairs, rounds = (2, 10) if quick else (5, 20)
-    told = [on_two_ranks("benchmarks.facade_cost", rounds) for _ in range(pairs)]
+    measured = [on_two_ranks("benchmarks.facade_cost", rounds) for _ in range(pairs)]
 
     def blocks(name: str, what: int) -> list[list[float]]:
-        return [[block[what] for block in times[name]] for times in told]
+        return [[block[what] for block in times[name]] for times in measured]
 
     def quiet(name: str, what: int) -> float:
         return statistics.fmean(quantile(own, QUIET) for own in blocks(name, what))
@@ -143,7 +143,7 @@ def _windows() -> dict[str, Run]:
                 hand_schedule.step()
                 optimizer.zero_grad()
 
-    def through(model: Any, optimizer: Any, accelerator: Any) -> Run:
+    def with_accelerator(model: Any, optimizer: Any, accelerator: Any) -> Run:
         scheduler = accelerator.prepare(schedule(optimizer if accelerator is ours[2] else optimizer.optimizer))
 
         def run(count: int) -> None:
@@ -156,7 +156,11 @@ def _windows() -> dict[str, Run]:
 
         return run
 
-    return {f"{WINDOWS}: {HAND}": hand, f"{WINDOWS}: {OURS}": through(*ours), f"{WINDOWS}: {PEER}": through(*peer)}
+    return {
+        f"{WINDOWS}: {HAND}": hand,
+        f"{WINDOWS}: {OURS}": with_accelerator(*ours),
+        f"{WINDOWS}: {PEER}": with_accelerator(*peer),
+    }
 
 
 def _metrics() -> dict[str, Run]:
@@ -179,7 +183,7 @@ def _metrics() -> dict[str, Run]:
             whole = torch.empty(16, 4)
             dist.all_gather_into_tensor(whole, output.detach())
 
-    def through(model: Any, optimizer: Any, accelerator: Any) -> Run:
+    def with_accelerator(model: Any, optimizer: Any, accelerator: Any) -> Run:
         def run(count: int) -> None:
             for _ in range(count):
                 output = model(x)
@@ -191,7 +195,11 @@ def _metrics() -> dict[str, Run]:
 
         return run
 
-    return {f"{METRICS}: {HAND}": hand, f"{METRICS}: {OURS}": through(*ours), f"{METRICS}: {PEER}": through(*peer)}
+    return {
+        f"{METRICS}: {HAND}": hand,
+        f"{METRICS}: {OURS}": with_accelerator(*ours),
+        f"{METRICS}: {PEER}": with_accelerator(*peer),
+    }
 
 
 def _large() -> dict[str, Run]:
@@ -205,7 +213,7 @@ def _large() -> dict[str, Run]:
             by_hand[0](x).square().mean().backward()
             by_hand[1].zero_grad()
 
-    def through(model: Any, optimizer: Any, accelerator: Any) -> Run:
+    def with_accelerator(model: Any, optimizer: Any, accelerator: Any) -> Run:
         def run(count: int) -> None:
             for _ in range(count // 4):
                 accelerator.backward(model(x).square().mean())
@@ -213,7 +221,11 @@ def _large() -> dict[str, Run]:
 
         return run
 
-    return {f"{LARGE}: {HAND}": hand, f"{LARGE}: {OURS}": through(*ours), f"{LARGE}: {PEER}": through(*peer)}
+    return {
+        f"{LARGE}: {HAND}": hand,
+        f"{LARGE}: {OURS}": with_accelerator(*ours),
+        f"{LARGE}: {PEER}": with_accelerator(*peer),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: robust numbers, tables with figures to reach, and a real notebook kernel to drive."""
+"""Shared by the benchmarks: robust statistics, tables with figures to reach, and a real notebook kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Figure:
-    """A number to reach: ``value`` has to be at most, or at least, ``limit``."""
+    """A measured number with its target: ``value`` must be at most, or at least, ``limit``."""
 
     what: str
     value: float
@@ -32,7 +32,7 @@ class Figure:
     unit: str
     sense: Literal["at most", "at least"] = "at most"
     spread: tuple[float, float] | None = None
-    """Where the value lies with 95 % confidence, if that was worked out."""
+    """The 95 % confidence interval of the value, if it was computed."""
 
     @property
     def is_met(self) -> bool:
@@ -118,7 +118,7 @@ def shuffled_rounds(names: Sequence[str], num_rounds: int, *, seed: int = 0) -> 
 
 
 def on_two_ranks(module: str, rounds: int, *, timeout_s: float = 400) -> Any:
-    """Run ``python -m module --rank R FOLDER ROUNDS`` as two gloo ranks and return what rank 0 left in ``0.json``."""
+    """Run ``python -m module --rank R FOLDER ROUNDS`` as two gloo ranks; return rank 0's file ``0.json``."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         ranks = [
             subprocess.Popen(
@@ -145,14 +145,14 @@ def on_two_ranks(module: str, rounds: int, *, timeout_s: float = 400) -> Any:
 
 
 Pairs = Sequence[Sequence[float]]
-"""What several pairs of processes have measured, a list for each."""
+"""Measurements of several pairs of processes, a list for each."""
 
 
 def quiet_difference(own: Pairs, base: Pairs, share: float, draws: int = 1000) -> tuple[float, ...]:
     """Return the difference of the lower quantiles at ``share``, and its 95 % bootstrap interval.
 
-    The mean over processes counts: where their code comes to lie in memory moves the times of each by more than
-    chance does within it. Drawn are processes, and blocks within them.
+    The mean over processes is used, since times differ more between processes, by the memory layout of their code,
+    than within one. The bootstrap draws processes, and blocks within them.
     """
     pairs = list(zip(own, base, strict=True))
     drawer = random.Random(0)
@@ -182,12 +182,12 @@ class Kernel:
         self._client.wait_for_ready(timeout=120)
 
     def run(self, code: str, answer: str = "None", *, timeout_s: float = 300) -> Any:
-        """Run a cell and return the value of the expression ``answer``, which goes through JSON."""
-        wanted = {"answer": f"__import__('json').dumps({answer})"}
-        request = self._client.execute(code, user_expressions=wanted, store_history=True)
+        """Run a cell and return the value of the expression ``answer``, transferred as JSON."""
+        expressions = {"answer": f"__import__('json').dumps({answer})"}
+        request = self._client.execute(code, user_expressions=expressions, store_history=True)
         deadline = time.monotonic() + timeout_s
         texts: list[str] = []
-        while True:  # until idle, so that nothing of this cell reaches into the next
+        while True:  # until idle, so that no message of this cell arrives during the next
             message = self._client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
             if message["parent_header"].get("msg_id") != request:
                 continue
@@ -208,7 +208,7 @@ class Kernel:
         return json.loads(_unquoted(text))
 
     def close(self) -> None:
-        """End the kernel, and with it all that it started."""
+        """End the kernel and the processes that it started."""
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=False)
         self._manager.cleanup_resources()
@@ -251,7 +251,7 @@ def _cell(line, text):
 def _session():
     return _ip.magics_manager.registry["AccelerateMagics"].session
 def _wait_warm():
-    # What a first cell does: until the zygote's message that it can fork is there.
+    # Wait as a first cell does, until the zygote has reported that it can fork.
     started = time.perf_counter()
     _session()._engine._await_zygote()
     return time.perf_counter() - started
@@ -272,8 +272,8 @@ def main(answer: Callable[[bool], Report]) -> None:
 
 def load_report(path: Path) -> Report:
     """Read back what `main` wrote."""
-    told = json.loads(path.read_text())
+    fields = json.loads(path.read_text())
     figures = [
-        Figure(**{**item, "spread": tuple(item["spread"]) if item["spread"] else None}) for item in told["figures"]
+        Figure(**{**item, "spread": tuple(item["spread"]) if item["spread"] else None}) for item in fields["figures"]
     ]
-    return Report(**{**told, "figures": figures})
+    return Report(**{**fields, "figures": figures})

@@ -1,8 +1,7 @@
 """Does the panel keep up with long runs, in the kernel and in the browser?
 
-A real kernel folds a run of two ranks and a million steps, streams a fast run as it happens, and is asked to show a run
-that has ended. The widget that the package ships draws in headless Chromium, without JupyterLab around it: a page hands
-it messages as Jupyter does.
+A real kernel processes a run of two ranks and a million steps, streams a fast run live, and shows an ended run again.
+The package's widget draws in headless Chromium without JupyterLab: a page sends it messages as Jupyter does.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ async code => {
 
 
 def panel_scale(quick: bool = False) -> Report:
-    """Measure long and fast runs in kernel, wire and browser."""
+    """Measure long and fast runs in the kernel, on the wire and in the browser."""
     points, seconds, rounds = (100_000, 3, 3) if quick else (POINTS, 8, 7)
     report = Report(
         "Panel at scale",
@@ -188,7 +187,7 @@ def panel_scale(quick: bool = False) -> Report:
             page.evaluate("([content, bytes]) => reopen(content, bytes)", [content, sent]) for _ in range(rounds)
         ]
     if not found["isWhole"]:
-        raise RuntimeError("the widget has not taken all rows: its frames say nothing")
+        raise RuntimeError("the widget has not received all rows: its frame times are not valid")
     sample_us, count_s, num_tensors = _memory_sampling(quick)
     frames: list[float] = found["times"]
     for name, values in {
@@ -233,7 +232,7 @@ def _page() -> Iterator[Page]:
 
 
 def _memory_sampling(quick: bool) -> tuple[float, float, int]:
-    """Return a sample's time in us, that of one that counts tensors anew in s, and how many tensors are tracked."""
+    """Return a sample's time in us, the time in s of one that counts tensors again, and the number of tensors."""
     import torch
 
     from accel_nb.telemetry.events import Event
@@ -241,7 +240,7 @@ def _memory_sampling(quick: bool) -> tuple[float, float, int]:
 
     class Sink:
         def emit(self, event: Event) -> None:
-            """Take it."""
+            """Do nothing."""
 
     number = 2500 if quick else 25_000
     model = torch.nn.Module()

@@ -1,8 +1,8 @@
-"""How long until the first batch, when a run goes on after its millionth sample?
+"""How long until the first batch, when a run resumes after its millionth sample?
 
-One process, a shuffled dataset in memory. Ours loads a whole checkpoint, verifies it and takes the next batch. The
-others know their position and have everything else already: `skip_first_batches` of accelerate passes over indices, and
-a plain loop reads what it does not want. Saving and loading whole states is compared with accelerate's as well.
+One process, a shuffled dataset in memory. accel_nb loads a whole checkpoint, verifies it and reads the next
+batch. The others have their position and all state in memory already: `skip_first_batches` of accelerate skips indices,
+and a plain loop reads and discards batches. Saving and loading whole states is compared with accelerate's as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _network(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 class Resuming:
-    """Training of a small model, saved at two places of an epoch; a call returns seconds."""
+    """Training of a small model, saved at two positions of an epoch; a call returns seconds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,23 +64,23 @@ class Resuming:
         self.calls: dict[str, Callable[[], float]] = {
             OURS: lambda: self.resume(LATE),
             OURS_EARLY: lambda: self.resume(EARLY),
-            SKIP: lambda: _timed(
+            SKIP: lambda: _time_call(
                 lambda: next(iter(self._theirs.skip_first_batches(self._their_loader, LATE // BATCH)))
             ),
-            READ: lambda: _timed(
+            READ: lambda: _time_call(
                 lambda: next(islice(DataLoader(self._dataset, BATCH, shuffle=True), LATE // BATCH, None))
             ),
         }
 
     def resume(self, position: int) -> float:
-        """Load the checkpoint of a position and take a batch, which is the one that came next before."""
+        """Load the checkpoint of a position and read a batch, which must be the next one of the original run."""
         found: list[Tensor] = []
 
         def act() -> None:
             self.accelerator.load_state(self._folder / str(position))
             found.append(next(iter(self.loader))[0])
 
-        took = _timed(act)
+        took = _time_call(act)
         assert torch.equal(found[0], self.expected[position]), "another batch than the uninterrupted run's"
         return took
 
@@ -98,7 +98,7 @@ class Resuming:
             next(batches)
             with accelerator.accumulate():
                 pass
-        # What was asked for after the last one counts as not trained on: save before asking.
+        # A batch that is read after the last step counts as not trained on: save before reading it.
         accelerator.save_state(self._folder / str(position))
         self.expected[position] = next(batches)[0]
         accelerator.close()
@@ -120,20 +120,20 @@ class States:
         self._theirs.save_state(str(folder / "theirs"))
         self.calls: dict[str, Callable[[], float]] = {
             STALL: self.stall,
-            SAVE: lambda: _timed(lambda: self._ours.save_state(folder / "ours")),
-            THEIR_SAVE: lambda: _timed(self._save_theirs),
-            LOAD: lambda: _timed(lambda: self._ours.load_state(folder / "kept")),
-            THEIR_LOAD: lambda: _timed(lambda: self._theirs.load_state(str(folder / "theirs"))),
+            SAVE: lambda: _time_call(lambda: self._ours.save_state(folder / "ours")),
+            THEIR_SAVE: lambda: _time_call(self._save_theirs),
+            LOAD: lambda: _time_call(lambda: self._ours.load_state(folder / "kept")),
+            THEIR_LOAD: lambda: _time_call(lambda: self._theirs.load_state(str(folder / "theirs"))),
         }
 
     def stall(self) -> float:
-        """Save in the background, and wait for the rest outside of the time that counts."""
-        took = _timed(lambda: self._ours.save_state(self._folder / "background", blocking=False))
+        """Time a background save until it returns; the rest of it is not timed."""
+        took = _time_call(lambda: self._ours.save_state(self._folder / "background", blocking=False))
         self._ours.wait_for_checkpoint()
         return took
 
     def close(self) -> None:
-        """End the background."""
+        """Stop the thread of background saves."""
         self._ours.close()
 
     def _save_theirs(self) -> None:
@@ -144,7 +144,7 @@ class States:
 
 
 def resume(quick: bool = False) -> Report:
-    """Take each way in turn, in a new order each round; the first round warms up."""
+    """Measure each way in turn, in a new order each round; the first round warms up."""
     rounds, width = (3, 512) if quick else (9, 2048)
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=ROOT) as folder:
         resuming, states = Resuming(Path(folder)), States(Path(folder), width)
@@ -187,7 +187,7 @@ def resume(quick: bool = False) -> Report:
     return report
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _time_call(act: Callable[[], object]) -> float:
     started = time.perf_counter()
     act()
     return time.perf_counter() - started

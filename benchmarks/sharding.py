@@ -1,7 +1,7 @@
 """What does a model that is divided among workers cost beyond hand-written `fully_shard`?
 
 Two gloo ranks train copies of one transformer in both ways, blocks in a random order: forward, backward, clip, AdamW.
-Wall time of rank 0, and the bytes that it holds of parameters, gradients and optimizer state between two steps.
+Wall time of rank 0, and the bytes of its parameters, gradients and optimizer state between two steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train: what takes some steps, and the bytes that this rank then holds of the training."""
+    """One way to train: a function that runs steps, and one that returns the bytes of this rank's training state."""
 
     run: Callable[[int], None]
     held: Callable[[], int]
@@ -32,12 +32,12 @@ class Way:
 def sharding(quick: bool = False) -> Report:
     """Measure with two ranks and report what a step costs, and what a rank holds."""
     rounds = 12 if quick else 60
-    told = on_two_ranks("benchmarks.sharding", rounds)
-    times, held = told["times"], told["held"]
+    measured = on_two_ranks("benchmarks.sharding", rounds)
+    times, held = measured["times"], measured["held"]
     report = Report(
         "Sharded training",
-        f"A step of a divided transformer of {told['parameters'] / 1e6:.1f} million parameters, clipped, with AdamW "
-        f"(2 gloo ranks, {rounds} rounds of {STEPS} steps).",
+        f"A step of a divided transformer of {measured['parameters'] / 1e6:.1f} million parameters, clipped, with "
+        f"AdamW (2 gloo ranks, {rounds} rounds of {STEPS} steps).",
         ["", "wall ms/step", "MB held by a rank"],
     )
     walls = {name: quantile(times[name], QUIET) for name in (HAND, OURS)}
@@ -53,12 +53,18 @@ def sharding(quick: bool = False) -> Report:
 
 
 def run_rank(
-    rank: int, folder: Path, rounds: int, ways_of: Callable[[], Mapping[str, Way]], *, lead: int = 1, steps: int = STEPS
+    rank: int,
+    folder: Path,
+    rounds: int,
+    ways_of: Callable[[], Mapping[str, Way]],
+    *,
+    warm_up: int = 1,
+    steps: int = STEPS,
 ) -> None:
-    """Open the group, train each way's copy in turn, and leave rank 0's times and what it holds in ``0.json``.
+    """Open the process group, train each way's copy in turn, and write rank 0's times and bytes to ``0.json``.
 
-    A turn is ``steps`` steps, after ``lead`` that are not counted. Times are of a step, in ms: of the wall, and of this
-    process's threads.
+    A turn has ``warm_up`` steps that are not measured, and ``steps`` that are. Times are of one step, in ms: wall time,
+    and processor time of this process.
     """
     import torch
     import torch.distributed as dist
@@ -73,7 +79,7 @@ def run_rank(
         busy: dict[str, list[float]] = {name: [] for name in ways}
         for order in shuffled_rounds(list(ways), rounds):
             for name in order:
-                ways[name].run(lead)
+                ways[name].run(warm_up)
                 dist.barrier()
                 started, used = time.perf_counter(), time.process_time()
                 ways[name].run(steps)
@@ -82,8 +88,8 @@ def run_rank(
         held = {name: way.held() for name, way in ways.items()}
         if rank == 0:
             count = sum(value.numel() for value in make_network()[0].parameters())
-            told = {"times": times, "busy": busy, "held": held, "parameters": count}
-            (folder / "0.json").write_text(json.dumps(told))
+            measured = {"times": times, "busy": busy, "held": held, "parameters": count}
+            (folder / "0.json").write_text(json.dumps(measured))
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -101,7 +107,7 @@ def make_network() -> tuple[Any, Any, Any]:
 
 
 def train_ours(strategy: str, config: dict[str, Any]) -> tuple[Callable[[int], None], Any, Any]:
-    """Return what trains some steps by a strategy of accel_nb, and the model and optimizer that it trains."""
+    """Return a function that trains steps by a strategy of accel_nb, and the model and optimizer that it trains."""
     import torch
     from torch.nn.functional import cross_entropy
 

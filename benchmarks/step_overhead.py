@@ -24,18 +24,18 @@ WITH_LOADER = ", with loader"
 QUIET = 0.2
 CPU, WALL = 0, 1
 STEPS = 50
-"""Steps in a block; with a loader also the length of its epoch, whose start therefore counts."""
-WARM = 15
-"""Steps before a block that do not count: Python specialises code anew when a plain cell begins, once for the cell."""
+"""Steps in a block; with a loader also the length of its epoch, so that the start of an epoch is measured."""
+NUM_WARM_UP = 15
+"""Steps before a block that are not measured: Python specialises code again when a plain cell begins."""
 
 
 def step_overhead(quick: bool = False) -> Report:
     """Measure with two ranks and report the extra time of each way."""
     pairs, rounds = (2, 12) if quick else (6, 20)
-    told = [on_two_ranks("benchmarks.step_overhead", rounds) for _ in range(pairs)]
+    measured = [on_two_ranks("benchmarks.step_overhead", rounds) for _ in range(pairs)]
 
     def blocks(name: str, what: int) -> list[list[float]]:
-        return [[block[what] for block in times[name]] for times in told]
+        return [[block[what] for block in times[name]] for times in measured]
 
     report = Report(
         "Step overhead",
@@ -84,7 +84,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             for name in order:
                 run, context = ways[name]
                 with context():
-                    run(WARM)
+                    run(NUM_WARM_UP)
                     dist.barrier()
                     cpu, wall = time.thread_time(), time.perf_counter()
                     run(STEPS)
@@ -117,7 +117,7 @@ def _ways(rank: int) -> dict[str, Way]:
     from accel_nb.telemetry.ring import RingWriter, create_ring
 
     class RingSink:
-        """Does what a worker's sink does in a cell."""
+        """Writes events to a ring, as a worker's sink does in a cell."""
 
         def __init__(self) -> None:
             self._ring = RingWriter(create_ring())
@@ -143,7 +143,7 @@ def _ways(rank: int) -> dict[str, Way]:
         return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
     def repeat(loader: Any) -> Callable[[int], Any]:
-        """Yield exactly as many batches as asked for, starting epochs as needed."""
+        """Return a function that yields ``count`` batches and starts epochs as needed."""
 
         def batches(count: int) -> Any:
             while count > 0:
@@ -195,7 +195,7 @@ def _ways(rank: int) -> dict[str, Way]:
         names = {"model": model, "optimizer": optimizer} | ({"loader": loader} if suffix else {})
         cells = PlainCells(plain)
         cells.prepare(names, list(names))
-        # The context changes torch for as long as it lasts, so it is entered for each block.
+        # The context changes torch while it is active, so it is entered for each block.
         add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None, cells.run_cell)
 
         model, optimizer = fresh()

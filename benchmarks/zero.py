@@ -1,7 +1,7 @@
 """What does a step by DeepSpeed cost beyond DeepSpeed driven by hand?
 
 Two gloo ranks train copies of one transformer in both ways and two stages: forward, backward, clip, AdamW. The ways
-take turns of a single step, in a random order, so that what else the machine does falls on all of them alike. Wall and
+take turns of a single step, in a random order, so that other load on the machine affects all of them alike. Wall and
 processor time of rank 0. DeepSpeed's collectives over shared memory, which it compiles on its first start, are left out
 of both.
 """
@@ -24,8 +24,8 @@ STAGES = (2, 3)
 def zero(quick: bool = False) -> Report:
     """Measure with two ranks and report what a step costs."""
     rounds = 40 if quick else 200
-    told = on_two_ranks("benchmarks.zero", rounds)
-    times, busy = told["times"], told["busy"]
+    measured = on_two_ranks("benchmarks.zero", rounds)
+    times, busy = measured["times"], measured["busy"]
     report = Report(
         "DeepSpeed",
         f"A step of a transformer under ZeRO, clipped, with AdamW (2 gloo ranks, {rounds} turns of a step; mean of the "
@@ -98,6 +98,6 @@ def _by_hand(stage: int) -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        run_rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), _ways, lead=0, steps=1)
+        run_rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), _ways, warm_up=0, steps=1)
     else:
         main(zero)

@@ -29,12 +29,12 @@ from accel_nb.precision.half import cast_half_floats
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
-_HOLDING_LOSSES = frozenset(
+_LOSSES_WITH_STORAGE = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 )
-"""Losses whose kernels write each element's loss into the result and then shrink its shape to one number, but not its
-memory, which is held as long as the loss. Their meta kernels do not show this."""
+"""Losses whose kernels store each element's loss in the result and then shrink the result's shape to one number. Its
+storage keeps its size as long as the loss exists. Meta kernels do not show this."""
 
 Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
@@ -43,7 +43,7 @@ Loss = Callable[[Any, Any], Tensor]
 def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> ModelSizes:
     """Return the sizes of a model and of its optimizers' state, after tracing one step of each.
 
-    ``on_gpu``: the run is meant for a GPU, where torch's optimizers work on lists of tensors.
+    ``on_gpu``: the run is on a GPU, where torch's optimizers use kernels over lists of tensors.
     """
     blocks = {id(parameter): name for name, block in repeated_blocks(model).items() for parameter in block.parameters()}
     weights = [
@@ -91,7 +91,7 @@ def measure_activations(
 
 
 def default_loss(output: Any, batch: Any) -> Tensor:
-    """Return a loss by the shapes: that of the output, cross entropy, mean square, or the sum of the output."""
+    """Return a loss chosen by shapes: the output's own, cross entropy, mean squared error, or the output's sum."""
     own = output.get("loss") if isinstance(output, dict) else None
     if isinstance(own, Tensor):
         return own
@@ -119,7 +119,7 @@ class _Run:
     on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
-        """Return the peak beside weights and gradients, and what autocast's copies of weights add to it."""
+        """Return the peak beside weights and gradients, and the bytes that autocast's copies of weights add to it."""
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
                 model = _fake_copy(self.model, cast)
@@ -136,7 +136,7 @@ class _Run:
             ) from error
 
     def kernels(self) -> AbstractContextManager[Any]:
-        """Return a new context in which operations save what they save on the device that the run is meant for."""
+        """Return a new context in which operations save the same tensors as on the run's device."""
         return _GpuKernels() if self.on_gpu else nullcontext()
 
     def _step(self, model: nn.Module, batch: Any, autocast: torch.dtype | None) -> tuple[int, int]:
@@ -189,12 +189,12 @@ def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
     for buffer in model.buffers():
         dtype = cast if cast is not None and buffer.is_floating_point() else buffer.dtype
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype, device="cpu")
-    made = copy.deepcopy(model, memo)
-    return made if model.training else made.train()  # it may be in eval mode, and is going to be trained
+    fake = copy.deepcopy(model, memo)
+    return fake if model.training else fake.train()  # the model may be in eval mode; the forecast is of training
 
 
 def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Save only the block's inputs, and recompute the rest in the backward pass, with the same kernels."""
+    """Make a block save its inputs only, and recompute the rest in the backward pass with the same kernels."""
     forward = block.forward
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
@@ -230,14 +230,14 @@ def _dropout(input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Sums the storages that operations create, while they are referenced; those of given tensors are left out."""
+    """Sums the bytes of storages that operations create, as long as they exist; storages of ``given`` are left out."""
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.peak = 0
         # The peak with autocast's copies of weights included.
         self.peak_with_copies = 0
-        self._now = 0
+        self._current = 0
         self._copies = 0
         self._given = {_key(tensor) for tensor in given}
         self._sizes: dict[int, int] = {}
@@ -249,8 +249,8 @@ class _LiveStorages(TorchDispatchMode):
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return _one(args[0].dtype)  # `item()`: the value is unknown
-        if func in _HOLDING_LOSSES and not result.dim():
+            return _placeholder_value(args[0].dtype)  # `item()`, whose value is unknown
+        if func in _LOSSES_WITH_STORAGE and not result.dim():
             result = torch.empty_like(args[0]).as_strided((), ())
         is_copy = func is torch.ops.aten._to_copy.default and _key(args[0]) in self._given
         for tensor in find_tensors(result):
@@ -269,9 +269,9 @@ class _LiveStorages(TorchDispatchMode):
             self._copied.add(key)
             self._copies += size
         else:
-            self._now += size
-            self.peak = max(self.peak, self._now)
-        self.peak_with_copies = max(self.peak_with_copies, self._now + self._copies)
+            self._current += size
+            self.peak = max(self.peak, self._current)
+        self.peak_with_copies = max(self.peak_with_copies, self._current + self._copies)
 
     def exclude_gradient(self, parameter: Tensor) -> None:
         """Stop counting a parameter's gradient: gradients are counted separately."""
@@ -284,14 +284,14 @@ class _LiveStorages(TorchDispatchMode):
             self._copied.discard(key)
             self._copies -= size
         else:
-            self._now -= size
+            self._current -= size
 
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _one(dtype: torch.dtype) -> bool | int | float:
+def _placeholder_value(dtype: torch.dtype) -> bool | int | float:
     return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
@@ -300,9 +300,9 @@ def _key(tensor: Any) -> int:
 
 
 def _with_state(found: ModelSizes, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> ModelSizes:
-    """Return the model with the state of one more optimizer for each weight, and the memory of its step."""
+    """Return the model's sizes with the state of one more optimizer for each weight, and the memory of its step."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        copies = {id(parameter): _fake_like(parameter) for parameter in _stepped(optimizer)}
+        copies = {id(parameter): _fake_like(parameter) for parameter in _optimizer_parameters(optimizer)}
         clone = copy.copy(optimizer)
         clone.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
         clone.state = type(optimizer.state)(optimizer.state.default_factory)
@@ -336,21 +336,21 @@ def _with_state(found: ModelSizes, model: nn.Module, optimizer: Optimizer, on_gp
         found,
         weights=tuple(weights),
         optimizer=" and ".join(dict.fromkeys(names)),
-        step_bytes=max(found.step_bytes, peak - sum(own)),  # they step one after the other
+        step_bytes=max(found.step_bytes, peak - sum(own)),  # optimizers step one after the other
     )
 
 
-def _stepped(optimizer: Optimizer) -> Iterator[Tensor]:
+def _optimizer_parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def _fake_like(parameter: Tensor) -> Tensor:
     empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    fake = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
-        made.grad = torch.empty_like(made)
-    return made
+        fake.grad = torch.empty_like(fake)
+    return fake
 
 
 def _chooses_foreach(group: dict[str, Any]) -> bool:

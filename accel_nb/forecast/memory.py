@@ -20,9 +20,9 @@ class Activations:
     """Peak memory of one forward and backward pass beside weights and gradients, in bytes.
 
     ``num_bytes`` is for ranks that compute in the weights' own type or, in half precision, under autocast;
-    ``weight_copies`` is what the weights in half precision that autocast caches add to the peak, at which not all of
-    them are allocated. ``cast_bytes`` is for a model that was cast, None where that cannot be run: then ``num_bytes``
-    is used.
+    ``weight_copies`` are the bytes that autocast's cached copies of weights in half precision add to the peak, at
+    which not all copies exist. ``cast_bytes`` is for a model that was cast; None if that cannot be run: then
+    ``num_bytes`` is used.
     """
 
     num_bytes: int
@@ -35,10 +35,10 @@ NO_ACTIVATIONS = Activations(0)
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Peak memory of one rank's device, in bytes; ``host`` is what is offloaded to the machine's memory.
+    """Peak memory of one rank's device, in bytes; ``host`` is its offloaded memory on the machine.
 
-    ``exchange`` is the buffers of collectives: gathered blocks and gradients in flight. ``step`` is what the
-    optimizer's step allocates temporarily, after activations are freed.
+    ``exchange`` are the buffers of collectives: gathered blocks, and gradients that are being reduced. ``step`` are
+    temporary tensors of the optimizer's step, which runs after activations are freed.
     """
 
     parameters: int
@@ -64,7 +64,7 @@ def estimate(
     activations: Activations = NO_ACTIVATIONS,
     copy_ranks: int | None = None,
 ) -> MemoryUsage:
-    """Return the memory of each of ``world`` ranks under a layout; of uneven shares the largest, which is rank 0's.
+    """Return the memory of each of ``world`` ranks under a layout; of uneven shares that of rank 0, the largest.
 
     ``is_half``: the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
     model, None for all; flat partitions always use all. Frozen weights have neither gradients nor state.
@@ -89,8 +89,8 @@ def estimate(
 def _replicated(model: ModelSizes, activations: Activations) -> MemoryUsage:
     """Compute for full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
     return MemoryUsage(
-        parameters=sum(map(_stored, model.weights)) + model.buffer_bytes,
-        gradients=sum(map(_stored, _trained(model))),
+        parameters=sum(map(_weight_bytes, model.weights)) + model.buffer_bytes,
+        gradients=sum(map(_weight_bytes, _trained(model))),
         optimizer=sum(weight.state_bytes for weight in model.weights),
         activations=activations.num_bytes + activations.weight_copies,
         step=model.step_bytes,
@@ -99,17 +99,17 @@ def _replicated(model: ModelSizes, activations: Activations) -> MemoryUsage:
 
 def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> MemoryUsage:
     """Compute for weights divided along the first dimension, padded to equal parts; whole blocks are gathered."""
-    shares = {weight.name: _share(weight, copy_ranks) for weight in model.weights}
-    whole: dict[str | None, int] = {None: 0}
-    leaving: dict[str | None, int] = {None: 0}  # full gradients, and their copy in rank order
+    shares = {weight.name: _values_per_rank(weight, copy_ranks) for weight in model.weights}
+    full_sizes: dict[str | None, int] = {None: 0}
+    gradient_buffers: dict[str | None, int] = {None: 0}  # full gradients, and their copy in rank order
     for weight in model.weights:
         size = weight.num_values * (min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize)
-        whole[weight.block] = whole.get(weight.block, 0) + size
+        full_sizes[weight.block] = full_sizes.get(weight.block, 0) + size
         if weight.is_trainable:
             copied = weight.num_values * max(FLOAT_BYTES, weight.itemsize) if is_half else size  # averaged in float32
-            leaving[weight.block] = leaving.get(weight.block, 0) + size + copied
-    blocks = sorted((size for block, size in whole.items() if block is not None), reverse=True)
-    gathered = whole[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
+            gradient_buffers[weight.block] = gradient_buffers.get(weight.block, 0) + size + copied
+    blocks = sorted((size for block, size in full_sizes.items() if block is not None), reverse=True)
+    gathered = full_sizes[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
     return MemoryUsage(
         parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
         gradients=sum(shares[weight.name] * weight.itemsize for weight in _trained(model)),
@@ -117,7 +117,7 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
             math.ceil(weight.state_bytes * shares[weight.name] / max(1, weight.num_values)) for weight in model.weights
         ),
         activations=0,
-        exchange=gathered + max(leaving.values()) if world > 1 or layout.offloads else 0,
+        exchange=gathered + max(gradient_buffers.values()) if world > 1 or layout.offloads else 0,
         step=math.ceil(model.step_bytes / copy_ranks),
     )
 
@@ -125,10 +125,10 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
 def _flat(model: ModelSizes, layout: Layout, world: int) -> MemoryUsage:
     """Compute for weights flattened into one tensor in float32 and divided into equal parts.
 
-    ``optimizer`` includes the copy of the weights that is stepped, where that is not the rank's part of them.
+    ``optimizer`` includes the float32 copy of the weights that is stepped, unless the rank steps its own partition.
     """
     trained = sum(weight.num_values for weight in _trained(model))
-    parameters, gradients = sum(map(_stored, model.weights)), trained * FLOAT_BYTES
+    parameters, gradients = sum(map(_weight_bytes, model.weights)), trained * FLOAT_BYTES
     state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))
     copies = 0 if layout.divides_parameters and not layout.offloads else trained * FLOAT_BYTES
     return MemoryUsage(
@@ -145,11 +145,11 @@ def _trained(model: ModelSizes) -> Iterable[WeightSize]:
     return [weight for weight in model.weights if weight.is_trainable]
 
 
-def _stored(weight: WeightSize) -> int:
+def _weight_bytes(weight: WeightSize) -> int:
     return weight.num_values * weight.itemsize
 
 
-def _share(weight: WeightSize, world: int) -> int:
-    """Return how many values of a weight each rank stores when it is cut along its first dimension."""
+def _values_per_rank(weight: WeightSize, world: int) -> int:
+    """Return how many values of a weight each rank stores if the weight is divided along its first dimension."""
     rows, *rest = weight.shape or (1,)
     return math.ceil(rows / world) * math.prod(rest)

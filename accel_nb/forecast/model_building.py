@@ -1,4 +1,4 @@
-"""Construction of models without memory, from a Python path or a transformers config. Imports torch."""
+"""Construction of models on the meta device, from a Python path or a transformers config. Imports torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def model_from_path(path: str, folder: Path) -> nn.Module:
-    """Return the module ``package.module:name``, or the result of calling that without arguments.
+    """Return the module ``package.module:name``, or the result of calling it without arguments.
 
     ``folder`` is first in the search path, as with ``python -m``. The weights are on the meta device. Raises
     `ConfigError`.
@@ -39,17 +39,19 @@ def model_from_path(path: str, folder: Path) -> nn.Module:
             found: Any = importlib.import_module(module_name)
             for part in name.split("."):
                 found = getattr(found, part)
-            made = found if isinstance(found, nn.Module) else found()
+            model = found if isinstance(found, nn.Module) else found()
     except Exception as error:  # any error of the user's module
         raise ConfigError(
             f"{path[:200]!a} gives no model: {type(error).__name__}: {error}; "
-            "name a module, or a class or function that makes one without arguments"
+            "name a module, or a class or function that creates one without arguments"
         ) from error
     finally:
         sys.path.remove(str(folder))
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{path[:200]!a} is a {type(made).__name__}; name a torch module, or what makes one")
-    return made
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{path[:200]!a} is a {type(model).__name__}; name a torch module, or a function that creates one"
+        )
+    return model
 
 
 def model_from_config(path: Path) -> nn.Module:
@@ -63,7 +65,7 @@ def model_from_config(path: Path) -> nn.Module:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(text) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: it is no model's config.json")
+        raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: it is not the config.json of a model")
     try:
         values = parse_json(text, str(path))
     except CorruptCheckpoint as error:
@@ -78,7 +80,7 @@ def model_from_config(path: Path) -> nn.Module:
     try:
         return _from_transformers(transformers, kind, values)
     except Exception as error:  # any error that a wrong config causes
-        raise ConfigError(f"transformers makes no model of {path}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"transformers cannot build a model from {path}: {type(error).__name__}: {error}") from error
 
 
 def _from_transformers(library: Any, kind: str, values: dict[str, Any]) -> nn.Module:
@@ -97,8 +99,8 @@ def make_batch(inputs: Sequence[InputSpec], label: InputSpec | None) -> Any:
     if not inputs:
         return None
     if inputs[0].name is not None:
-        return {sample.name: _empty(sample) for sample in inputs}
-    return _empty(inputs[0]) if label is None else (_empty(inputs[0]), _empty(label))
+        return {sample.name: _empty_tensor(sample) for sample in inputs}
+    return _empty_tensor(inputs[0]) if label is None else (_empty_tensor(inputs[0]), _empty_tensor(label))
 
 
 def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
@@ -114,12 +116,12 @@ def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
             return loader.collate_fn([first]), size
         except Exception as error:  # any error of the user's dataset
             raise ConfigError(
-                f"the loader's data give no sample to look at: {type(error).__name__}: {error}; "
+                f"no sample can be read from the loader's data: {type(error).__name__}: {error}; "
                 "name another loader, or a batch, with --data NAME"
             ) from error
 
 
-def _empty(sample: InputSpec) -> torch.Tensor:
+def _empty_tensor(sample: InputSpec) -> torch.Tensor:
     return torch.empty((1, *sample.shape), dtype=getattr(torch, sample.dtype), device="meta")
 
 
@@ -132,14 +134,14 @@ def forecast_model(
     loss: Loss | None = None,
     itemsize: int | None = None,
 ) -> Forecast:
-    """Forecast for a module; with a ``batch`` its activations are traced, for ``setting.share`` samples.
+    """Return a module's forecast; with a ``batch`` its activations are traced, for ``setting.share`` samples.
 
     ``optimizer`` is a name, one optimizer or several. ``itemsize`` replaces that of the weights. The forecast's notes
-    list what cannot be traced.
+    list parts that cannot be traced.
     """
     notes: list[str] = []
     found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)
-    plain = again = None
+    plain = checkpointed = None
     if batch is None or not setting.share:
         notes.append("activations are not counted: no batch is known")
     else:
@@ -147,10 +149,10 @@ def forecast_model(
         try:
             plain = measure_activations(model, batch, setting.share, loss=loss, half=half, on_gpu=not setting.is_host)
             if any(weight.block for weight in found.weights):
-                again = _recomputed(model, batch, setting, loss, half, notes)
+                checkpointed = _measure_checkpointed(model, batch, setting, loss, half, notes)
         except MisuseError as error:
             notes.append(f"activations are not counted: {error}")
-    return forecast(found, setting, plain, again, notes)
+    return forecast(found, setting, plain, checkpointed, notes)
 
 
 def _sizes(
@@ -162,9 +164,9 @@ def _sizes(
     on_gpu: bool,
 ) -> ModelSizes:
     if not isinstance(optimizer, str):
-        several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         try:
-            return measure_model(model, *several, on_gpu=on_gpu)
+            return measure_model(model, *optimizers, on_gpu=on_gpu)
         except MisuseError as error:
             notes.append(f"{error}; counted as adamw")
             optimizer = "adamw"
@@ -174,7 +176,7 @@ def _sizes(
     return with_optimizer(found, optimizer)
 
 
-def _recomputed(
+def _measure_checkpointed(
     model: nn.Module, batch: Any, setting: RunSetting, loss: Loss | None, half: torch.dtype | None, notes: list[str]
 ) -> Activations | None:
     try:

@@ -1,4 +1,4 @@
-"""Plans: which layouts fit, and which one to choose. Imports no torch."""
+"""Plans of a forecast: the layouts that fit, and the choice among them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOM_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """The conditions of a run. Sizes in bytes; ``room`` is that of one device, ``host_room`` that of the machine.
+    """The conditions of a run. Sizes in bytes; ``room`` is the memory of one device, ``host_room`` of the machine.
 
-    ``batch_size`` is what a loader yields and ``share`` what each rank gets of it; 0 where no batch is known.
+    ``batch_size`` is the number of samples in a loader's batch and ``share`` that of a rank; 0 if no batch is known.
     """
 
     world: int
@@ -29,13 +29,13 @@ class RunSetting:
     batch_size: int = 0
     share: int = 0
     is_host: bool = False
-    """Whether the devices' memory is the host's: then offloading gains nothing."""
+    """Whether the devices use the host's memory: then offloading has no use."""
     copy_ranks: int | None = None
     """How many ranks share one copy of the model under FSDP2 (``fsdp.hybrid_shard_size``); None: all."""
 
     @property
     def is_half(self) -> bool:
-        """Whether the run computes in half precision; fp8 keeps what bf16 keeps."""
+        """Whether the run computes in half precision; fp8 saves the same activations as bf16."""
         return self.precision in ("bf16", "fp16", "fp8")
 
 
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """All plans for one model in one setting, the preferred first; ``notes`` say what could not be determined."""
+    """All plans for one model in one setting, the preferred first; ``notes`` list what could not be determined."""
 
     model: ModelSizes
     setting: RunSetting
@@ -99,7 +99,7 @@ def forecast(
 ) -> Forecast:
     """Return the memory of every layout that applies; ``checkpointed`` is the activations if blocks are recomputed.
 
-    Without ``activations`` they count as 0, and the forecast reports that they are unknown.
+    Without ``activations`` they count as 0, and `Forecast.knows_activations` is false.
     """
     plans = [
         Plan(
@@ -124,7 +124,7 @@ def forecast(
 
 
 def _cost(plan: Plan) -> tuple[bool, bool, int]:
-    """Order plans by time: offloading costs more than a second forward pass, and that more than communication."""
+    """Return a sort key by time: offloading costs most, then a second forward pass, then communication."""
     return plan.layout.offloads, plan.checkpoints, LAYOUTS.index(plan.layout)
 
 
@@ -147,15 +147,15 @@ def refused_cheaper_plan(found: Forecast) -> Plan | None:
 
 
 def smallest(plans: Sequence[Plan], setting: RunSetting) -> Plan:
-    """Return, of the plans that this version supports, the one that lacks least memory."""
-    served = [plan for plan in plans if plan.is_supported and plan.refusal is None]
-    return min(served or plans, key=lambda plan: (plan.missing_bytes(setting), plan.usage.total))
+    """Return the plan that lacks least memory, of those that are supported and not refused, if there are any."""
+    supported = [plan for plan in plans if plan.is_supported and plan.refusal is None]
+    return min(supported or plans, key=lambda plan: (plan.missing_bytes(setting), plan.usage.total))
 
 
 def largest_share(plan: Plan, setting: RunSetting) -> int:
-    """Return how many samples a rank could take, as activations grow with them; 0 if weights alone are too large."""
+    """Return how many samples fit on a rank if activations grow in proportion; 0 if the weights alone do not fit."""
     usage = plan.usage
-    left = setting.room - (usage.total - max(usage.activations + usage.exchange, usage.step)) - usage.exchange
-    if left <= 0 or usage.activations == 0 or usage.host > setting.host_room // setting.world:
+    remaining = setting.room - (usage.total - max(usage.activations + usage.exchange, usage.step)) - usage.exchange
+    if remaining <= 0 or usage.activations == 0 or usage.host > setting.host_room // setting.world:
         return 0
-    return setting.share * left // usage.activations
+    return setting.share * remaining // usage.activations

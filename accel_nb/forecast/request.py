@@ -54,7 +54,7 @@ class ForecastRequest:
         return resolve([environment_layer(variables), self.flags]).config
 
     def other_devices(self, config: Config) -> list[str] | None:
-        """Return the devices of another machine: GPUs whose memory is given; None to use those of this one."""
+        """Return the devices of another machine: GPUs whose memory is given; None for this machine's devices."""
         if self.memory is None or not isinstance(config.gpus, int):
             return None
         return [f"cuda:{index}" for index in range(config.gpus)]
@@ -68,24 +68,26 @@ class _Parser(argparse.ArgumentParser):
 def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> ForecastRequest:
     """Return the request in the words; raises `ConfigError` with what is allowed.
 
-    The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it
-    is a path.
+    The target comes first. In a notebook the target, the data, the loss and the optimizer are names of variables;
+    elsewhere the target is a path.
     """
     has_target = bool(words) and not words[0].startswith("-")
     options, rest = _parser(command, in_notebook).parse_known_args(list(words[has_target:]))
     if not has_target and not in_notebook:
-        raise ConfigError(f"{command} needs a MODEL, before any flag; {command} --help says what it may be")
+        raise ConfigError(f"{command} needs a MODEL, before any flag; {command} --help lists what it may be")
     flags = parse_flags(rest, source=command)
-    others = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
-    if others:
-        raise ConfigError(f"{command} has no use for {_listed(others)}; of a run's flags it takes {_listed(_OPTIONS)}")
-    inputs: tuple[InputSpec, ...] = tuple(map(_sample, getattr(options, "input", None) or ()))
+    unused = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
+    if unused:
+        raise ConfigError(
+            f"{command} has no use for {_join_flags(unused)}; of a run's flags it accepts {_join_flags(_OPTIONS)}"
+        )
+    inputs: tuple[InputSpec, ...] = tuple(map(_parse_input, getattr(options, "input", None) or ()))
     sequence = getattr(options, "sequence", None)
     if sequence is not None:
-        length = _whole(sequence, "--sequence")
+        length = _parse_whole(sequence, "--sequence")
         inputs += (InputSpec("input_ids", "int64", (length,)), InputSpec("labels", "int64", (length,)))
-    named = {sample.name for sample in inputs}
-    if len(inputs) > 1 and (None in named or len(named) < len(inputs)):
+    names = {sample.name for sample in inputs}
+    if len(inputs) > 1 and (None in names or len(names) < len(inputs)):
         raise ConfigError(
             f"{command}: several inputs need a name each, as in --input ids=int64:128 --input mask=bool:128"
         )
@@ -96,9 +98,9 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Fo
         optimizer=options.optimizer,
         data=getattr(options, "data", None),
         loss=getattr(options, "loss", None),
-        batch_size=None if options.batch_size is None else _whole(options.batch_size, "--batch-size"),
+        batch_size=None if options.batch_size is None else _parse_whole(options.batch_size, "--batch-size"),
         inputs=inputs,
-        label=None if label is None else _sample(label),
+        label=None if label is None else _parse_input(label),
         itemsize=None if getattr(options, "dtype", None) is None else _ITEMSIZES[options.dtype],
         memory=None if options.memory is None else read_size(options.memory, "--memory"),
         form="json" if options.json else "markdown" if options.markdown else "text",
@@ -112,22 +114,22 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
         parser.add_argument("--loss", metavar="NAME", help="a function of output and batch by name")
     else:
         parser.description = (
-            "Forecast the memory of a training on each device, for every way of sharing it. MODEL is "
-            "package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or the "
-            "config.json of a transformers model."
+            "Forecast the memory of a training on each device, for every way of dividing it. MODEL is "
+            "package.module:name of a module or of a function that creates one, a *.safetensors file or a folder of "
+            "them, or the config.json of a transformers model."
         )
-        parser.epilog = f"Of a run's flags it takes {_listed(_OPTIONS)}; accel-nb config flags explains them."
+        parser.epilog = f"Of a run's flags it accepts {_join_flags(_OPTIONS)}; accel-nb config flags explains them."
         parser.add_argument(
-            "--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="of one sample, as 3x224x224"
+            "--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="an input of one sample, as 3x224x224"
         )
-        parser.add_argument("--target", dest="target_input", metavar="[DTYPE:]SHAPE", help="of one sample, as int64")
+        parser.add_argument(
+            "--target", dest="target_input", metavar="[DTYPE:]SHAPE", help="the target of one sample, as int64"
+        )
         parser.add_argument("--sequence", metavar="N", help="short for input_ids and labels of N tokens")
-        parser.add_argument("--dtype", choices=list(_ITEMSIZES), help="keep the weights in this type")
+        parser.add_argument("--dtype", choices=list(_ITEMSIZES), help="dtype of the weights")
     parser.add_argument("--optimizer", metavar="NAME", help="default: adamw, or the notebook's own")
-    parser.add_argument("--batch-size", metavar="N", help="what the loader yields")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="of one device, as 80GiB: plan for a machine that is not this one"
-    )
+    parser.add_argument("--batch-size", metavar="N", help="how many samples the loader yields")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of one device, as 80GiB, to plan for another machine")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true")
@@ -145,7 +147,7 @@ def read_size(text: str, where: str) -> int:
 def find_setting(
     devices: Sequence[str], machine: Machine, config: Config, *, batch_size: int = 0, memory: int | None = None
 ) -> RunSetting:
-    """Return the setting of a run on these devices; ``memory``, or the option, replaces what one device has.
+    """Return the setting of a run on these devices; ``memory``, or else the option, replaces the memory of one device.
 
     The precision ``auto`` counts as bf16. A batch is divided among the workers unless it is per worker.
     """
@@ -160,8 +162,8 @@ def find_setting(
         free, name = machine.free_bytes // world, f"{world} {kind}"
     else:
         gpus = [machine.gpus[int(device.partition(":")[2] or 0)] for device in devices]
-        least = min(gpus, key=lambda gpu: gpu.free_bytes)
-        free, name = least.free_bytes, f"{world} x {least.name}"
+        smallest = min(gpus, key=lambda gpu: gpu.free_bytes)
+        free, name = smallest.free_bytes, f"{world} x {smallest.name}"
     is_shared = config.batch != "per-worker"
     copy_ranks = config.fsdp.hybrid_shard_size
     if copy_ranks is not None and world % copy_ranks:
@@ -179,7 +181,7 @@ def find_setting(
     )
 
 
-def _sample(text: str) -> InputSpec:
+def _parse_input(text: str) -> InputSpec:
     found = _SPEC.fullmatch(text)
     dtype = (found and found["dtype"]) or "float32"
     shape = found["shape"] if found else None
@@ -189,15 +191,15 @@ def _sample(text: str) -> InputSpec:
             f"{quoted(text)} is no input; write [NAME=][DTYPE:]SHAPE without the batch, as 3x224x224 or ids=int64:128; "
             f"a DTYPE is one of {', '.join(_DTYPES)}"
         )
-    sizes = tuple(_whole(size, f"a size of {quoted(text)}") for size in shape.split("x")) if shape else ()
+    sizes = tuple(_parse_whole(size, f"a size of {quoted(text)}") for size in shape.split("x")) if shape else ()
     return InputSpec(found["name"], dtype, sizes)
 
 
-def _whole(text: str, where: str) -> int:
+def _parse_whole(text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 10 or not 1 <= int(text) <= MAX_BATCH:
         raise ConfigError(f"{where} is {quoted(text)}; give a whole number from 1 to {MAX_BATCH}")
     return int(text)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_flags(names: Sequence[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)

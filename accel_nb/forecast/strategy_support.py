@@ -23,13 +23,13 @@ def check_refusals(
     config: Config,
     registry: StrategyRegistry | None = None,
 ) -> Forecast:
-    """Return the forecast with the reason of refusal at each plan whose strategy refuses to prepare these together."""
+    """Return the forecast; plans whose strategy refuses to prepare these objects together have the reason."""
     bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or StrategyRegistry()
-    plans = (replace(plan, refusal=_refusal(plan, bundle, config, registry)) for plan in found.plans)
+    plans = (replace(plan, refusal=_find_refusal(plan, bundle, config, registry)) for plan in found.plans)
     return replace(found, plans=tuple(plans))
 
 
-def _refusal(plan: Plan, bundle: Bundle, config: Config, registry: StrategyRegistry) -> str | None:
+def _find_refusal(plan: Plan, bundle: Bundle, config: Config, registry: StrategyRegistry) -> str | None:
     if not plan.is_supported or plan.layout.options["strategy"] not in registry.names:
         return None
     config = with_options(config, plan.options)

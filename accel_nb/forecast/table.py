@@ -35,7 +35,7 @@ _HEAD = (
 
 
 def render(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
-    """Return the forecast in one of the forms of a request, with a line break at the end."""
+    """Return the forecast in the requested form, with a line break at the end."""
     if form == "json":
         return json.dumps(as_data(found), indent=2) + "\n"
     return (as_markdown(found) if form == "markdown" else as_text(found)) + "\n"
@@ -45,15 +45,15 @@ def as_text(found: Forecast) -> str:
     """Return a heading, the table, notes and the choice."""
     rows = [_head(), *_rows(found)]
     used = [any(row[column] not in ("", "-") for row in rows[1:]) for column in range(len(_HEAD))]
-    kept = [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
-    left = [name in ("each rank", "") for name in kept[0]]
+    shown = [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    left = [name in ("each rank", "") for name in shown[0]]
     lines = [
         "  ".join(
             cell.ljust(width) if is_left else cell.rjust(width)
             for cell, width, is_left in zip(row, widths, left, strict=True)
         ).rstrip()
-        for row in kept
+        for row in shown
     ]
     return "\n".join([*_heading(found), "", *lines, "", *_remarks(found), explain(found)])
 
@@ -110,10 +110,10 @@ def as_data(found: Forecast) -> dict[str, Any]:
 
 
 def explain(found: Forecast) -> str:
-    """Return one line with the chosen plan and why, or by how much every plan fails to fit."""
+    """Return one line with the chosen plan and the reason, or the memory that the smallest plan lacks."""
     setting, best = found.setting, found.best
     if best is None:
-        return _refusal(found)
+        return _explain_lack(found)
     spare = size_text(setting.room - best.usage.total)
     flags = flags_to_line(Layer("flags", best.options, "plan"))
     first = next(plan for plan in found.plans if plan.is_supported)
@@ -128,7 +128,7 @@ def _passed_over(found: Forecast) -> str:
     return "" if plan is None else f"; {plan.name} was passed over: {plan.refusal}"
 
 
-def _refusal(found: Forecast) -> str:
+def _explain_lack(found: Forecast) -> str:
     setting = found.setting
     plan = smallest(found.plans, setting)
     lack = f"-> nothing fits: {plan.name} lacks {size_text(plan.missing_bytes(setting))}"
@@ -141,7 +141,7 @@ def _refusal(found: Forecast) -> str:
     if share:
         ways.append(f"a batch of about {share * setting.batch_size // setting.share}")
     ways += [f"{other.name}, not served by this version," for other in _unserved(found)[:1]]
-    advice = f"{' or '.join(ways)} would fit" if ways else "take more or larger devices"
+    advice = f"{' or '.join(ways)} would fit" if ways else "use more or larger devices"
     return f"{lack}; {advice}{_passed_over(found)}"
 
 
@@ -179,11 +179,11 @@ def _head() -> Sequence[str]:
 
 def _rows(found: Forecast) -> list[Sequence[str]]:
     plain = {plan.layout: plan for plan in found.plans if not plan.checkpoints}
-    again = {plan.layout: plan for plan in found.plans if plan.checkpoints}
-    return [_row(found, plan, again.get(layout)) for layout, plan in plain.items()]
+    checkpointed = {plan.layout: plan for plan in found.plans if plan.checkpoints}
+    return [_row(found, plan, checkpointed.get(layout)) for layout, plan in plain.items()]
 
 
-def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
+def _row(found: Forecast, plan: Plan, checkpointed: Plan | None) -> Sequence[str]:
     usage = plan.usage
     sizes = [usage.parameters, usage.gradients, usage.optimizer]
     mark = "" if plan.is_supported else " *"
@@ -195,8 +195,8 @@ def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
         size_text(usage.host) if usage.host else "-",
         size_text(usage.total),
         _verdict(found, plan),
-        size_text(again.usage.total) if again is not None else "",
-        _verdict(found, again) if again is not None else "",
+        size_text(checkpointed.usage.total) if checkpointed is not None else "",
+        _verdict(found, checkpointed) if checkpointed is not None else "",
     )
 
 

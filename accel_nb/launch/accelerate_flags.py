@@ -1,4 +1,4 @@
-"""The flags of ``accel-nb launch`` that replace each flag of ``accelerate launch``."""
+"""Replacements in ``accel-nb launch`` for the flags of ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TE = "Transformer Engine and MS-AMP are not served; --precision fp8 uses torcha
 
 EQUIVALENTS: Mapping[str, str] = MappingProxyType(
     {
-        "config_file": "--config FILE, of which accel-nb config import makes one",
+        "config_file": "--config FILE; accel-nb config import converts accelerate's file",
         "cpu": "--cpus N",
         "debug": "--debug",
-        "deepspeed_config_file": "accel-nb config import FILE makes a file for --config of it",
+        "deepspeed_config_file": "--config FILE; accel-nb config import converts DeepSpeed's file",
         "deepspeed_hostfile": "--nnodes N on each machine, or --slurm",
         "deepspeed_exclusion_filter": "start the command on the machines that train only",
         "deepspeed_inclusion_filter": "start the command on the machines that train only",
-        "deepspeed_moe_layer_cls_names": "layers of experts are found by DeepSpeed itself; leave it out",
+        "deepspeed_moe_layer_cls_names": "DeepSpeed finds the layers of experts itself; leave it out",
         "deepspeed_multinode_launcher": "--nnodes N on each machine, or --slurm",
         "downcast_bf16": "--precision bf16",
         "dynamo_backend": "--compile.backend BACKEND",
@@ -95,7 +95,7 @@ _PREFIXES = (("megatron_lm_", _MEGATRON), ("parallelism_config_", _MESH), ("fp8_
 
 
 def equivalent_of(flag: str) -> str | None:
-    """Return what replaces a flag of ``accelerate launch``; None for one that it does not have."""
+    """Return the replacement of a flag of ``accelerate launch``, or None if it has no such flag."""
     name = flag.replace("-", "_").lstrip("_")
     found = EQUIVALENTS.get(name)
     return found or next((reason for prefix, reason in _PREFIXES if name.startswith(prefix)), None)

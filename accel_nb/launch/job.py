@@ -1,4 +1,4 @@
-"""Turns a request into a job: what to start on this machine, and the text of a dry run."""
+"""Turns a request into a job: the processes to start on this machine, and the text of a dry run."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from accel_nb.runs.record import Outcome, read_run
 from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
 from accel_nb.runtime.world import World
 
-_IDLE = {
+_WITHOUT_EFFECT = {
     "bring_back": "a script has no notebook to bring names back to",
     "pull": "a script has no notebook to bring names back to",
-    "prepare": "a script prepares what it trains by itself",
+    "prepare": "a script prepares its objects itself",
     "panel": "a script has no cell to show a panel below",
     "static": "a script has no cell to show a panel below",
-    "background": "a script has no notebook to go on in",
+    "background": "a script has no notebook that could continue meanwhile",
     "ranks": "a script runs on every rank",
-    "max_restarts": "how often a script is started again is said to the launch: --max-restarts N",
+    "max_restarts": "restarts of a script are set by the launch: --max-restarts N",
 }
 
 
@@ -54,18 +54,22 @@ class LaunchJob:
         """Resolve a request on this machine; raise ConfigError. ``variables`` are those of a scheduler, if any."""
         resolved = resolve([environment_layer(option_variables()), *request.layers])
         config = resolved.config
-        place = None if _is_for_later(request) else find_scheduler_position(variables or all_variables(), os.getppid())
+        place = (
+            None
+            if _is_submitted_later(request)
+            else find_scheduler_position(variables or all_variables(), os.getppid())
+        )
         if request.target.kind == "notebook" and place is not None:
             raise ConfigError(
-                f"{place.scheduler} has started {place.size} of these, and a notebook runs once, with workers of its "
-                "own; start one, or make a script of it with accel-nb export"
+                f"{place.scheduler} has started {place.size} processes, and a notebook needs one, which starts "
+                "workers itself; start one, or convert it to a script with accel-nb export"
             )
         if request.target.kind == "notebook" and config.ranks is not None:
             resolved.check_world(max(config.ranks) + 1)
-        specs = () if _is_for_later(request) else _workers(request, resolved, place)
+        specs = () if _is_submitted_later(request) else _assign_workers(request, resolved, place)
         machines = request.machines
         if place is not None and place.is_machine:
-            machines = _meeting(place, request)
+            machines = _find_machines(place, request)
         return cls(request, resolved, specs, machines, place)
 
     @property
@@ -79,9 +83,9 @@ class LaunchJob:
         lines = list(self.resolved.notes)
         if self.request.target.kind != "notebook":
             lines += [
-                f"{name} from {self.resolved.origins[name]} has no effect: {_IDLE[name]}"
+                f"{name} from {self.resolved.origins[name]} has no effect: {_WITHOUT_EFFECT[name]}"
                 for name in self.resolved.given
-                if name in _IDLE
+                if name in _WITHOUT_EFFECT
             ]
         return lines
 
@@ -125,12 +129,12 @@ class LaunchJob:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in self.resolved.notes)])
 
     def run(self) -> JobResult:
-        """Start the job and wait for its end; do not return where this process becomes a rank itself."""
+        """Start the job and wait for its end. Does not return if this process becomes a rank."""
         if self.scheduler is not None and self.scheduler.is_rank:
             self._become_rank(self.scheduler)
         recording = self._record()
         try:
-            ending = self._run(self.task(None if recording is None else recording.folder))
+            ending = self._run_task(self.task(None if recording is None else recording.folder))
         except BaseException as error:
             self._report_end(recording, "failed", str(error))
             raise
@@ -155,7 +159,7 @@ class LaunchJob:
         """Return the batch file for Slurm."""
         config, request = self._for_scheduler(), self.request
         return make_batch(
-            self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
+            self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             options=request.sbatch,
         )  # fmt: skip
 
@@ -163,7 +167,7 @@ class LaunchJob:
         """Return the Kubeflow manifest."""
         config, request = self._for_scheduler(), self.request
         return train_job(
-            self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
+            self.name, self._launch_words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             image=request.image,
         )  # fmt: skip
 
@@ -171,29 +175,29 @@ class LaunchJob:
         """Return the options; raise `ConfigError` for workers that these schedulers cannot provide."""
         if self.resolved.config.tpus is not None:
             raise ConfigError(
-                f"tpus from {self.resolved.origins['tpus']}: a scheduler is asked for GPUs or processors only; run the "
+                f"tpus from {self.resolved.origins['tpus']}: a scheduler provides GPUs or processors only; run the "
                 "launch on the TPU's machine"
             )
         return self.resolved.config
 
-    def _words(self) -> list[str]:
-        """Return the words of the launch on each machine: without the flags for the scheduler."""
+    def _launch_words(self) -> list[str]:
+        """Return the words of the launch on each machine, without the flags for the scheduler."""
         target = self.request.target
         flags = self.request.flags
-        kept = {name: value for name, value in flags.values.items() if name != "dry_run"}
-        words = shlex.split(flags_to_line(replace(flags, values=kept)))
+        values = {name: value for name, value in flags.values.items() if name != "dry_run"}
+        words = shlex.split(flags_to_line(replace(flags, values=values)))
         if self.request.max_restarts:
             words += ["--max-restarts", str(self.request.max_restarts)]
         return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
     def _record(self) -> RunRecording | None:
-        """Begin the record of the run; of several machines only the first keeps one."""
+        """Begin the record of the run; of several machines only the first records it."""
         if self.machines.node_rank not in (None, 0):
             return None
         target = self.request.target
         return RunRegistry().begin("launch", target.name, self.resolved, name=self.name, args=target.args)
 
-    def _run(self, task: RankTask) -> JobResult:
+    def _run_task(self, task: RankTask) -> JobResult:
         config, args = self.resolved.config, self.request.target.args
         if not self.machines.is_one:
             is_host = None if self.scheduler is None else self.scheduler.rank == 0
@@ -210,14 +214,14 @@ class LaunchJob:
             self.specs[:1] if is_notebook else self.specs,
             shown_ranks=frozenset(shown),
             finishes=is_notebook,
-            timeout_s=None if is_notebook else config.timeout,  # each of its cells has it
+            timeout_s=None if is_notebook else config.timeout,  # the timeout applies to each of its cells
             max_restarts=self.request.max_restarts,
             variables=self._overrides(),
         )
         return job.run()
 
     def _overrides(self) -> dict[str, str]:
-        """Return environment variables of the ranks only: they see no GPU where they train on the CPU."""
+        """Return environment variables for the ranks: no GPU is visible to ranks that train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -229,7 +233,7 @@ class LaunchJob:
             port = int(text)
         if address is None:
             raise ConfigError(
-                f"{place.scheduler} does not say where rank 0 is; set MASTER_ADDR to its machine for every process"
+                f"{place.scheduler} provides no address of rank 0; set MASTER_ADDR to its machine for every process"
             )
         world = World(place.rank, place.size, place.local_rank, place.local_size)
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
@@ -239,11 +243,13 @@ class LaunchJob:
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
 
 
-def _is_for_later(request: LaunchRequest) -> bool:
+def _is_submitted_later(request: LaunchRequest) -> bool:
     return request.is_for_slurm or request.emit is not None
 
 
-def _workers(request: LaunchRequest, resolved: Resolved, place: SchedulerPosition | None) -> tuple[WorkerSpec, ...]:
+def _assign_workers(
+    request: LaunchRequest, resolved: Resolved, place: SchedulerPosition | None
+) -> tuple[WorkerSpec, ...]:
     """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
     specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
@@ -261,9 +267,9 @@ def _workers(request: LaunchRequest, resolved: Resolved, place: SchedulerPositio
     return (WorkerSpec(specs[0].device, threads),)
 
 
-def _meeting(place: SchedulerPosition, request: LaunchRequest) -> Machines:
+def _find_machines(place: SchedulerPosition, request: LaunchRequest) -> Machines:
     """Return the machines of a scheduler with their endpoint."""
     endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
     if endpoint is None:
-        raise ConfigError(f"{place.scheduler} does not say where its machines meet; give --nnodes and --rdzv-endpoint")
+        raise ConfigError(f"{place.scheduler} provides no address for its machines; give --nnodes and --rdzv-endpoint")
     return Machines(str(place.size), place.rank, "c10d", endpoint, request.machines.id)

@@ -68,7 +68,7 @@ class RankProcess:
                 return report
         return None
 
-    def has_promised(self) -> bool:
+    def will_finish(self) -> bool:
         """Return whether the rank has reported, after SIGTERM, that it will stop at the end of a step."""
         return os.pread(self.report_file, len(FINISHING), 0) == FINISHING
 
@@ -82,7 +82,7 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How an attempt ended."""
+    """How one attempt to run the job ended."""
 
     code: int
     reason: EndReason | None = None
@@ -91,7 +91,7 @@ class JobResult:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, like a notebook that saves."""
+    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves."""
 
     task: RankTask
     args: Sequence[str]
@@ -107,30 +107,30 @@ class LocalJob:
     def run(self) -> JobResult:
         """Run until every rank has succeeded, or no restart is left; return how the job ended."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        with count_interrupts(terminations=True) as presses:
+        with count_interrupts(terminations=True) as interrupts:
             for attempt in range(self.max_restarts + 1):
-                ending = self._attempt(attempt, presses, deadline)
-                for line in ending.lines:
+                result = self._run_attempt(attempt, interrupts, deadline)
+                for line in result.lines:
                     self.report(line)
-                if ending.reason != "failed" or attempt == self.max_restarts:
-                    return ending
+                if result.reason != "failed" or attempt == self.max_restarts:
+                    return result
                 self.report(f"restart {attempt + 1} of {self.max_restarts}")
         raise AssertionError("the last attempt returns")
 
-    def _attempt(self, attempt: int, presses: InterruptCount, deadline: float | None) -> JobResult:
+    def _run_attempt(self, attempt: int, interrupts: InterruptCount, deadline: float | None) -> JobResult:
         ranks: list[RankProcess] = []
         store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
         port = _free_port()
         try:
             for number in range(len(self.specs)):
-                ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
+                ranks.append(self._start_rank(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
             stopper = JobStopper(ranks, finishes=self.finishes)
             comparer = StallComparer({rank.number: rank.position_file for rank in ranks}, self.report)
             while running := {rank.number for rank in ranks if rank.code is None}:
-                _wait(ranks)
+                _wait_for_ends(ranks)
                 comparer.update(running)
-                stopper.update(presses, is_late=deadline is not None and time.monotonic() > deadline)
-            return _ending(ranks, stopper.reason, presses)
+                stopper.update(interrupts, is_late=deadline is not None and time.monotonic() > deadline)
+            return _make_result(ranks, stopper.reason, interrupts)
         finally:
             os.close(store)
             for rank in ranks:
@@ -139,7 +139,7 @@ class LocalJob:
                     rank.process.wait()
                 rank.close()
 
-    def _start(self, number: int, attempt: int, store: int, port: int) -> RankProcess:
+    def _start_rank(self, number: int, attempt: int, store: int, port: int) -> RankProcess:
         world = World(number, len(self.specs), number, len(self.specs))
         report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
         place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
@@ -180,40 +180,40 @@ class LocalJob:
 
 @dataclass(slots=True)
 class JobStopper:
-    """Decides in each turn whether ranks that still run get SIGTERM to finish, SIGINT, or SIGKILL."""
+    """Decides when ranks that still run are sent SIGTERM to finish, SIGINT, or SIGKILL."""
 
     ranks: Sequence[RankProcess]
     finishes: bool
     clock: Callable[[], float] = time.monotonic
     send: Callable[[RankProcess, int], None] = lambda rank, number: _signal(rank, number)
-    has_promised: Callable[[RankProcess], bool] = RankProcess.has_promised
+    will_finish: Callable[[RankProcess], bool] = RankProcess.will_finish
     reason: EndReason | None = None
-    _seen: int = 0
+    _num_handled: int = 0
     _stage: int = 0
     _since: float = 0.0
-    _failed_at: float | None = None
+    _failure_time: float | None = None
 
-    def update(self, presses: Callable[[], int], *, is_late: bool = False) -> None:
+    def update(self, interrupts: Callable[[], int], *, is_late: bool = False) -> None:
         """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
         now = self.clock()
-        is_pressed, self._seen = presses() > self._seen, presses()
-        if self._failed_at is None and any(rank.code not in (None, 0) for rank in self.ranks):
-            self._failed_at = now
-        has_failed = self._failed_at is not None and now - self._failed_at > PEER_FAILURE_DELAY_S
+        is_interrupted, self._num_handled = interrupts() > self._num_handled, interrupts()
+        if self._failure_time is None and any(rank.code not in (None, 0) for rank in self.ranks):
+            self._failure_time = now
+        has_failed = self._failure_time is not None and now - self._failure_time > PEER_FAILURE_DELAY_S
         if self._stage == 0:
-            if not (is_pressed or is_late or has_failed):
+            if not (is_interrupted or is_late or has_failed):
                 return
-            self.reason = "interrupted" if is_pressed else "timeout" if is_late else "failed"
+            self.reason = "interrupted" if is_interrupted else "timeout" if is_late else "failed"
             self._escalate(2 if has_failed else 1, now)
-        elif is_pressed or now > self._deadline():
+        elif is_interrupted or now > self._deadline():
             self._escalate(self._stage + 1, now)
 
     def _deadline(self) -> float:
-        if self._stage > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
+        if self._stage > 1 or not (self.finishes or any(map(self.will_finish, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_TIMEOUT_S
-        # Ranks finish together; if one has ended alone, the others wait for it in vain.
-        return until if self._failed_at is None else min(until, self._failed_at + PEER_EXIT_TIMEOUT_S)
+        # Ranks finish together: if one has ended alone, the others wait for it until they are stopped.
+        return until if self._failure_time is None else min(until, self._failure_time + PEER_EXIT_TIMEOUT_S)
 
     def _escalate(self, stage: int, now: float) -> None:
         self._stage, self._since = stage, now
@@ -224,8 +224,8 @@ class JobStopper:
                 self.send(rank, number)
 
 
-def _wait(ranks: Sequence[RankProcess]) -> None:
-    """Wait a moment for ranks to end, and reap those that have."""
+def _wait_for_ends(ranks: Sequence[RankProcess]) -> None:
+    """Wait at most `POLL_S` for ranks to end, and reap those that have."""
     running = {rank.pidfd: rank for rank in ranks if rank.code is None}
     poller = select.poll()
     for watch in running:
@@ -237,7 +237,7 @@ def _wait(ranks: Sequence[RankProcess]) -> None:
 
 
 def _signal(rank: RankProcess, number: int) -> None:
-    """Signal a rank; SIGKILL goes to the processes that it has started too: each rank leads a process group."""
+    """Signal a rank. Each rank leads a process group: SIGKILL goes to the processes that it has started too."""
     with suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
             os.killpg(rank.process.pid, number)
@@ -245,18 +245,18 @@ def _signal(rank: RankProcess, number: int) -> None:
             os.kill(rank.process.pid, number)
 
 
-def _ending(ranks: Sequence[RankProcess], why: EndReason | None, presses: InterruptCount) -> JobResult:
+def _make_result(ranks: Sequence[RankProcess], reason: EndReason | None, interrupts: InterruptCount) -> JobResult:
     """Return how the job ended: with the exit code of the rank that failed first."""
-    bad = [rank for rank in ranks if rank.code]
-    if why == "interrupted":
-        return JobResult(128 + (signal.SIGTERM if presses.has_sigterm else signal.SIGINT), why)
-    if why == "timeout":
-        return JobResult(TIMED_OUT, why, ("the job ran longer than its timeout, and was stopped",))
-    if not bad:
+    failed = [rank for rank in ranks if rank.code]
+    if reason == "interrupted":
+        return JobResult(128 + (signal.SIGTERM if interrupts.has_sigterm else signal.SIGINT), reason)
+    if reason == "timeout":
+        return JobResult(TIMED_OUT, reason, ("the job ran longer than its timeout, and was stopped",))
+    if not failed:
         return JobResult(0)
-    cause = min(bad, key=lambda rank: (rank.was_killed and not _has_raised(rank), _failed_at(rank)))
-    lines = [_describe(cause, len(ranks))]
-    for rank in bad:
+    cause = min(failed, key=lambda rank: (rank.was_killed and not _has_raised(rank), _failure_time(rank)))
+    lines = [_describe_failure(cause, len(ranks))]
+    for rank in failed:
         report = rank.failure_report()
         if rank is not cause and report is not None and _has_raised(rank):
             first = (report["message"].splitlines() or [""])[0][:200]
@@ -266,17 +266,17 @@ def _ending(ranks: Sequence[RankProcess], why: EndReason | None, presses: Interr
 
 
 def _has_raised(rank: RankProcess) -> bool:
-    """Return whether the rank has reported an error of its own; it may be slow to end, and be killed before that."""
+    """Return whether the rank has reported an error of its own; it may have been killed before it exited."""
     report = rank.failure_report()
     return report is not None and report["type"] != "KeyboardInterrupt"
 
 
-def _failed_at(rank: RankProcess) -> float:
+def _failure_time(rank: RankProcess) -> float:
     report = rank.failure_report()
     return rank.ended if report is None else float(report["time"])
 
 
-def _describe(rank: RankProcess, size: int) -> str:
+def _describe_failure(rank: RankProcess, size: int) -> str:
     report = rank.failure_report()
     if report is not None:
         head = f"rank {rank.number} of {size} raised:\n" if size > 1 else ""

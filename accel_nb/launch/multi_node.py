@@ -1,4 +1,4 @@
-"""Jobs over several machines: PyTorch's own agent on each starts and watches its ranks, and finds the others."""
+"""Jobs over several machines: PyTorch's elastic agent on each starts and watches the ranks there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S
 from accel_nb.runtime.process.environment import all_variables
 
 AGENT = "torch.distributed.run"
-PATIENCE_S = FINISH_TIMEOUT_S + 5
+AGENT_TIMEOUT_S = FINISH_TIMEOUT_S + 5
 
 
 def agent_command(
@@ -29,7 +29,7 @@ def agent_command(
     *,
     is_host: bool | None = None,
 ) -> list[str]:
-    """Return the words that start the agent of this machine; ``is_host``: it hosts the rendezvous."""
+    """Return the words that start the agent of this machine; ``is_host``: this machine hosts the rendezvous."""
     assert machines.endpoint is not None, "a request over several machines has an endpoint"
     words = [sys.executable, "-m", AGENT, "--nnodes", machines.nnodes, "--nproc-per-node", str(num_ranks)]
     if machines.node_rank is not None:
@@ -51,8 +51,8 @@ def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str
 def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> JobResult:
     """Run the agent to its end, and forward interrupts; it forwards them to its ranks. Return its exit code."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    is_late, seen, kill_at = False, 0, None
-    with count_interrupts(terminations=True) as presses:
+    is_late, num_handled, kill_at = False, 0, None
+    with count_interrupts(terminations=True) as interrupts:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             while True:
@@ -62,17 +62,17 @@ def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s
                 except subprocess.TimeoutExpired:
                     now = time.monotonic()
                 is_late = is_late or (deadline is not None and now > deadline)
-                if kill_at is None and (presses() or is_late):
-                    kill_at, seen = now + PATIENCE_S, presses()
+                if kill_at is None and (interrupts() or is_late):
+                    kill_at, num_handled = now + AGENT_TIMEOUT_S, interrupts()
                     process.send_signal(signal.SIGTERM)
-                elif kill_at is not None and (presses() > seen or now > kill_at):
+                elif kill_at is not None and (interrupts() > num_handled or now > kill_at):
                     process.kill()  # its ranks end with it
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    if presses():
-        return JobResult(128 + (signal.SIGTERM if presses.has_sigterm else signal.SIGINT), "interrupted")
+    if interrupts():
+        return JobResult(128 + (signal.SIGTERM if interrupts.has_sigterm else signal.SIGINT), "interrupted")
     if is_late:
         return JobResult(TIMED_OUT, "timeout", ("the job ran longer than its timeout, and was stopped",))
     return JobResult(code if code >= 0 else 128 - code, "failed" if code else None)

@@ -77,10 +77,10 @@ class _Publisher(DisplayPublisher):
         **_: Any,
     ) -> None:
         """Show one display."""
-        known = self.places.get((transient or {}).get("display_id"))
+        displayed = self.places.get((transient or {}).get("display_id"))
         output = {"output_type": "display_data", "data": _json_ready(data), "metadata": metadata or {}}
-        if update and known is not None:
-            known.update(output)
+        if update and displayed is not None:
+            displayed.update(output)
         else:
             self.put(output)
             if transient and transient.get("display_id"):
@@ -147,7 +147,7 @@ class _Tee:
 
 
 def _show(text: str) -> None:
-    """Print text in the terminal, past the streams that store it."""
+    """Print text in the terminal, not through the streams that store it."""
     sys.stdout.flush()
     print(text, file=sys.__stdout__, flush=True)
 
@@ -193,7 +193,7 @@ def _from_dict(output: dict[str, Any]) -> Any:
 
 
 def _json_ready(data: Any) -> dict[str, Any]:
-    """Return a display as a notebook stores it: pictures in base64."""
+    """Return display data as a notebook stores it: bytes (pictures) in base64."""
     return {
         kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
         for kind, value in data.items()

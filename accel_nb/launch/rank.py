@@ -1,7 +1,7 @@
 """The program of each rank's process: runs the unchanged script or module with the options of the launch.
 
 Run as ``python -m accel_nb.launch.rank TASK [ARGUMENT...]``. At SIGTERM a script with a folder for checkpoints saves
-and stops at the end of its step; without one, or when no end of a step is near, KeyboardInterrupt is raised.
+and stops at the end of its step; without one, or if it runs no steps, KeyboardInterrupt is raised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankProgram:
         self._task = task
         self._args = list(args)
         self._world = torchrun_world()
-        self._built: list[Any] = []
+        self._accelerators: list[Any] = []
         self._signal: int | None = None
 
     def run(self) -> int:
@@ -49,19 +49,21 @@ class RankProgram:
             StallReporter(self._task.position_file, self._world).start()
         with ExitStack() as stack:
             stack.enter_context(using_layers(self._layers()))
-            self._built = stack.enter_context(record_built_accelerators())
-            journal = RunLog(self._task.folder, self._world)
-            token = current_sink.set(journal)
+            self._accelerators = stack.enter_context(record_built_accelerators())
+            run_log = RunLog(self._task.folder, self._world)
+            token = current_sink.set(run_log)
             stack.callback(current_sink.reset, token)
-            stack.callback(journal.close)
+            stack.callback(run_log.close)
             try:
                 code = self._run_target()
                 # A rank that exits with an error must not wait: the others may not reach their end.
-                built = [] if code else [item for item in self._built if not item.is_closed]
-                lines = [line for item in built for line in item.end_run()]
+                open_accelerators = [] if code else [item for item in self._accelerators if not item.is_closed]
+                lines = [line for item in open_accelerators for line in item.end_run()]
             except KeyboardInterrupt:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                lines = [line for item in self._built if not item.is_closed for line in item.end_interrupted_run()]
+                lines = [
+                    line for item in self._accelerators if not item.is_closed for line in item.end_interrupted_run()
+                ]
                 code = 128 + (self._signal or signal.SIGINT)
             except BaseException as error:
                 self._report(error)
@@ -98,15 +100,16 @@ class RankProgram:
 
     def _finish(self, signum: int, frame: FrameType | None) -> None:
         self._signal = signum
-        answers = [item.request_stop() for item in self._built]  # each of them must be notified
-        if not any(answers):
+        # A list, since `any` of a generator would not call all of them.
+        accepted = [item.request_stop() for item in self._accelerators]
+        if not any(accepted):
             raise KeyboardInterrupt
         if self._task.report_file is not None:
             os.write(self._task.report_file, FINISHING)
 
     def _report(self, error: BaseException) -> None:
         """Report an error to the launcher, to the elastic agent, or on the terminal."""
-        text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error.__traceback__)))
+        text = "".join(traceback.format_exception(type(error), error, _drop_launcher_frames(error.__traceback__)))
         if isinstance(error, AccelNbError) and self._task.kind == "notebook":
             text = f"{type(error).__name__}: {error}\n"
         if self._task.report_file is not None:
@@ -117,8 +120,8 @@ class RankProgram:
             from accel_nb.runtime.distributed.elastic import record_failure
 
             record_failure(error)
-        whose = "" if self._world is None else f"rank {self._world.rank} of {self._world.size} raised:\n"
-        print(f"{whose}{text}", end="", file=sys.stderr, flush=True)
+        head = "" if self._world is None else f"rank {self._world.rank} of {self._world.size} raised:\n"
+        print(f"{head}{text}", end="", file=sys.stderr, flush=True)
 
 
 def _exit_code(end: SystemExit) -> int:
@@ -128,7 +131,7 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+def _drop_launcher_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback that starts at the first frame of the user's code."""
     kept = trace
     while kept is not None and kept.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
@@ -137,7 +140,7 @@ def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _end_with_parent(expected: int | None) -> None:
-    """Make the system kill this process when its parent ends in any way."""
+    """Make the system kill this process when its parent ends for any reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if expected is not None and os.getppid() != expected:
         sys.exit(1)  # the parent ended before the line above took effect
@@ -152,7 +155,7 @@ def main() -> int:
     try:
         return RankProgram(task, sys.argv[2:]).run()
     finally:
-        if "torch.distributed" in sys.modules:  # the script may have opened a group of its own
+        if "torch.distributed" in sys.modules:  # the script may have opened a process group itself
             from accel_nb.runtime.distributed.process_group import wait_for_gloo_threads
 
             wait_for_gloo_threads()

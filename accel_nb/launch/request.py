@@ -1,6 +1,6 @@
-"""Reading ``accel-nb launch [FLAGS] TARGET [ARGUMENTS]``: everything is checked before anything starts or is written.
+"""Parsing of ``accel-nb launch [FLAGS] TARGET [ARGUMENTS]``. All of it is checked before anything starts or is written.
 
-The flags before the target are ours, and what follows it belongs to the target and is passed through untouched.
+Flags before the target are those of the launch; words after it are passed to the target unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ENDPOINT = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-F
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _SBATCH = re.compile(r"([a-z][a-z0-9-]{0,63})=([^\x00-\x1f\x7f\"'\\]{1,512})")
-_OURS_OF_SLURM = ("nodes", "ntasks", "ntasks-per-node", "wrap", "array", "chdir")
+_RESERVED_SBATCH = ("nodes", "ntasks", "ntasks-per-node", "wrap", "array", "chdir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +87,20 @@ class LaunchRequest:
 
 
 def read_request(words: Sequence[str]) -> LaunchRequest:
-    """Return the request; raise ConfigError with every problem of the words."""
+    """Return the request; raise ConfigError with all problems."""
     schema_words, own, rest, problems = _split(words)
     flags = parse_flags(schema_words, SOURCE)
     try:
         resolve([flags], read=lambda path: Layer("file", {}, path))
     except ConfigError as error:
         problems += error.problems
-    reading = _Reading(own, problems)
-    machines = reading.machines()
-    max_restarts = reading.count("--max-restarts", 0, MAX_RESTARTS) or 0
-    sbatch = reading.sbatch()
-    emit = reading.choice("--emit", FORMATS)
-    image = reading.word("--image", _IMAGE)
-    out = reading.last("--out")
+    reader = _FlagReader(own, problems)
+    machines = reader.machines()
+    max_restarts = reader.count("--max-restarts", 0, MAX_RESTARTS) or 0
+    sbatch = reader.sbatch()
+    emit = reader.choice("--emit", FORMATS)
+    image = reader.word("--image", _IMAGE)
+    out = reader.last("--out")
     is_for_slurm = "--slurm" in own
     target, stored = None, None
     if not problems:
@@ -109,7 +109,7 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
         except ConfigError as error:
             problems += error.problems
     if target is not None:
-        problems += _clashes(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
+        problems += _find_conflicts(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
     if problems or target is None:
         raise ConfigError(list(dict.fromkeys(problems)))
     return LaunchRequest(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
@@ -134,7 +134,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
         name, has_value, value = word.partition("=")
         takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
         if takes is None:
-            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_instead_of(name)}")
+            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_suggest(name)}")
             return [], {}, [], problems  # whether it takes a value, and so where the target starts, is unknown
         given = [value] if has_value else list(words[index + 1 : index + 2]) if takes else []
         if takes and (not given or (not has_value and given[0].startswith("--"))):
@@ -150,7 +150,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
     return schema, own, list(words[index:]), problems
 
 
-def _instead_of(name: str) -> str:
+def _suggest(name: str) -> str:
     other = equivalent_of(name)
     if other is not None:
         return f", as it is of accelerate's: {other}"
@@ -162,7 +162,7 @@ def _metavar(name: str) -> str:
     return next(option.metavar for option in OPTIONS.values() if f"--{option.flag}" == name)
 
 
-class _Reading:
+class _FlagReader:
     """Reads the values of the launcher's own flags, and collects problems."""
 
     def __init__(self, own: dict[str, list[str]], problems: list[str]) -> None:
@@ -224,14 +224,14 @@ class _Reading:
                 self._problems.append(
                     f"--sbatch {quoted(value)} is not allowed; give a long option of sbatch, as in time=2:00:00"
                 )
-            elif found[1] in _OURS_OF_SLURM:
-                self._problems.append(f"--sbatch {found[1]} is settled by the launch (--nnodes, --gpus); remove it")
+            elif found[1] in _RESERVED_SBATCH:
+                self._problems.append(f"--sbatch {found[1]} is set by the launch (--nnodes, --gpus); remove it")
             else:
                 pairs.append((found[1], found[2]))
         return tuple(pairs)
 
 
-def _clashes(
+def _find_conflicts(
     target: Target,
     machines: Machines,
     max_restarts: int,
@@ -242,17 +242,23 @@ def _clashes(
     sbatch: Any,
 ) -> list[str]:
     problems: list[str] = []
-    is_for_later = is_for_slurm or emit is not None
+    is_submitted_later = is_for_slurm or emit is not None
     if target.kind == "notebook" and not machines.is_one:
-        problems.append(f"{target.name} is a notebook, which runs on one machine; accel-nb export makes a script of it")
-    if ":" in machines.nnodes and is_for_later:
-        problems.append(f"--nnodes {machines.nnodes}: a scheduler gives a fixed number of machines; give that")
-    if not machines.is_one and machines.endpoint is None and not is_for_later:
-        problems.append("--nnodes needs --rdzv-endpoint HOST:PORT, where the machines meet: the first one's name")
-    if machines.is_one and not is_for_later and (machines.endpoint or machines.id != "none" or machines.node_rank):
-        problems.append("--rdzv-endpoint, --rdzv-id and --node-rank have no use on one machine; give --nnodes too")
-    if is_for_later and (machines.endpoint or machines.node_rank is not None):
-        problems.append("a scheduler says where its machines meet; remove --rdzv-endpoint and --node-rank")
+        problems.append(
+            f"{target.name} is a notebook, which runs on one machine; accel-nb export converts it to a script"
+        )
+    if ":" in machines.nnodes and is_submitted_later:
+        problems.append(f"--nnodes {machines.nnodes}: a scheduler starts a fixed number of machines; give one number")
+    if not machines.is_one and machines.endpoint is None and not is_submitted_later:
+        problems.append("--nnodes needs --rdzv-endpoint HOST:PORT, which all machines connect to: the first one's name")
+    if (
+        machines.is_one
+        and not is_submitted_later
+        and (machines.endpoint or machines.id != "none" or machines.node_rank)
+    ):
+        problems.append("--rdzv-endpoint, --rdzv-id and --node-rank have no effect on one machine; give --nnodes too")
+    if is_submitted_later and (machines.endpoint or machines.node_rank is not None):
+        problems.append("a scheduler connects its machines itself; remove --rdzv-endpoint and --node-rank")
     if is_for_slurm and emit:
         problems.append("--slurm and --emit: only one of the two can be given; remove one")
     if sbatch and not is_for_slurm:
@@ -260,11 +266,11 @@ def _clashes(
     if image and not emit:
         problems.append("--image belongs to --emit, which is not given")
     if out is not None and target.kind != "notebook":
-        problems.append(f"--out is where a notebook's executed copy goes, and {target.name} is a {target.kind}")
+        problems.append(f"--out is the file for a notebook's executed copy, and {target.name} is a {target.kind}")
     elif out is not None:
         copy = Path(out)
         if not copy.parent.is_dir() or copy.is_dir():
-            problems.append(f"--out {quoted(out)}: give the path of a file in a folder that is there")
+            problems.append(f"--out {quoted(out)}: give the path of a file in an existing folder")
         elif copy.resolve() == Path(target.name).resolve():
-            problems.append(f"--out {quoted(out)} is the notebook itself, which is kept; give another file")
+            problems.append(f"--out {quoted(out)} is the notebook itself, which is not overwritten; give another file")
     return problems

@@ -1,6 +1,6 @@
 """Reports of a script's rank 0 while it trains: a receipt on the terminal, metrics and checkpoints in the record.
 
-Steps are not recorded: their sink is one empty call.
+Steps are not recorded: `RunLog.emit_step` does nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """An event sink that writes in a separate thread; on other ranks, or without a folder, it writes nothing."""
+    """An event sink that writes in its own thread. On other ranks than 0, or without a folder, it writes nothing."""
 
     def __init__(self, folder: str | None, world: World | None) -> None:
         self._world = world or World()
         self._folder = folder if self._world.is_main and folder is not None and Path(folder).is_dir() else None
-        self._feed: TrackerThread | None = None
+        self._tracker_thread: TrackerThread | None = None
 
     def emit(self, event: Event) -> None:
         """Record or show one event."""
@@ -38,19 +38,19 @@ class RunLog:
 
     def close(self) -> None:
         """Write what is queued."""
-        if self._feed is not None:
-            self._feed.close()
+        if self._tracker_thread is not None:
+            self._tracker_thread.close()
 
     def _write(self, values: dict[str, Any], step: int) -> None:
         if self._folder is None:
             return
-        if self._feed is None:  # most scripts log nothing and do not need these modules
+        if self._tracker_thread is None:  # most scripts log nothing and do not need these modules
             from accel_nb.runs.record import METRICS
             from accel_nb.telemetry.trackers.jsonl import JsonlTracker
             from accel_nb.telemetry.trackers.worker_thread import TrackerThread
 
-            self._feed = TrackerThread([JsonlTracker(METRICS, self._folder)], None)
-        self._feed.log(values, step, {})
+            self._tracker_thread = TrackerThread([JsonlTracker(METRICS, self._folder)], None)
+        self._tracker_thread.log(values, step, {})
 
     def _show(self, event: WorkerPrepared) -> None:
         if not self._world.is_main or self._world.size == 1:

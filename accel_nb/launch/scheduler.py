@@ -40,7 +40,7 @@ class SchedulerPosition:
 
 
 def find_scheduler_position(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
-    """Return this process's position, or None where no scheduler has started several; ``parent`` is the parent's id.
+    """Return this process's position, or None if no scheduler has started several; ``parent`` is the parent's id.
 
     Raise ConfigError for variables that contradict each other.
     """
@@ -50,7 +50,7 @@ def find_scheduler_position(variables: Mapping[str, str], parent: int) -> Schedu
                 return found
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"a scheduler's variables make no sense ({error}); unset them, or start the job anew"
+            f"a scheduler's variables are not valid ({error}); unset them, or start the job again"
         ) from None
     return None
 
@@ -86,11 +86,11 @@ def _mpi(variables: Mapping[str, str], parent: int) -> SchedulerPosition | None:
         if rank not in variables or size not in variables:
             continue
         num = int(variables[size])
-        here = int(variables.get(local_size, str(num)))
-        address = "127.0.0.1" if here == num else variables.get("MASTER_ADDR")
+        num_local = int(variables.get(local_size, str(num)))
+        address = "127.0.0.1" if num_local == num else variables.get("MASTER_ADDR")
         port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else rendezvous_port(f"mpi {parent}")
         return SchedulerPosition(
-            "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), here, address, port
+            "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), num_local, address, port
         )
     return None
 
@@ -121,5 +121,5 @@ def first_host(nodes: str) -> str | None:
 
 
 def rendezvous_port(job: str) -> int:
-    """Return a port that every process of a job computes to the same number."""
+    """Return a port that is the same for all processes of a job."""
     return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

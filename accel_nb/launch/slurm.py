@@ -14,7 +14,7 @@ from accel_nb.errors import ConfigError
 
 SUBMIT_PATIENCE_S = 120.0
 WARN_S = 120
-"""How long before its time limit a job gets the signal to save and stop."""
+"""How long before its time limit a job is sent the signal to save and stop, in seconds."""
 _MARK = "# Written by accel-nb launch --slurm; it is written anew by the next launch of the same name."
 
 
@@ -29,7 +29,9 @@ class BatchFile:
         """Write the file; raise ConfigError if one exists that this tool has not written."""
         try:
             if self.path.exists() and _MARK not in self.path.read_text(encoding="utf-8", errors="replace"):
-                raise ConfigError(f"{self.path}: is there already and is not ours; rename it, or give --name RUN")
+                raise ConfigError(
+                    f"{self.path}: exists, and accel-nb launch has not written it; rename it, or give --name RUN"
+                )
             self.path.write_text(self.text, encoding="utf-8")
             self.path.chmod(0o700)
         except OSError as error:
@@ -46,7 +48,7 @@ class BatchFile:
             )  # fmt: skip
         except FileNotFoundError:
             raise ConfigError(
-                f"there is no sbatch on this machine; {self.path} can be submitted where Slurm is"
+                f"there is no sbatch on this machine; {self.path} can be submitted on a machine with Slurm"
             ) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"sbatch does not answer ({error}); {self.path} can be submitted later") from None
@@ -95,7 +97,7 @@ def make_batch(
             "command = [",
             *(f"    {word!r}," for word in srun),
             "]",
-            "os.execvp(command[0], command)  # srun hands on the signal that the time is nearly up",
+            "os.execvp(command[0], command)  # srun forwards the signal before the time limit",
             "",
         ]
     )

@@ -23,7 +23,7 @@ from accel_nb.runtime.world import World
 SAMPLE_INTERVAL_S = 5.0
 MIN_SAMPLES = 4
 """How many times in a row a rank must be at the same position before it reports it."""
-_ROOM = 4096
+_RECORD_BYTES = 4096
 
 
 class StallReporter:
@@ -38,10 +38,10 @@ class StallReporter:
 
     def start(self) -> None:
         """Sample the position periodically, in a thread that ends with the process."""
-        threading.Thread(target=self._run, name="accel_nb standing", daemon=True).start()
+        threading.Thread(target=self._run, name="accel_nb stall reporter", daemon=True).start()
 
     def sample(self) -> None:
-        """Sample once; this costs next to nothing while the main thread makes progress."""
+        """Sample once; cheap while the main thread makes progress."""
         main = threading.main_thread().ident
         frame = None if main is None else sys._current_frames().get(main)
         key = None if frame is None else (id(frame), frame.f_lasti)
@@ -51,7 +51,7 @@ class StallReporter:
         self._place = place
         reported = place if self._count >= MIN_SAMPLES else None
         text = json.dumps(None if reported is None else asdict(reported))
-        os.pwrite(self._descriptor, text.encode()[:_ROOM].ljust(_ROOM), 0)
+        os.pwrite(self._descriptor, text.encode()[:_RECORD_BYTES].ljust(_RECORD_BYTES), 0)
 
     def _position(self, main: int) -> RankPosition | None:
         if "torch.distributed" not in sys.modules:
@@ -69,9 +69,9 @@ class StallReporter:
 class StallComparer:
     """Reports, once for each position, which rank the others wait for, or that their collectives differ."""
 
-    def __init__(self, descriptors: Mapping[int, int], say: Callable[[str], None]) -> None:
+    def __init__(self, descriptors: Mapping[int, int], report: Callable[[str], None]) -> None:
         self._descriptors = descriptors
-        self._say = say
+        self._report = report
         self._due = time.monotonic() + SAMPLE_INTERVAL_S
         self._reported: set[str] = set()
 
@@ -83,19 +83,21 @@ class StallComparer:
 
     def compare(self, running: Set[int]) -> None:
         """Compare the positions of the ranks that run, if all of them are stalled."""
-        places = {rank: place for rank in running if (place := _read(self._descriptors[rank])) is not None}
+        places = {rank: place for rank in running if (place := _read_position(self._descriptors[rank])) is not None}
         if places.keys() != running:
             return
         lines = find_missing(places, set()) or find_different(places)
         for line in lines.values():
             if line not in self._reported:
                 self._reported.add(line)
-                self._say(f"no rank gets on: {line}. Every rank must make the same calls; Ctrl-C ends the job")
+                self._report(
+                    f"no rank makes progress: {line}. Every rank must make the same calls; Ctrl-C ends the job"
+                )
 
 
-def _read(descriptor: int) -> RankPosition | None:
+def _read_position(descriptor: int) -> RankPosition | None:
     try:
-        values = json.loads(os.pread(descriptor, _ROOM, 0))
+        values = json.loads(os.pread(descriptor, _RECORD_BYTES, 0))
         return None if values is None else build_record(RankPosition, values)
-    except ValueError:  # nothing yet, or a write is in progress
+    except ValueError:  # nothing is written yet, or a write is in progress
         return None

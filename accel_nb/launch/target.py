@@ -22,12 +22,12 @@ METADATA = "accel_nb"
 
 
 def check_target(words: Sequence[str]) -> tuple[Target, Layer | None]:
-    """Return the target that the words name with its arguments, and the options that it stores.
+    """Return the target that the words name, with its arguments, and the options stored in a notebook.
 
-    Raises ConfigError for what is not there, or is neither Python nor a notebook.
+    Raises ConfigError for a target that does not exist, or is neither Python nor a notebook.
     """
     if not words:
-        raise ConfigError("accel-nb launch needs what to run: a script, -m MODULE, or a notebook")
+        raise ConfigError("accel-nb launch needs a target: a script, -m MODULE, or a notebook")
     if words[0] == "-m":
         if len(words) < 2:
             raise ConfigError("-m needs the name of a module, as in accel-nb launch -m package.train")

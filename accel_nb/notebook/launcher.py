@@ -94,9 +94,9 @@ def notebook_launcher(
             every visible GPU, else one CPU worker.
         mixed_precision: precision of the accelerators that the function constructs: ``fp16``, ``bf16`` or ``auto``.
             ``no`` keeps their own defaults.
-        use_port: ``MASTER_PORT`` for process groups of the function's own; None or 0 chooses a free one. The launch
-            itself uses no port.
-        master_addr: ``MASTER_ADDR`` for process groups of the function's own. The launch itself uses no address: that
+        use_port: ``MASTER_PORT`` for process groups that the function itself opens; None or 0 chooses a free one. The
+            launch uses no port.
+        master_addr: ``MASTER_ADDR`` for process groups that the function itself opens. The launch uses no address: that
             of another machine has no effect on it, and a line reports this.
         node_rank, num_nodes: 0 and 1: one machine.
         rdzv_backend: ``static`` or ``c10d``: equivalent with one machine, and a line reports this.
@@ -111,11 +111,11 @@ def notebook_launcher(
         options: any option of ``%%accelerate``, by its name: ``seed=0``, ``accumulate=4``, ``panel=False``.
 
     Raises:
-        ConfigError: for arguments that are not allowed, all named at once, before anything starts.
+        ConfigError: for arguments that are not allowed. It names all of them, and nothing has started.
     """
     _refuse_in_worker("notebook_launcher")
-    problems = _problems(function, use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
-    problems += _format_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
+    problems = _find_problems(function, use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
+    problems += _find_format_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
     if problems:
         raise ConfigError(problems)
     given = dict(options)
@@ -133,8 +133,8 @@ def notebook_launcher(
         },
         line_prefix=None
         if log_line_prefix_template is None
-        else functools.partial(_line_prefix, log_line_prefix_template),
-        notes=tuple(_idle_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
+        else functools.partial(_format_line_prefix, log_line_prefix_template),
+        notes=tuple(_describe_unused_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
         poll_s=monitor_interval,
         patience_s=float((rdzv_conf or {}).get("timeout", START_TIMEOUT_S)),
     )
@@ -146,7 +146,7 @@ def notebook_launcher(
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
     """Run ``function(*args)`` on CPU workers, even if there are GPUs. Returns and raises as `notebook_launcher`."""
     _refuse_in_worker("debug_launcher")
-    if problems := _problems(function, "0", 0, 1, "static", None, 0):
+    if problems := _find_problems(function, "0", 0, 1, "static", None, 0):
         raise ConfigError(problems)
     name = getattr(function, "__name__", type(function).__name__)
     call = FunctionCall(
@@ -162,7 +162,7 @@ def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None
     if num_processes is not None and ((has_gpus := bool(find_gpus())) or find_tpu() is None):
         kind = "gpus" if has_gpus else "cpus"
         given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
-    main = _session()
+    main = _find_session()
     layers = [environment_layer(option_variables()), *main.notebook_layers]
     layers.append(Layer("flags", given, f"{source}(...)", places))
     resolved = main.resolve(layers)
@@ -191,7 +191,7 @@ def _run(session: Session, call: FunctionCall, resolved: Resolved, specs: Sequen
     resolved.check_world(len(specs))
     require_checkpoint(resolved)
     try:
-        cell = _cell(call, session.namespace)
+        cell = _make_cell(call, session.namespace)
         return run_with_restarts(session, cell, resolved, specs, mode=_panel_mode(resolved))
     except ShippingError as error:
         raise ShippingError(call.describe_unsendable_part(session.namespace) or str(error)) from None
@@ -202,8 +202,8 @@ def _run(session: Session, call: FunctionCall, resolved: Resolved, specs: Sequen
         raise
 
 
-def _cell(call: FunctionCall, namespace: Mapping[str, Any]) -> Cell:
-    """Return the call as a cell; a function with a name in the notebook is sent under it, and so only once."""
+def _make_cell(call: FunctionCall, namespace: Mapping[str, Any]) -> Cell:
+    """Return the call as a cell. A function that is bound to its name in the notebook is sent once, as that name."""
     name = call.name if namespace.get(call.name) is call.function.func else "None"
     source = f"{name}\n{call.bound_name}()"
     return Cell(source, ast.parse(source), 0, call)
@@ -215,8 +215,8 @@ def _panel_mode(resolved: Resolved) -> str:
     return "static" if resolved.config.static else "live"
 
 
-def _session() -> Session:
-    """Return the session of this notebook or script; it exists as long as the namespace that belongs to it."""
+def _find_session() -> Session:
+    """Return the session of this notebook, or of this script, where it is stored in ``__main__``."""
     shell = get_ipython()
     if shell is not None:
         from accel_nb.notebook.magics import session_of
@@ -237,7 +237,7 @@ def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) 
 
 
 def _set_remote_traceback(error: BaseException) -> None:
-    """Set the worker's traceback as the error's cause, outside a notebook, which would show it."""
+    """Set the worker's traceback as the error's cause outside a notebook; a notebook shows it by itself."""
     render = vars(error).get("_render_traceback_")
     if render is not None and get_ipython() is None:
         error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
@@ -257,7 +257,7 @@ def _refuse_in_worker(name: str) -> None:
         )
 
 
-def _problems(
+def _find_problems(
     function: Any,
     use_port: Any,
     node_rank: Any,
@@ -286,7 +286,7 @@ def _problems(
     return problems
 
 
-def _idle_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_endpoint: str) -> list[str]:
+def _describe_unused_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_endpoint: str) -> list[str]:
     """Return a line for each argument that has no effect on a launch."""
     lines: list[str] = []
     if rdzv_endpoint:
@@ -310,7 +310,7 @@ def _idle_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_end
     return lines
 
 
-def _format_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:
+def _find_format_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:
     problems: list[str] = []
     if not isinstance(monitor_interval, int | float) or not 0 < monitor_interval <= 60:
         problems.append(f"monitor_interval={monitor_interval!r}: give seconds, more than 0 and up to 60")
@@ -325,7 +325,7 @@ def _format_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | 
     return problems
 
 
-def _line_prefix(template: str, rank: int) -> str:
+def _format_line_prefix(template: str, rank: int) -> str:
     return string.Template(template).substitute(role_name="default", rank=rank, local_rank=rank)
 
 

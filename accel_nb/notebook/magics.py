@@ -67,7 +67,7 @@ class AccelerateMagics(Magics):
         self.session = Session(shell.user_ns, make_local_engine, hidden_names=frozenset(shell.user_ns_hidden))
         self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
-        self._last: tuple[object, Resolved] | None = None
+        self._last_resolved: tuple[object, Resolved] | None = None
         self._commands: dict[str, Callable[[list[str]], str | None]] = {
             "status": self._status,
             "wait": self._wait,
@@ -120,7 +120,7 @@ class AccelerateMagics(Magics):
             print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
 
     def _run(self, line: str, text: str) -> BackgroundRun | None:
-        if self.sidebar is not None and self.sidebar.expects_browser and _is_of_jupyterlab(self._shell):
+        if self.sidebar is not None and self.sidebar.expects_browser and _is_from_jupyterlab(self._shell):
             self.settings.wait(SETTINGS_TIMEOUT_S)
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
@@ -141,7 +141,7 @@ class AccelerateMagics(Magics):
     def _parse(self, line: str, text: str) -> Cell:
         """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
         source = f"# %%accelerate {line}\n" + self._shell.transform_cell(text)
-        number = self._shell.displayhook.prompt_count  # IPython 9 counts on before it runs a cell
+        number = self._shell.displayhook.prompt_count  # IPython 9 increments execution_count before it runs a cell
         name = f"<accelerate cell {number}>"
         try:
             tree = ast.parse(source, filename=name)
@@ -154,9 +154,13 @@ class AccelerateMagics(Magics):
         """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""
         variables = option_variables()
         key = (line, source, tuple(variables.items()), self.session.notebook_layers)
-        if self._last is None or self._last[0] != key or self._last[1].config.config is not None:
-            self._last = key, resolve(self._layers(parse_flags(line, source)))
-        return self._last[1]
+        if (
+            self._last_resolved is None
+            or self._last_resolved[0] != key
+            or self._last_resolved[1].config.config is not None
+        ):
+            self._last_resolved = key, resolve(self._layers(parse_flags(line, source)))
+        return self._last_resolved[1]
 
     def _layers(self, flags: Layer) -> list[Layer]:
         launched = ambient_layers()  # the options of an `accel-nb launch` of this notebook
@@ -271,7 +275,7 @@ class AccelerateMagics(Magics):
             raise ConfigError(f"%accelerate set {' '.join(words)}: {error}") from None
 
     def _inspect(self, words: list[str]) -> str:
-        return self._request_action(Inspect(tuple(_names(words, "inspect"))))
+        return self._request_action(Inspect(tuple(_parse_names(words, "inspect"))))
 
     def _attach(self, words: list[str]) -> None:
         background, last = self.session.background, self.session.last_run
@@ -279,7 +283,7 @@ class AccelerateMagics(Magics):
             raise PoolError("no cell has run on workers yet")
         if words and " ".join(words) != last.title:
             raise ConfigError(
-                f"%accelerate attach {' '.join(words)}: no run of that name is here; the last one is {last.title!r}, "
+                f"%accelerate attach {' '.join(words)}: there is no run of that name; the last one is {last.title!r}, "
                 "which `%accelerate attach` shows"
             )
         if background is not None and background.running is last:
@@ -295,10 +299,10 @@ class AccelerateMagics(Magics):
         return background
 
     def _request_action(self, action: Action) -> str:
-        """Request an action of the ranks after their step, and return the outcome."""
+        """Request an action that all ranks execute at the end of a step, and return the outcome."""
         requested = self._require_background().running.controls.request(action)
         if not requested.wait(STEP_TIMEOUT_S):
-            return f"requested; no step has ended within {STEP_TIMEOUT_S:g} s, and it is done when one does"
+            return f"requested; no step has ended within {STEP_TIMEOUT_S:g} s; it takes effect when one does"
         return describe_outcome(action, requested)
 
     def _restart(self, words: list[str]) -> str:
@@ -319,17 +323,17 @@ class AccelerateMagics(Magics):
         return "\n".join(f"--- rank {word}\n{logs[int(word)].text() or 'it printed nothing'}" for word in words)
 
     def _pull(self, words: list[str]) -> str:
-        names = _names(words, "pull")
+        names = _parse_names(words, "pull")
         self.session.pull(names)
         return f"pulled {', '.join(names)}"
 
     def _push(self, words: list[str]) -> str:
-        names = _names(words, "push")
+        names = _parse_names(words, "push")
         self.session.push(names)
         return f"{', '.join(names)} will be sent with the next cell that uses them"
 
 
-def _names(words: list[str], command: str) -> list[str]:
+def _parse_names(words: list[str], command: str) -> list[str]:
     names = [name for word in words for name in word.split(",") if name]
     if not names or not all(name.isidentifier() for name in names):
         raise ConfigError(
@@ -360,7 +364,7 @@ def parse_set_arguments(words: list[str]) -> list[Action]:
     return actions
 
 
-def _is_of_jupyterlab(shell: Any) -> bool:
+def _is_from_jupyterlab(shell: Any) -> bool:
     """Return whether the running cell came from a JupyterLab that answers comm messages while a cell runs."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None or not getattr(kernel, "_supports_kernel_subshells", False):
@@ -379,7 +383,8 @@ def session_of(shell: Any) -> Session:
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics and the sidebar; a clean process starts importing torch in the background.
 
-    Returns in milliseconds. Warns of requirements that are not fulfilled: later errors would not name the package.
+    Returns in milliseconds. Prints a warning for each requirement that is not met, since later errors would not name
+    the package.
     """
     unload_ipython_extension(shell)
     for problem in unmet_requirements():
@@ -387,7 +392,7 @@ def load_ipython_extension(shell: Any) -> None:
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()
-    # The first parsing of flags imports its modules: done here, in a thread, it does not delay the first cell.
+    # The first call of parse_flags imports its modules; called here in a thread, it does not delay the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
     shell.events.register("pre_run_cell", magics.apply_background_results)
     answers = request_handlers(magics.session, magics.settings)
@@ -397,7 +402,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """End the workers and remove the magics; does nothing where they were never loaded."""
+    """End the workers and remove the magics; do nothing if they are not loaded."""
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
         shell.events.unregister("pre_run_cell", magics.apply_background_results)

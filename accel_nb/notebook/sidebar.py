@@ -32,7 +32,7 @@ POLL_S = 0.5
 
 
 def describe_state(session: Session) -> SidebarState:
-    """Return the state of devices and pool. Changes nothing, so that it may run while a cell does."""
+    """Return the state of devices and pool. It changes nothing, so it may be called while a cell runs."""
     machine, status = inspect_machine(), session.status()
     cpu = DeviceLine(f"{machine.num_cores} CPU cores", "cpu", machine.total_bytes, machine.free_bytes)
     gpus = [DeviceLine(gpu.name, "cuda", gpu.total_bytes, gpu.free_bytes) for gpu in machine.gpus]
@@ -43,13 +43,15 @@ def describe_state(session: Session) -> SidebarState:
     ]
     state = status.state
     if state == "starting" and session.last_run is not None and session.last_run.status != "running":
-        state = "ready"  # replaced after an interrupt; the pool updates its state with the next cell
+        state = "ready"  # workers were replaced after an interrupt; the pool updates its state with the next cell
     notes = [f"{name} is only on the workers: {reason}" for name, reason in status.only_on_workers.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
-    return SidebarState([*gpus, cpu], state, workers, notes, logs, recent_runs_version(), _running(session.last_run))
+    return SidebarState(
+        [*gpus, cpu], state, workers, notes, logs, recent_runs_version(), _describe_running(session.last_run)
+    )
 
 
-def _running(run: CellRun | None) -> RunLine | None:
+def _describe_running(run: CellRun | None) -> RunLine | None:
     """Return the figures of a run that has not ended."""
     if run is None or run.status != "running":
         return None
@@ -104,7 +106,7 @@ class NotebookSettings:
 
 
 def settings_layers(settings: object) -> tuple[Layer, ...]:
-    """Return the layer of a notebook's settings, none if they are empty. Raise ValueError if they are no mapping."""
+    """Return the layer of a notebook's settings, none if they are empty. Raise ValueError if they are not a dict."""
     if not isinstance(settings, dict) or len(settings) > MAX_SETTINGS:
         raise ValueError(f"settings are names of options with their values, at most {MAX_SETTINGS}")
     return (Layer("notebook", settings, NOTEBOOK_SOURCE),) if settings else ()
@@ -148,10 +150,10 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_log(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a rank has printed after byte ``seen`` of the log that the browser names, or all that is stored."""
-    rank, known, seen = given.get("rank"), given.get("log"), given.get("seen")
+    """Return a rank's output after byte ``seen`` if ``log`` is still the log's name, else all stored output."""
+    rank, name, seen = given.get("rank"), given.get("log"), given.get("seen")
     if not isinstance(rank, int) or not isinstance(seen, int) or rank not in session.logs:
         raise ValueError(f"there is no log of rank {str(rank)[:20]}")
     log = session.logs[rank]
-    text, start, end = log.text_since(seen if known == log.name else 0)
+    text, start, end = log.text_since(seen if name == log.name else 0)
     return {"rank": rank, "log": log.name, "text": text, "start": start, "end": end}

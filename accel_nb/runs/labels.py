@@ -1,4 +1,4 @@
-"""What a user writes about a run: a name, notes, tags and a star. Stored beside the record of the run."""
+"""Labels that a user adds to a run: a name, notes, tags and a star. Stored beside the record of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAME, MAX_NOTES, MAX_TAG, MAX_TAGS = 200, 10_000, 50, 20
 
 @dataclass(frozen=True, slots=True)
 class RunLabels:
-    """The labels of a run; an empty ``name`` leaves the run the name that it was recorded with."""
+    """The labels of a run; with an empty ``name`` the run keeps the name that it was recorded with."""
 
     name: str = ""
     notes: str = ""
@@ -31,16 +31,16 @@ class RunLabels:
         name, notes = values.get("name", self.name), values.get("notes", self.notes)
         tags, is_starred = values.get("tags", self.tags), values.get("is_starred", self.is_starred)
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
-            raise ConfigError(f"the name of a run is one line of at most {MAX_NAME} characters, not {_shown(name)}")
+            raise ConfigError(f"the name of a run is one line of at most {MAX_NAME} characters, not {_shorten(name)}")
         if not isinstance(notes, str) or len(notes) > MAX_NOTES:
             raise ConfigError(f"the notes of a run are a text of at most {MAX_NOTES:,} characters")
         if not isinstance(tags, list | tuple) or len(tags) > MAX_TAGS:
             raise ConfigError(f"a run has at most {MAX_TAGS} tags")
         for tag in tags:
             if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG or not tag.isprintable() or "," in tag:
-                raise ConfigError(f"a tag is a text of 1 to {MAX_TAG} characters without commas, not {_shown(tag)}")
+                raise ConfigError(f"a tag is a text of 1 to {MAX_TAG} characters without commas, not {_shorten(tag)}")
         if not isinstance(is_starred, bool):
-            raise ConfigError(f"is_starred is true or false, not {_shown(is_starred)}")
+            raise ConfigError(f"is_starred is true or false, not {_shorten(is_starred)}")
         unique = tuple(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
         return replace(self, name=name.strip(), notes=notes, tags=unique, is_starred=is_starred)
 
@@ -60,6 +60,6 @@ class RunLabels:
         return cls().changed(found)
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

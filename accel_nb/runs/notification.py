@@ -1,4 +1,4 @@
-"""Notifications of the end of a run: a POST request, a program."""
+"""Notifications of the end of a run: a POST request or a call of a program."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class RunEnd:
 
     @property
     def text(self) -> str:
-        """The end as one line, without secrets."""
-        parts = [f"{self.name} {self.outcome} after {_duration(self.duration_s)}"]
+        """The name, outcome and results as one line, without secrets."""
+        parts = [f"{self.name} {self.outcome} after {_format_duration(self.duration_s)}"]
         if self.num_steps:
             parts.append(f"{self.num_steps:,} steps")
         parts += [f"{name} {value:.4g}" for name, value in list(self.metrics.items())[:_MAX_METRICS]]
@@ -56,7 +56,7 @@ class RunEnd:
 def notify(end: RunEnd, options: NotifyOptions) -> threading.Thread | None:
     """Send the notifications that the options name, in a thread; return it, or None if there is nothing to send.
 
-    A notification that fails is logged. A run is never delayed or failed by one.
+    A failed notification is logged. Notifications neither delay a run nor make it fail.
     """
     if end.duration_s < options.after or (options.url is None and options.command is None):
         return None
@@ -88,7 +88,7 @@ def _send(end: RunEnd, options: NotifyOptions) -> None:
             logger.warning("notify.command: the program was not run: %s", redact(str(error)))
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -27,7 +27,7 @@ from accel_nb.runtime.process.secrets import redacted, redacted_words
 logger = logging.getLogger(__name__)
 
 MAX_RUNS = 500
-"""How many runs without a star are kept; older ones are deleted."""
+"""How many of the newest runs are kept; older ones without a star are deleted."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
@@ -39,7 +39,7 @@ def default_folder() -> Path:
 
 @dataclass(slots=True)
 class RunRecording:
-    """A run that is being recorded; ``folder`` is None where nothing could be written."""
+    """A run that is being recorded; ``folder`` is None if nothing could be written."""
 
     run: Run
     folder: Path | None
@@ -49,7 +49,7 @@ class RunRecording:
         self.run = replace(self.run, ended=time.time(), outcome=outcome, **facts)
         if self.folder is not None:
             try:
-                _write(self.folder / RUN, _stored(self.run))
+                _write(self.folder / RUN, _to_document(self.run))
             except OSError as error:
                 logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
 
@@ -83,7 +83,7 @@ class RunRegistry:
         started: float | None = None,
         git_patience_s: float = GIT_PATIENCE_S,
     ) -> RunRecording:
-        """Record the start of a run; a folder that cannot be written is logged, and stops nothing."""
+        """Record the start of a run. If the folder cannot be written, a warning is logged and nothing is recorded."""
         now = time.time() if started is None else started
         run = Run(
             id=time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{secrets.token_hex(3)}",
@@ -93,14 +93,14 @@ class RunRegistry:
             started=now,
             args=tuple(args),
             notebook=notebook,
-            config=_given(resolved),
+            config=_options_with_origins(resolved),
             environment=environment_facts(),
             git=git_facts(git_patience_s),
         )
         folder = self.folder / run.id
         try:
             folder.mkdir(parents=True, mode=0o700)
-            _write(folder / RUN, _stored(run))
+            _write(folder / RUN, _to_document(run))
         except OSError as error:
             logger.warning("runs are not recorded: %s: %s", self.folder, error.strerror)
             return RunRecording(run, None)
@@ -143,16 +143,16 @@ class RunRegistry:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
 
     def find(self, wanted: str) -> Run:
-        """Return a run by its id, the beginning or end of one, or its name: the newest of that name.
+        """Return a run by its id, the beginning or end of its id, or its name; of several with that name the newest.
 
-        ``last`` is the newest. Raises ConfigError for none, and for several ids.
+        ``last`` is the newest run. Raises ConfigError if no run matches, or if several ids do.
         """
         ids = self.ids()
         matches = [name for name in ids if name == wanted or name.startswith(wanted) or name.endswith(f"-{wanted}")]
         if wanted == "last":
             matches = ids[:1]
         if len(matches) > 1:
-            raise ConfigError(f"{wanted!a} begins {len(matches)} runs; write more of the id")
+            raise ConfigError(f"{wanted!a} matches {len(matches)} runs; write more of the id")
         if matches:
             try:
                 return read_run(self.folder / matches[0])
@@ -177,22 +177,22 @@ class RunRegistry:
         return replace(run, labels=labels)
 
     def _prune(self) -> None:
-        """Delete the oldest runs over the limit, but those with a star."""
+        """Delete the oldest runs over the limit, except those with a star."""
         for name in self.ids()[MAX_RUNS:]:
             if not read_labels(self.folder / name).is_starred:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
-def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
+def _options_with_origins(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
     rows = {row.option: row for row in resolved.explain()}
     return {name: (value, str(rows[name].origin)) for name, value in resolved.given.items()}
 
 
-def _stored(run: Run) -> str:
+def _to_document(run: Run) -> str:
     """Return the document of a run, without secrets."""
     names = ("name", "target", "error", "config", "git", "checkpoints", "notebook")
-    kept = {name: redacted(getattr(run, name)) for name in names}
-    return replace(run, args=redacted_words(run.args), **kept).to_json()
+    fields = {name: redacted(getattr(run, name)) for name in names}
+    return replace(run, args=redacted_words(run.args), **fields).to_json()
 
 
 def _write(path: Path, text: str) -> None:

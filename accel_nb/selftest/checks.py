@@ -1,4 +1,4 @@
-"""The checks: each runs on every worker and returns a short result, or raises CheckFailed.
+"""The checks. Each runs on every worker and returns a short result, or raises CheckFailed.
 
 Trained weights are compared with those of a plain PyTorch loop over the global batches, on the same device.
 """
@@ -18,6 +18,7 @@ from accel_nb.accelerator.process.seeding import set_seed
 from accel_nb.runtime.world import World
 
 Check = Callable[[World, Callable[[], None]], str]
+"""Called with this rank's world, and a function that reports that the rank waits for the interrupt."""
 
 _NUM_SAMPLES = 103  # neither batches nor ranks divide it
 _BATCH = 8
@@ -47,7 +48,7 @@ def _weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
 
 
-def _trained_plainly(device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None) -> Tensor:
+def _train_plainly(device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None) -> Tensor:
     """Return the weights after one epoch of a plain PyTorch loop over global batches."""
     model = _model(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -64,7 +65,7 @@ def _trained_plainly(device: torch.device, batch: int, *, accumulate: int = 1, m
     return _weights(model)
 
 
-def _trained(accelerator: Accelerator, batch: int, *, max_norm: float | None = None) -> Tensor:
+def _train_prepared(accelerator: Accelerator, batch: int, *, max_norm: float | None = None) -> Tensor:
     """Return the weights after the same epoch with prepared objects."""
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -82,13 +83,13 @@ def _trained(accelerator: Accelerator, batch: int, *, max_norm: float | None = N
     return weights
 
 
-def _compare(found: Tensor, wanted: Tensor) -> str:
-    largest = float((found - wanted).abs().max())
+def _compare(found: Tensor, expected: Tensor) -> str:
+    largest = float((found - expected).abs().max())
     _expect(largest < 1e-4, f"weights differ from those of one process by up to {largest:.2e}")
     return f"largest difference {largest:.0e}"
 
 
-def check_world(world: World, waits: Callable[[], None]) -> str:
+def check_world(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that every rank has its own index and device, and that all ranks communicate."""
     accelerator = Accelerator()
     ranks = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
@@ -98,7 +99,7 @@ def check_world(world: World, waits: Callable[[], None]) -> str:
     return f"{world.size} on {accelerator.device.type}, strategy {accelerator.describe()['strategy']}"
 
 
-def check_collectives(world: World, waits: Callable[[], None]) -> str:
+def check_collectives(world: World, report_waiting: Callable[[], None]) -> str:
     """Check gather, reduce, broadcast, scatter and padding, of tensors and objects, with uneven lengths."""
     accelerator, rank, size = Accelerator(), world.rank, world.size
     device = accelerator.device
@@ -120,7 +121,7 @@ def check_collectives(world: World, waits: Callable[[], None]) -> str:
     return "7 operations"
 
 
-def check_loaders(world: World, waits: Callable[[], None]) -> str:
+def check_loaders(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that each sample is read once, in the loader's order, with exact, even and dispatched batches."""
     for options in ({}, {"even_batches": True}, {"dispatch_batches": True}):
         accelerator = Accelerator(config={"data": options})
@@ -140,41 +141,41 @@ def check_loaders(world: World, waits: Callable[[], None]) -> str:
     return f"{_NUM_SAMPLES} samples, 3 ways of reading"
 
 
-def check_equality(world: World, waits: Callable[[], None]) -> str:
-    """Check that training results in the weights of one process with the global batch."""
+def check_equality(world: World, report_waiting: Callable[[], None]) -> str:
+    """Check that training has the same weights as one process that trains with the global batch."""
     accelerator = Accelerator()
-    wanted = _trained_plainly(accelerator.device, _BATCH * world.size)
-    return _compare(_trained(accelerator, _BATCH), wanted)
+    expected = _train_plainly(accelerator.device, _BATCH * world.size)
+    return _compare(_train_prepared(accelerator, _BATCH), expected)
 
 
-def check_global_batches(world: World, waits: Callable[[], None]) -> str:
+def check_global_batches(world: World, report_waiting: Callable[[], None]) -> str:
     """Check the same with a global batch whose size is not divisible by the number of workers."""
     accelerator = Accelerator(split_batches=True)
-    return _compare(_trained(accelerator, 7), _trained_plainly(accelerator.device, 7))
+    return _compare(_train_prepared(accelerator, 7), _train_plainly(accelerator.device, 7))
 
 
-def check_accumulation(world: World, waits: Callable[[], None]) -> str:
+def check_accumulation(world: World, report_waiting: Callable[[], None]) -> str:
     """Check the same with gradient accumulation, clipping, and a last accumulation window that is shorter."""
     accelerator = Accelerator(gradient_accumulation_steps=3)
-    wanted = _trained_plainly(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
-    return _compare(_trained(accelerator, _BATCH, max_norm=0.1), wanted)
+    expected = _train_plainly(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
+    return _compare(_train_prepared(accelerator, _BATCH, max_norm=0.1), expected)
 
 
-def check_precision(world: World, waits: Callable[[], None]) -> str:
+def check_precision(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that bf16 and fp16 training results in float32 weights near those of full precision, equal on all ranks."""
-    wanted = _trained_plainly(Accelerator().device, _BATCH * world.size)
+    expected = _train_plainly(Accelerator().device, _BATCH * world.size)
     worst = 0.0
     for precision in ("bf16", "fp16"):
         accelerator = Accelerator(mixed_precision=precision)
-        weights = _trained(accelerator, _BATCH)
-        worst = max(worst, float((weights - wanted).abs().max()))
+        weights = _train_prepared(accelerator, _BATCH)
+        worst = max(worst, float((weights - expected).abs().max()))
         _expect(worst < 0.1, f"in {precision} weights are {worst:.2g} away from those of full precision")
         rows = Accelerator().gather(weights[None])
         _expect(bool((rows == rows[0]).all()), f"in {precision} the ranks hold different weights")
     return f"bf16 and fp16, largest difference {worst:.0e}"
 
 
-def check_schedule(world: World, waits: Callable[[], None]) -> str:
+def check_schedule(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that a scheduler advances with optimizer steps, not with calls or workers."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model = _model()
@@ -192,7 +193,7 @@ def check_schedule(world: World, waits: Callable[[], None]) -> str:
     return "2 steps of 4 batches"
 
 
-def check_triggers(world: World, waits: Callable[[], None]) -> str:
+def check_triggers(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that a trigger that one rank sets is returned once, on all ranks."""
     accelerator = Accelerator()
     if accelerator.is_last_process:
@@ -202,7 +203,7 @@ def check_triggers(world: World, waits: Callable[[], None]) -> str:
     return "set by the last rank"
 
 
-def check_random_numbers(world: World, waits: Callable[[], None]) -> str:
+def check_random_numbers(world: World, report_waiting: Callable[[], None]) -> str:
     """Check that a seed sets the same random numbers on all ranks, or different ones with ``device_specific``."""
     accelerator = Accelerator()
     draws: list[list[float]] = []
@@ -214,10 +215,10 @@ def check_random_numbers(world: World, waits: Callable[[], None]) -> str:
     return "common and own streams"
 
 
-def check_interrupt(world: World, waits: Callable[[], None]) -> str:
+def check_interrupt(world: World, report_waiting: Callable[[], None]) -> str:
     """Wait in a collective that the last rank never reaches, until the kernel interrupts, as its stop button does."""
     accelerator = Accelerator()
-    waits()
+    report_waiting()
     if world.size == 1 or not world.is_last:
         while True:
             accelerator.wait_for_everyone()

@@ -84,7 +84,7 @@ class SelfTestReport:
 
 @dataclass(slots=True)
 class _Listener:
-    """A pool listener that collects what workers print, and counts the ranks that wait for the interrupt."""
+    """A pool listener that collects the workers' output, and counts the ranks that wait for the interrupt."""
 
     text: bytearray = field(default_factory=bytearray)
     num_waiting: int = 0
@@ -110,7 +110,7 @@ def run_checks(
 ) -> SelfTestReport:
     """Run the checks on new workers and return the report, within about ``deadline_s`` seconds.
 
-    The other checks still run after one has failed. Those that are not reached in time are reported as not run.
+    A failed check does not stop the others. Checks that do not start in time are reported as not run.
     """
     devices = tuple(spec.device for spec in specs)
     ends_at = time.monotonic() + deadline_s
@@ -127,11 +127,11 @@ def run_checks(
             )
         rows.append(CheckResult("start", "ok", time.monotonic() - started, "a process group over all workers"))
         for at, name in enumerate(names):
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0 or pool.state == "failed":
+            remaining_s = ends_at - time.monotonic()
+            if remaining_s <= 0 or pool.state == "failed":
                 rows += _not_run(names[at:])
                 break
-            rows.append(_run(pool, name, left_s))
+            rows.append(_run_check(pool, name, remaining_s))
     finally:
         started = time.monotonic()
         processes = _descendants(engine.zygote_pid)
@@ -159,7 +159,7 @@ def _not_run(names: Sequence[str]) -> list[CheckResult]:
     return [CheckResult(name, "not run", detail="the deadline had passed, or the workers had ended") for name in names]
 
 
-def _run(pool: Pool, name: str, left_s: float) -> CheckResult:
+def _run_check(pool: Pool, name: str, remaining_s: float) -> CheckResult:
     listener, is_interrupt = _Listener(), name == "interrupt"
     started = time.monotonic()
     try:
@@ -168,7 +168,7 @@ def _run(pool: Pool, name: str, left_s: float) -> CheckResult:
             {rank: {"name": name} for rank in range(pool.size)},
             listener,
             num_interrupts=lambda: int(is_interrupt and listener.num_waiting == pool.size),
-            timeout_s=left_s,
+            timeout_s=remaining_s,
         )
         if is_interrupt:
             pool.wait_ready()

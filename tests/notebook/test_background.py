@@ -94,7 +94,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert output.error is None, output.traceback
     assert "done" in output.stdout
     reported = kernel.run("%accelerate attach")
-    assert any(re.match(r"stopped after step [\d,]+, as asked", text) for text in reported.texts)
+    assert any(re.match(r"stopped after step [\d,]+, as requested", text) for text in reported.texts)
     assert any(text.startswith("saved step") for text in reported.texts)
     state = "(model is kept, model.weight.item() != before, spare, 'ended' in globals(), num_steps > 5)"
     assert kernel.value(state) == (True, True, None, False, True)

@@ -156,6 +156,6 @@ def stand_apart(world: World, folder: Path) -> list[str]:
 
 def test_a_launch_says_which_rank_the_others_wait_for(tmp_path: Path) -> None:
     (line,) = run_ranks(stand_apart, 2, tmp_path)[1]
-    assert line.startswith("no rank gets on: rank 0 waits in")
+    assert line.startswith("no rank makes progress: rank 0 waits in")
     assert "for rank 1, which is at line" in line
     assert "is_compared.wait(30)" in line

@@ -302,5 +302,5 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     expect(panel.get_by_role("button", name="checkpoint now")).to_be_disabled()
     panel.get_by_role("button", name="stop after step").click()
     wait_until_ran(page, 3)
-    expect(page.get_by_text("as asked: what follows in the cell did not run").last).to_be_visible()
+    expect(page.get_by_text("as requested: the rest of the cell did not run").last).to_be_visible()
     expect(page.get_by_text("never", exact=True)).to_have_count(0)

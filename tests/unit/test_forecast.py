@@ -206,7 +206,7 @@ def test_a_batch_that_fits_nowhere_says_by_how_much_and_what_would() -> None:
 
 def test_weights_that_fit_nowhere_do_not_blame_the_batch() -> None:
     line = explain(forecast(dense(), setting(2**20, is_host=True, batch_size=64, share=32), Activations(8 * GIB)))
-    assert "take more or larger devices" in line
+    assert "use more or larger devices" in line
     assert "batch" not in line
 
 

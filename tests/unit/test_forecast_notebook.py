@@ -99,7 +99,7 @@ def test_looking_at_a_loader_moves_nothing() -> None:
         ("x", "x is a Tensor; name a torch module"),
         ("model --data y", "--data: the notebook has no name 'y'"),
         ("model --data n", "--data n is a int without tensors"),
-        ("model --data empty", "give no sample to look at"),
+        ("model --data empty", "no sample can be read from"),
         ("model --data x --loss x", "--loss x is a Tensor"),
         ("model --data x --optimizer adamww", "did you mean adamw?"),
         ("model --cpu 2", "--cpu"),

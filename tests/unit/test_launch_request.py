@@ -81,14 +81,14 @@ BAD = {
     "--emit helm train.py": "--emit helm is not allowed; give kubeflow",
     "--slurm --emit kubeflow train.py": "only one of the two",
     "--sbatch time=1 train.py": "belongs to --slurm",
-    "--slurm --sbatch wrap=id train.py": "settled by the launch",
+    "--slurm --sbatch wrap=id train.py": "is set by the launch",
     "--slurm --sbatch": "--sbatch needs a value: --sbatch NAME=VALUE",
     "--slurm --nnodes 1:2 train.py": "a fixed number of machines",
     "--image x train.py": "belongs to --emit",
     "--out x.ipynb train.py": "train.py is a script",
-    "--out nowhere/x.ipynb some.ipynb": "give the path of a file in a folder that is there",
+    "--out nowhere/x.ipynb some.ipynb": "give the path of a file in an existing folder",
     "--out ./some.ipynb some.ipynb": "is the notebook itself",
-    "--cpus 2": "needs what to run",
+    "--cpus 2": "needs a target",
     "trian.py": "did you mean train.py?",
     "broken.py": "broken.py, line 2: is not Python",
     "package": "package: is a folder",
@@ -205,7 +205,7 @@ def test_schedulers_are_detected_by_their_variables():
 def test_a_batch_script_itself_is_no_rank_and_nonsense_is_refused():
     assert find_scheduler_position({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1) is None
     assert find_scheduler_position({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, 1) is None
-    with pytest.raises(ConfigError, match="variables make no sense"):
+    with pytest.raises(ConfigError, match="variables are not valid"):
         find_scheduler_position({**OMPI, "OMPI_COMM_WORLD_SIZE": "many"}, 1)
 
 

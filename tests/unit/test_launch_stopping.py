@@ -24,7 +24,7 @@ class Job:
             self.ranks,
             finishes,
             clock=lambda: self.now,
-            has_promised=lambda rank: promises,
+            will_finish=lambda rank: promises,
             send=lambda rank, number: self.sent.append((rank.number, number)),
         )
 

@@ -74,7 +74,7 @@ def test_runs_are_found_by_name_and_part_of_an_id(registry: RunRegistry):
     first, second = (registry.begin("launch", "a.py", options(name=name)).run for name in ("one", "two"))
     assert registry.find("one").id == first.id
     assert registry.find(second.id) == registry.find("two")
-    with pytest.raises(ConfigError, match="begins 2 runs; write more of the id"):
+    with pytest.raises(ConfigError, match="matches 2 runs; write more of the id"):
         registry.find(first.id[:4])
     with pytest.raises(ConfigError, match="there is no run 'three'"):
         registry.find("three")

@@ -44,7 +44,7 @@ class FunctionCall:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 return (
                     f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: {error}. "
-                    "Create what cannot be copied inside the function."
+                    "Create objects that cannot be copied inside the function."
                 )
         return ""
 
@@ -62,7 +62,7 @@ def pack_result(
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ShippingError(
             f"what the function returned on rank {rank} ({kind}) cannot be copied to the notebook: "
-            f"{type(error).__name__}: {error}. What it trained has come back all the same; return numbers, tensors, "
+            f"{type(error).__name__}: {error}. Models that it trained are in the notebook; return numbers, tensors, "
             "models or plain containers of these."
         ) from None
 

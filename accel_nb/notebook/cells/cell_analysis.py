@@ -30,13 +30,13 @@ _RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", *_RAN
 """Names and environment variables by which code finds its rank."""
 
 _DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
-"""Attributes in which data sets of common libraries store functions, which the notebook may define."""
+"""Attributes in which data sets of common libraries store functions, which may be defined in the notebook."""
 
 _TEXT_CALLS = frozenset(
     {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
 )
-"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and ``eval``."""
-_SCOPES = frozenset({"globals", "locals", "vars"})
+"""Calls whose text arguments contain names: compiled magics and ``!commands``, and functions that evaluate text."""
+_NAMESPACE_FUNCTIONS = frozenset({"globals", "locals", "vars"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CellNames:
     """The names that a cell uses and binds, and the kind of cell that follows from them."""
 
     needed: tuple[str, ...]
-    """Names that it uses and that the notebook has; without those that the cell always binds first."""
+    """Names that it uses and that the notebook has, without those that the cell always binds before it uses them."""
     optional: frozenset[str]
     """Needed names that it can start without: it reads them on a branch only, or may have bound them before."""
     used: tuple[str, ...]
@@ -63,14 +63,14 @@ class CellNames:
 
 
 def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
-    """Return the names of a parsed cell, including those that the functions and classes of ``namespace`` use for it."""
+    """Return the names of a parsed cell, including those used by the functions and classes that it refers to."""
     collector = _NameCollector()
     for statement in tree.body:
         collector.visit(statement)
     needed = _resolve_names(collector.loaded, namespace, with_annotations=True)
     surely_needed = needed
-    if collector.spare or needed.has_texts:
-        surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.spare), namespace)
+    if collector.optional or needed.has_texts:
+        surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.optional), namespace)
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
@@ -79,7 +79,7 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         bound=tuple(dict.fromkeys([*collector.stored, *needed.stored])),
         is_explicit=bool((ACCELERATOR_NAMES | _DISTRIBUTED_NAMES) & mentioned),
         only_reads_accelerator=not (_DISTRIBUTED_NAMES | {"Accelerator"}) & mentioned
-        and needed.observes
+        and needed.only_reads
         and only_reads_accelerator(tree),
         uses_accelerator="accelerator" in mentioned,
         may_depend_on_rank=bool(_RANK_NAMES & mentioned),
@@ -90,10 +90,10 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
 def only_reads_accelerator(tree: ast.AST) -> bool:
     """Return whether code uses only attributes of ``accelerator`` that prepare nothing, such as `log` and `reduce`."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    observed = {id(node.value) for node in attributes if node.attr in _READING_ATTRIBUTES}
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "accelerator"]
-    held = [node for node in attributes if node.attr == "accelerator" and not _is_torch_accelerator(node)]
-    return not held and all(id(node) in observed for node in named)
+    read_only = {id(node.value) for node in attributes if node.attr in _READING_ATTRIBUTES}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "accelerator"]
+    stored = [node for node in attributes if node.attr == "accelerator" and not _is_torch_accelerator(node)]
+    return not stored and all(id(node) in read_only for node in names)
 
 
 def _is_torch_accelerator(node: ast.Attribute) -> bool:
@@ -108,7 +108,7 @@ class _NameCollector(ast.NodeVisitor):
         self.loaded: dict[str, None] = {}
         self.stored: list[str] = []
         self.attributes: set[str] = set()
-        self.spare: set[str] = set()
+        self.optional: set[str] = set()
         self._bound_surely: set[str] = set()
         self._bound_maybe: set[str] = set()
         self._branch_depth = 0
@@ -216,9 +216,13 @@ class _NameCollector(ast.NodeVisitor):
                 self.attributes.add(word)
 
     def _load_scope_item(self, node: ast.Subscript) -> None:
-        of_call = getattr(node.value, "func", None)
+        function = getattr(node.value, "func", None)
         key = getattr(node.slice, "value", None)
-        if getattr(of_call, "id", None) in _SCOPES and isinstance(key, str) and isinstance(node.ctx, ast.Load):
+        if (
+            getattr(function, "id", None) in _NAMESPACE_FUNCTIONS
+            and isinstance(key, str)
+            and isinstance(node.ctx, ast.Load)
+        ):
             self._load(key)
 
     visit_TryStar = visit_Try  # Python 3.11 and newer
@@ -309,9 +313,9 @@ class _NameCollector(ast.NodeVisitor):
         if name in self._bound_surely:
             return
         if not (self._branch_depth or name in self._bound_maybe):
-            self.spare.discard(name)
+            self.optional.discard(name)
         elif name not in self.loaded:
-            self.spare.add(name)
+            self.optional.add(name)
         self.loaded.setdefault(name)
 
     def _store(self, name: str) -> None:
@@ -325,7 +329,7 @@ def _annotation_of(node: ast.AST) -> ast.AST | None:
 
 
 def names_in_texts(texts: Iterable[str]) -> Iterable[str]:
-    """Yield the names in annotations that are texts; skip texts that are no expressions."""
+    """Yield the names in annotations that are texts; skip texts that are not expressions."""
     for text in texts:
         try:
             tree = ast.parse(text, mode="eval")
@@ -338,36 +342,41 @@ def _as_statement(node: ast.AST) -> ast.stmt:
     return ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node  # type: ignore[return-value]
 
 
-def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterable[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _all_codes(constant)
+            yield from _nested_codes(constant)
 
 
 def _mentioned_names(code: types.CodeType) -> set[str]:
     """Return the names, attributes and rank variables in a code object and those nested in it.
 
-    `torch.accelerator` is none of them.
+    `torch.accelerator` is not included.
     """
     names = {
-        name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _accelerator_uses(part)
+        name
+        for part in _nested_codes(code)
+        for name in part.co_names
+        if name != "accelerator" or _accelerator_uses(part)
     }
-    return names | {text for part in _all_codes(code) for text in _texts(part.co_consts) if text in _RANK_VARIABLES}
+    return names | {
+        text for part in _nested_codes(code) for text in _strings_in(part.co_consts) if text in _RANK_VARIABLES
+    }
 
 
-def _texts(constants: Iterable[object]) -> Iterable[str]:
+def _strings_in(constants: Iterable[object]) -> Iterable[str]:
     for constant in constants:
         if isinstance(constant, str):
             yield constant
         elif isinstance(constant, tuple | frozenset):
-            yield from _texts(constant)
+            yield from _strings_in(constant)
 
 
 def _accelerator_uses(code: types.CodeType) -> set[str]:
-    """Return the uses of ``accelerator``, except for torch's, in a code object without those nested in it.
+    """Return how a code object, without those nested in it, uses ``accelerator``; `torch.accelerator` is not included.
 
-    A use is the name of the attribute that is looked up, or of any other instruction.
+    A use is the name of the attribute that is read from it, or else of the instruction that follows.
     """
     import dis
 
@@ -381,7 +390,7 @@ def _accelerator_uses(code: types.CodeType) -> set[str]:
 
 def notebook_code_objects(values: Iterable[Any]) -> Iterable[types.CodeType]:
     """Yield the code objects of the notebook's functions, methods and classes that values refer to."""
-    return _codes_of_all(values, set())
+    return _find_codes_of_all(values, set())
 
 
 @functools.lru_cache(maxsize=512)
@@ -391,7 +400,7 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
     return frozenset(
         instruction.argval
-        for part in _all_codes(code)
+        for part in _nested_codes(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     )
@@ -404,7 +413,7 @@ def stored_globals(code: types.CodeType) -> frozenset[str]:
 
     return frozenset(
         instruction.argval
-        for part in _all_codes(code)
+        for part in _nested_codes(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname == "STORE_GLOBAL"
     )
@@ -415,14 +424,14 @@ class _ResolvedNames:
     names: list[str]
     stored: list[str]
     mentioned: set[str]
-    observes: bool
+    only_reads: bool
     has_texts: bool
 
 
 def _resolve_names(
     names: Iterable[str], namespace: Mapping[str, Any], *, with_annotations: bool = False
 ) -> _ResolvedNames:
-    """Return names with those that the notebook's functions and classes among them look up, transitively.
+    """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
     ``with_annotations`` includes the names in annotations that are texts, which may never be evaluated.
     """
@@ -431,7 +440,7 @@ def _resolve_names(
     mentioned: set[str] = set()
     waiting = list(names)
     seen: set[int] = set()
-    observes, has_texts = True, False
+    only_reads, has_texts = True, False
     while waiting:
         name = waiting.pop(0)
         mentioned.add(name)
@@ -441,14 +450,14 @@ def _resolve_names(
         if with_annotations and (texts := list(_annotation_texts(namespace[name]))):
             has_texts = True
             waiting += names_in_texts(texts)
-        for code in _codes_of(namespace[name], seen):
+        for code in _find_codes(namespace[name], seen):
             waiting += sorted(global_names(code))
             stored += sorted(stored_globals(code))
             mentioned |= _mentioned_names(code)
             if "accelerator" in mentioned:
-                parts = [part for part in _all_codes(code) if "accelerator" in part.co_names]
-                observes = observes and all(_accelerator_uses(part) <= _READING_ATTRIBUTES for part in parts)
-    return _ResolvedNames(list(found), stored, mentioned, observes, has_texts)
+                parts = [part for part in _nested_codes(code) if "accelerator" in part.co_names]
+                only_reads = only_reads and all(_accelerator_uses(part) <= _READING_ATTRIBUTES for part in parts)
+    return _ResolvedNames(list(found), stored, mentioned, only_reads, has_texts)
 
 
 def _annotation_texts(value: Any) -> Iterable[str]:
@@ -461,8 +470,8 @@ def _annotation_texts(value: Any) -> Iterable[str]:
             yield from _annotation_texts(None if isinstance(item, type) else getattr(item, "__func__", item))
 
 
-def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
-    """Yield the code objects of what the notebook defines: functions, methods, and the classes of instances."""
+def _find_codes(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
+    """Yield the code objects of a value that the notebook defines: of functions, methods, and classes of instances."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -470,33 +479,35 @@ def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
         if value.__module__ == "__main__":
             yield value.__code__
         if value.__module__ == "__main__" or "<" in value.__qualname__:
-            held = [_cell_content(cell) for cell in value.__closure__ or ()]
-            yield from _codes_of_all([*held, *(value.__defaults__ or ()), *vars(value).values()], seen)
+            captured = [_cell_content(cell) for cell in value.__closure__ or ()]
+            yield from _find_codes_of_all([*captured, *(value.__defaults__ or ()), *vars(value).values()], seen)
     elif isinstance(value, types.MethodType):
-        yield from _codes_of_all([value.__func__, value.__self__], seen)
+        yield from _find_codes_of_all([value.__func__, value.__self__], seen)
     elif isinstance(value, functools.partial):
-        yield from _codes_of_all([value.func, *value.args, *value.keywords.values()], seen)
+        yield from _find_codes_of_all([value.func, *value.args, *value.keywords.values()], seen)
     elif isinstance(value, type):
         if value.__module__ == "__main__":
             for item in vars(value).values():
-                yield from _codes_of(getattr(item, "__func__", getattr(item, "fget", item)), seen)
-            yield from _codes_of_all(value.__mro__[1:], seen)
+                yield from _find_codes(getattr(item, "__func__", getattr(item, "fget", item)), seen)
+            yield from _find_codes_of_all(value.__mro__[1:], seen)
     elif callable(wrapped := getattr(value, "__dict__", {}).get("__wrapped__")):  # such as by functools.lru_cache
-        yield from _codes_of(wrapped, seen)
+        yield from _find_codes(wrapped, seen)
     elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
-        yield from _codes_of(type(value), seen)
-        yield from _codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _DATASET_ATTRIBUTES], seen)
+        yield from _find_codes(type(value), seen)
+        yield from _find_codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _DATASET_ATTRIBUTES], seen)
     elif callable(collate := getattr(value, "__dict__", {}).get("collate_fn")):  # a DataLoader or a similar object
         own = vars(value)
-        yield from _codes_of_all([collate, own.get("worker_init_fn"), own.get("dataset"), own.get("sampler")], seen)
+        yield from _find_codes_of_all(
+            [collate, own.get("worker_init_fn"), own.get("dataset"), own.get("sampler")], seen
+        )
     elif not isinstance(value, types.ModuleType):
         own = getattr(value, "__dict__", None) or {}
-        yield from _codes_of_all([own[name] for name in _DATASET_ATTRIBUTES if name in own], seen)
+        yield from _find_codes_of_all([own[name] for name in _DATASET_ATTRIBUTES if name in own], seen)
 
 
-def _codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeType]:
+def _find_codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeType]:
     for value in values:
-        yield from _codes_of(value, seen)
+        yield from _find_codes(value, seen)
 
 
 def _cell_content(cell: types.CellType) -> Any:

@@ -10,15 +10,15 @@ from accel_nb.ui.progress import LoopPlan
 
 _MAX_TOTAL = 10**12
 _WRAPPERS = frozenset({"tqdm", "trange", "track", "enumerate"})
-_NO_LOOP = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+_NESTED_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 def find_loop_plan(tree: ast.Module, namespace: Mapping[str, Any]) -> LoopPlan | None:
-    """Return the unit and the length of the cell's only outermost loop over a range; None if there is not exactly one.
+    """Return how many epochs or steps the cell's only outermost range loop has; None for no or several such loops.
 
     The range's bounds must be numbers in the code, or names of numbers in the notebook or the cell.
     """
-    scope = {**_integers(namespace.items()), **_assigned(tree)}
+    scope = {**_integers(namespace.items()), **_assigned_integers(tree)}
     found = [(loop, total) for loop in _outer_loops(tree) if (total := _range_length(loop.iter, scope))]
     if len(found) != 1:
         return None
@@ -33,7 +33,7 @@ def _outer_loops(node: ast.AST) -> Iterator[ast.For]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.For):
             yield child
-        elif not isinstance(child, _NO_LOOP):
+        elif not isinstance(child, _NESTED_SCOPES):
             yield from _outer_loops(child)
 
 
@@ -73,7 +73,7 @@ def _integers(items: Any) -> dict[str, int]:
     return {name: value for name, value in list(items) if type(value) is int}
 
 
-def _assigned(tree: ast.Module) -> dict[str, int]:
+def _assigned_integers(tree: ast.Module) -> dict[str, int]:
     """Return the names that top-level statements of the cell set to numbers."""
     return {
         statement.targets[0].id: statement.value.value

@@ -46,57 +46,57 @@ class TrainingAnalysis:
         self.bound: set[str] = set()
         for tree in trees:
             self._functions |= {node.name: node for node in tree.body if isinstance(node, Function)}
-            self.bound |= _stored(_own_nodes(tree))
+            self.bound |= _stored_names(_own_nodes(tree))
             self._record_models(_own_nodes(tree))
-        self.functions = self._training_functions()
-        self._needs = {name: NamesToPrepare() for name in self.functions}
-        for _ in self.functions:  # a chain of calls is at most as long
+        self.functions = self._find_training_functions()
+        self._names_to_prepare = {name: NamesToPrepare() for name in self.functions}
+        for _ in self.functions:  # a chain of calls has at most this length
             for name in self.functions:
-                self._needs[name] = self._needs_of(self._functions[name])
+                self._names_to_prepare[name] = self._find_names_to_prepare(self._functions[name])
 
     def trains(self, node: ast.AST) -> bool:
-        """Return whether code has a backward pass other than the accelerator's, or calls a function that has."""
-        return any(is_backward(part) or _called(part) in self.functions for part in ast.walk(node))
+        """Return whether code has a backward pass other than the accelerator's, or calls a function with one."""
+        return any(is_backward(part) or _called_function(part) in self.functions for part in ast.walk(node))
 
     def roles_in_cell(self, tree: ast.Module) -> dict[str, Role]:
         """Return the notebook's names that a cell trains, with their roles."""
-        found = self._roles(list(_own_nodes(tree)), frozenset())
+        found = self._find_roles(list(_own_nodes(tree)), frozenset())
         return {name: role for name, role in found.items() if name in self.bound}
 
     def names_to_prepare(self, name: str) -> NamesToPrepare:
         """Return the names that must be prepared for a training function."""
-        return self._needs[name]
+        return self._names_to_prepare[name]
 
     def names_only_iterated(self, tree: ast.Module) -> set[str]:
         """Return the names that a cell iterates over without training, itself or in functions that it calls."""
         found: set[str] = set()
         for node in _own_nodes(tree):
-            found |= set(self._iterated(node, training=False))
-            function = self._functions.get(_called(node) or "")
+            found |= set(self._iterated_names(node, training=False))
+            function = self._functions.get(_called_function(node) or "")
             if function is not None and isinstance(node, ast.Call):
-                inner = {name for part in ast.walk(function) for name in self._iterated(part, training=False)}
+                inner = {name for part in ast.walk(function) for name in self._iterated_names(part, training=False)}
                 arguments = _arguments(node, function)
                 found |= {arguments.get(name, name) for name in inner if name in arguments or name in self.bound}
         return found
 
-    def _training_functions(self) -> set[str]:
+    def _find_training_functions(self) -> set[str]:
         found = {name for name, node in self._functions.items() if any(map(is_backward, ast.walk(node)))}
         while True:
             more = {
                 name
                 for name, node in self._functions.items()
-                if name not in found and any(_called(part) in found for part in ast.walk(node))
+                if name not in found and any(_called_function(part) in found for part in ast.walk(node))
             }
             if not more:
                 return found
             found |= more
 
-    def _needs_of(self, function: Function) -> NamesToPrepare:
+    def _find_names_to_prepare(self, function: Function) -> NamesToPrepare:
         nodes = list(_own_nodes(function))
         self._record_models(nodes)
-        params, stored = frozenset(_params(function)), _stored(nodes)
+        params, stored = frozenset(_parameter_names(function)), _stored_names(nodes)
         needs = NamesToPrepare()
-        for name, role in self._roles(nodes, params).items():
+        for name, role in self._find_roles(nodes, params).items():
             place = needs.own if name in stored else needs.params if name in params else needs.outer
             place[name] = role
         if Role.OPTIMIZER in needs.own.values():  # objects that are trained together are prepared in one call
@@ -104,19 +104,22 @@ class TrainingAnalysis:
             needs.params = {}
         return needs
 
-    def _roles(self, nodes: Sequence[ast.AST], params: frozenset[str]) -> dict[str, Role]:
+    def _find_roles(self, nodes: Sequence[ast.AST], params: frozenset[str]) -> dict[str, Role]:
         found: dict[str, Role] = {}
-        stepped = {name for node in nodes if (name := _method_called(node, "step"))}
-        cleared = {name for node in nodes if (name := _method_called(node, "zero_grad"))}
+        stepped = {name for node in nodes if (name := _receiver_of_call(node, "step"))}
+        cleared = {name for node in nodes if (name := _receiver_of_call(node, "zero_grad"))}
         for name in stepped:
             is_optimizer = name in cleared or name in self._models
             found[name] = Role.OPTIMIZER if is_optimizer else Role.SCHEDULER
         for node in nodes:
-            for name in self._iterated(node, training=True):
+            for name in self._iterated_names(node, training=True):
                 found.setdefault(name, Role.LOADER)
-            called = _called(node)
+            called = _called_function(node)
             if called in self.functions and isinstance(node, ast.Call):
-                needs, arguments = self._needs.get(called, NamesToPrepare()), _arguments(node, self._functions[called])
+                needs, arguments = (
+                    self._names_to_prepare.get(called, NamesToPrepare()),
+                    _arguments(node, self._functions[called]),
+                )
                 for name, role in needs.params.items():
                     if name in arguments:
                         found.setdefault(arguments[name], role)
@@ -126,13 +129,13 @@ class TrainingAnalysis:
             for model in self._models.get(name, []):
                 found.setdefault(model, Role.MODEL)
         if Role.MODEL not in found.values() and Role.OPTIMIZER in found.values():
-            for name in _called_as_models(nodes):
+            for name in _possible_models(nodes):
                 if name in params:
                     found.setdefault(name, Role.MODEL)
         return found
 
-    def _iterated(self, node: ast.AST, *, training: bool) -> Iterator[str]:
-        """Yield the names that a loop iterates over, if whether it trains is ``training``."""
+    def _iterated_names(self, node: ast.AST, *, training: bool) -> Iterator[str]:
+        """Yield the names that a loop iterates over, if it trains (``training``) or if it does not (else)."""
         if isinstance(node, ast.For | ast.AsyncFor):
             trains = any(self.trains(part) for part in node.body)
             iters = [node.iter] if trains == training else []
@@ -185,35 +188,35 @@ def _own_nodes(scope: ast.Module | Function) -> Iterator[ast.AST]:
             waiting += reversed(list(ast.iter_child_nodes(node)))
 
 
-def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+def _stored_names(nodes: Iterable[ast.AST]) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
-def _params(function: Function) -> list[str]:
+def _parameter_names(function: Function) -> list[str]:
     arguments = function.args
     return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def _arguments(call: ast.Call, function: Function) -> Mapping[str, str]:
-    """Return by parameter the name that a call passes for it, for arguments that are plain names."""
-    given = dict(zip(_params(function), call.args, strict=False))
+    """Return the name that a call passes for each parameter, for arguments that are plain names."""
+    given = dict(zip(_parameter_names(function), call.args, strict=False))
     given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
     return {name: value.id for name, value in given.items() if isinstance(value, ast.Name)}
 
 
-def _called(node: ast.AST) -> str | None:
+def _called_function(node: ast.AST) -> str | None:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
-def _method_called(node: ast.AST, method: str) -> str | None:
+def _receiver_of_call(node: ast.AST, method: str) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
         return node.func.value.id if isinstance(node.func.value, ast.Name) else None
     return None
 
 
-def _called_as_models(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def _possible_models(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
-        name = _called(node)
+        name = _called_function(node)
         if name is not None and "loss" not in name.lower() and "criterion" not in name.lower():
             yield name
 

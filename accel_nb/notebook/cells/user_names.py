@@ -17,18 +17,18 @@ class UserNames(Mapping[str, Any]):
         self._hidden = hidden
 
     def __getitem__(self, name: str) -> Any:
-        if not self._is_users(name):
+        if not self._is_user_name(name):
             raise KeyError(name)
         return self._namespace[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._namespace and self._is_users(name)
+        return name in self._namespace and self._is_user_name(name)
 
     def __iter__(self) -> Iterator[str]:
-        return filter(self._is_users, self._namespace)
+        return filter(self._is_user_name, self._namespace)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _is_users(self, name: Any) -> bool:
+    def _is_user_name(self, name: Any) -> bool:
         return name not in self._hidden and not name.startswith("__") and name != "accelerator"

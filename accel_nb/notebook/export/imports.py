@@ -15,18 +15,18 @@ def hoist_imports(bodies: Sequence[str], needed: Sequence[str]) -> tuple[str, li
     found: list[ast.Import | ast.ImportFrom] = []
     for line in needed:
         found += [node for node in ast.parse(line).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    rest: list[str] = []
+    remaining: list[str] = []
     for body in bodies:
-        nodes = _alone(ast.parse(body))
+        nodes = _separate_imports(ast.parse(body))
         found += nodes
         lines = body.split("\n")
         for node in reversed(nodes):
             del lines[node.lineno - 1 : node.end_lineno]
-        rest.append("\n".join(lines).strip("\n"))
-    return _sorted(found), rest
+        remaining.append("\n".join(lines).strip("\n"))
+    return _format_imports(found), remaining
 
 
-def _alone(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+def _separate_imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     """Return the top-level imports that share no line with another statement."""
     used: dict[int, int] = {}
     for node in tree.body:
@@ -36,7 +36,7 @@ def _alone(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in imports if all(used[line] == 1 for line in range(node.lineno, (node.end_lineno or 0) + 1))]
 
 
-def _sorted(nodes: Sequence[ast.Import | ast.ImportFrom]) -> str:
+def _format_imports(nodes: Sequence[ast.Import | ast.ImportFrom]) -> str:
     plain: dict[str, str] = {}
     names: dict[str, set[str]] = {}
     for node in nodes:

@@ -1,6 +1,6 @@
 """Rewrites the source of a plain cell for a script: calls of PyTorch become calls of the accelerator.
 
-Edits replace character ranges of the source, so that names, comments and layout of the author remain.
+Edits replace character ranges of the source, so that the author's names, comments and layout remain.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class CellRewriter:
                 self._edits.append((end, end, f"{comma}config={config}"))
 
     def rewritten_source(self) -> str:
-        """Return the source with all edits applied; of nested edits only the outermost."""
+        """Return the source with all edits applied; edits inside of another edit are skipped."""
         data, last = self._data, len(self._data) + 1
-        kept: list[tuple[int, int, str]] = []
+        outermost: list[tuple[int, int, str]] = []
         for start, end, text in sorted(self._edits, key=lambda edit: (edit[0], -edit[1])):
-            if kept and start < kept[-1][1]:
+            if outermost and start < outermost[-1][1]:
                 continue
-            kept.append((start, end, text))
-        for start, end, text in reversed(kept):
+            outermost.append((start, end, text))
+        for start, end, text in reversed(outermost):
             assert end <= last
             data, last = data[:start] + text.encode() + data[end:], start
         return data.decode()

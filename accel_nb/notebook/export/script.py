@@ -1,7 +1,7 @@
 """Export of a notebook to a script: its cells in order, ``%%accelerate`` cells with explicit calls of an accelerator.
 
-What a cell trains is found by static analysis (`accel_nb.notebook.cells.training_analysis`); no cell is run. A cell
-that cannot be analyzed is an error.
+Static analysis finds the objects that a cell trains (`accel_nb.notebook.cells.training_analysis`); no cell is run. A
+cell that cannot be analyzed is an error.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class _CodeCell:
     text: str
     tree: ast.Module
     resolved: Resolved | None = None
-    observes: bool = False
+    reads_accelerator_only: bool = False
     """Whether all cells of the notebook only read from the accelerator, so that objects are prepared automatically."""
 
     @property
-    def trains(self) -> bool:
+    def has_magic(self) -> bool:
         """Whether it had ``%%accelerate``."""
         return self.resolved is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a plain cell: what it trains is prepared automatically."""
+        """Whether it is a plain cell: objects that it trains are prepared automatically."""
         names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
-        is_explicit = bool(names & ACCELERATOR_NAMES) and not self.observes
+        is_explicit = bool(names & ACCELERATOR_NAMES) and not self.reads_accelerator_only
         return self.resolved is not None and self.resolved.config.prepare and not is_explicit
 
 
@@ -93,25 +93,27 @@ def export_notebook(
         if source.kind == "markdown":
             parts += _headings(source.text)
         elif source.kind == "code":
-            cell = _read(source, layers, left_out, problems)
+            cell = _read_cell(source, layers, left_out, problems)
             parts += [] if cell is None else [cell]
-    followed = [*parts[1:], *([""] if parts else [])]
+    next_parts = [*parts[1:], *([""] if parts else [])]
     parts = [
         part
-        for part, after in zip(parts, followed, strict=True)
+        for part, after in zip(parts, next_parts, strict=True)
         if isinstance(part, _CodeCell) or isinstance(after, _CodeCell)
     ]
     cells = [part for part in parts if isinstance(part, _CodeCell)]
     only_reads = all("Accelerator" not in cell.text and only_reads_accelerator(cell.tree) for cell in cells)
     for cell in cells:
-        cell.observes = only_reads
-    if not problems and not any(cell.trains for cell in cells):
+        cell.reads_accelerator_only = only_reads
+    if not problems and not any(cell.has_magic for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
-    options = _options(cells, problems)
+    options = _run_options(cells, problems)
     if problems:
         raise ConfigError(problems)
     file = Path(script).with_suffix(".yaml").name
-    return ExportedScript(_script(parts, cells, title, Path(script).name, file), to_yaml(options), tuple(left_out))
+    return ExportedScript(
+        _write_source(parts, cells, title, Path(script).name, file), to_yaml(options), tuple(left_out)
+    )
 
 
 def write_script(exported: ExportedScript, path: str, *, replaces: bool) -> str:
@@ -134,7 +136,9 @@ def write_script(exported: ExportedScript, path: str, *, replaces: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read(source: NotebookCell, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _CodeCell | None:
+def _read_cell(
+    source: NotebookCell, layers: Sequence[Layer], left_out: list[str], problems: list[str]
+) -> _CodeCell | None:
     where = f"cell {source.number}"
     text = source.text.strip("\n")
     first, _, rest = text.partition("\n")
@@ -183,10 +187,10 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
     return resolved
 
 
-def _options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
-    """Return the options of the run for the file. Add a problem for each that differs between training cells."""
+def _run_options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
+    """Return the options to write. Add a problem for each option that differs between training cells."""
     training = TrainingAnalysis([cell.tree for cell in cells])
-    training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
+    training_cells = [cell for cell in cells if training.trains(cell.tree) or _uses_accelerator_methods(cell.tree)]
     ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
     given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
     options: dict[str, Any] = {}
@@ -207,7 +211,9 @@ def _options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
     return options
 
 
-def _script(parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title: str, name: str, file: str) -> str:
+def _write_source(
+    parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title: str, name: str, file: str
+) -> str:
     first = next(cell.resolved for cell in cells if cell.resolved is not None)
     constructs_own = any(_binds(cell.tree, "accelerator") for cell in cells)
     config = f'Path(__file__).with_name("{file}")'
@@ -243,7 +249,7 @@ def _script(parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title:
 
 @dataclass(slots=True)
 class _PreparedNames:
-    """The names that cells so far have prepared."""
+    """The names that earlier cells have prepared."""
 
     names: set[str]
 
@@ -259,7 +265,7 @@ def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _Prepar
     rewriting.rewrite_calls()
     statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
     if training.trains(statements):
-        if not cell.trains:
+        if not cell.has_magic:
             raise ConfigError(f"{where} trains in the notebook itself; add {MAGIC} as its first line, or remove it")
         roles = training.roles_in_cell(cell.tree)
         in_functions = {role for name in training.functions for role in training.names_to_prepare(name).own.values()}
@@ -277,7 +283,7 @@ def _rewrite_cell(cell: _CodeCell, training: TrainingAnalysis, prepared: _Prepar
             f"{where} iterates over {', '.join(shared)}, which another cell trains with: a script divides it among the "
             "processes. Create a second DataLoader for the evaluation"
         )
-    if cell.trains is False:
+    if cell.has_magic is False:
         prepared.names -= {name for name in prepared.names if _binds(cell.tree, name)}
     return rewriting.rewritten_source()
 
@@ -338,7 +344,7 @@ def _without_last_value(text: str, tree: ast.Module) -> str:
     return "\n".join([*lines[: last.lineno - 1], *lines[last.end_lineno :]]) if is_alone else text
 
 
-def _prepares(tree: ast.AST) -> bool:
+def _uses_accelerator_methods(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr in ("prepare", "backward") for node in ast.walk(tree))
 
 

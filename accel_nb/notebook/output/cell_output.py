@@ -88,13 +88,13 @@ class CellOutput:
         return self._panel.facts()
 
     def set_phase(self, phase: str) -> None:
-        """Show what the cell waits for, with its duration so far. A cell that begins quickly shows none."""
+        """Show what the cell waits for and for how long, except in the cell's first second."""
         if phase != self._phase:
             self._phase, self._phase_since = phase, time.monotonic()
         self._show_phase()
 
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
-        """Log what a rank wrote, and show it if the rank is a shown one."""
+        """Log a rank's output, and show it if the rank is among the shown ones."""
         self.logs[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > MAX_SHOWN_BYTES:
             return
@@ -130,7 +130,7 @@ class CellOutput:
             self._end_phases()
 
     def on_result(self, answer: RankResult) -> None:
-        """Update the panel with how a rank ended."""
+        """Update the panel with the outcome of a rank."""
         now = time.time()
         if answer.outcome in ("raised", "died"):
             error = read_answer(answer).reply.error
@@ -159,8 +159,8 @@ class CellOutput:
         for rank in sorted(self._shown_ranks):
             hidden = self.logs[rank].num_bytes - self._bytes_shown.get(rank, 0)
             if hidden:
-                whose = f" of rank {rank}" if len(self._shown_ranks) > 1 else ""
-                head = f"\n[... {hidden:,} more bytes{whose}; `%accelerate logs {rank}` shows them. The end:]\n"
+                of_rank = f" of rank {rank}" if len(self._shown_ranks) > 1 else ""
+                head = f"\n[... {hidden:,} more bytes{of_rank}; `%accelerate logs {rank}` shows them. The end:]\n"
                 print(head + self.logs[rank].last_lines())
         self._panel.finish(status)  # type: ignore[arg-type]
         self._last_lines = [*self._hidden_rank_lines(), *lines]
@@ -177,7 +177,7 @@ class CellOutput:
             shown = self.logs[rank].text()
             if self._has_prefix:
                 lines = _LINE.findall(shown)
-                if any(whose == rank for whose, _ in self._unfinished):
+                if any(other == rank for other, _ in self._unfinished):
                     lines.pop()  # an incomplete line is shown when it is complete
                 shown = "".join(self._prefix(rank) + line for line in lines)
             if shown:
@@ -196,7 +196,7 @@ class CellOutput:
                 self._update_receipt()
 
     def _ensure_receipt(self) -> None:
-        """Show the receipt once, above all other output. A cell that ends at once shows its final receipt only."""
+        """Show the receipt once, above all other output. A cell that ends earlier shows its final receipt only."""
         if self._receipt_text is None:
             self._show_receipt(self._starting_text)
 
@@ -213,7 +213,7 @@ class CellOutput:
         self._show_receipt(f"{self._receipt_base()} · {self._phase}, {now - self._phase_since:.0f} s")
 
     def _end_phases(self) -> None:
-        """Remove the phase from the receipt: the cell has made a step or put something out."""
+        """Remove the phase from the receipt: the cell has ended a step or written output."""
         if self._phase is not None:
             self._phase = None
             if self._receipt_text != self._starting_text:
@@ -249,7 +249,7 @@ class CellOutput:
         )
 
     def _write(self, rank: int, stream: str, text: str, *, is_last: bool = False) -> None:
-        """Queue text to be shown; of several ranks only complete lines, each with its rank's prefix."""
+        """Queue text to be shown. If lines have prefixes, only complete lines are queued."""
         if self._has_prefix:
             lines = _LINE.findall(self._unfinished.pop((rank, stream), "") + text)
             if lines and not is_last and not lines[-1].endswith(("\r", "\n")):
@@ -292,7 +292,7 @@ class ConsoleOutput(CellOutput):
         """Show no receipt before the workers have reported."""
 
     def _show_phase(self) -> None:
-        """Show no phase: a line cannot be replaced."""
+        """Show no phase, since a printed line cannot be replaced."""
 
     def _show_receipt(self, text: str) -> None:
         if self._reports and text != self._receipt_text:

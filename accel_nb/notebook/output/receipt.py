@@ -1,4 +1,4 @@
-"""The receipt: the line at the top of a cell's output with what the workers report that they run with."""
+"""The receipt: the line at the top of a cell's output with devices, strategy and precision, as the workers report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLE = (
 
 
 def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:
-    """Return the receipt until the workers have reported."""
+    """Return the receipt to show before the workers have reported."""
     return f"{workers_text(specs)} · {'starting' if is_new else 'running'}"
 
 
@@ -25,8 +25,8 @@ def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[WorkerPrepared])
         return f"{workers_text(specs)} · nothing to prepare"
     reports = sorted(reports, key=lambda report: report.rank)
     main = reports[0]
-    parts = [workers_text(specs), _agreed("strategy", [(r.rank, r.strategy) for r in reports])]
-    parts.append("precision " + _agreed("precision", [(r.rank, r.precision) for r in reports]))
+    parts = [workers_text(specs), _common_value("strategy", [(r.rank, r.strategy) for r in reports])]
+    parts.append("precision " + _common_value("precision", [(r.rank, r.precision) for r in reports]))
     if main.objects:
         parts.append("prepared " + ", ".join(main.objects))
     parts += main.notes
@@ -47,7 +47,7 @@ def workers_text(specs: Sequence[WorkerSpec]) -> str:
     return f"{count} on {', '.join(devices)}"
 
 
-def _agreed(what: str, values: Sequence[tuple[int, str]]) -> str:
+def _common_value(what: str, values: Sequence[tuple[int, str]]) -> str:
     """Return the value that all ranks report, or each rank's value if they differ."""
     if len({value for _, value in values}) == 1:
         return values[0][1]

@@ -124,7 +124,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _registry() -> Iterator[Finding]:
-    """Report where runs cannot be recorded; permissions do not say it for the superuser, so a file is made."""
+    """Report a folder where runs cannot be recorded. A file is created, since permissions do not restrict root."""
     folder = default_folder()
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     try:
@@ -136,13 +136,13 @@ def _registry() -> Iterator[Finding]:
 
 
 def _kept_folder(platform: Platform, signals: PlatformSignals) -> Iterator[Finding]:
-    """Report where checkpoints outlive the session, on platforms that delete the other files."""
+    """Report the folder whose files outlive the session, on platforms that delete all others."""
     folder = platform.kept_folder
     if folder is None:
         return
     if not signals.has_path(folder):
         remedy = f": {platform.keep_advice}" if platform.keep_advice else ""
-        yield Finding("warning", f"{folder} is not there, and files elsewhere end with the session{remedy}")
+        yield Finding("warning", f"{folder} does not exist, and all other files are deleted with the session{remedy}")
     elif platform.kept_bytes is None:
         yield Finding("ok", f"files in {folder} outlive the session: --checkpoint {folder}/NAME")
     else:

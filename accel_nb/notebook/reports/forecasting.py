@@ -29,25 +29,25 @@ def forecast_notebook(
     """
     if request.target is None and "torch" not in sys.modules:
         return None
-    model = _model(request, names)
+    model = _find_model(request, names)
     if model is None:
         return None
     from accel_nb.forecast.model_building import forecast_model
     from accel_nb.forecast.strategy_support import check_refusals
 
-    batch, batch_size = _batch(request, names)
+    batch, batch_size = _find_batch(request, names)
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
-    optimizer = _optimizer(request, names, model)
-    found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_loss(request, names))
+    optimizer = _find_optimizer(request, names, model)
+    found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_find_loss(request, names))
     optimizers = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
     return check_refusals(found, [model], optimizers, config)
 
 
-def _model(request: ForecastRequest, names: Mapping[str, Any]) -> nn.Module | None:
+def _find_model(request: ForecastRequest, names: Mapping[str, Any]) -> nn.Module | None:
     from torch import nn
 
     if request.target is not None:
-        found = _named(names, request.target, "the model")
+        found = _find_name(names, request.target, "the model")
         if not isinstance(found, nn.Module):
             raise ConfigError(f"{request.target} is a {type(found).__name__}; name a torch module")
         return found
@@ -57,16 +57,16 @@ def _model(request: ForecastRequest, names: Mapping[str, Any]) -> nn.Module | No
     return outer[0] if len(outer) == 1 else None
 
 
-def _loss(request: ForecastRequest, names: Mapping[str, Any]) -> Any:
+def _find_loss(request: ForecastRequest, names: Mapping[str, Any]) -> Any:
     if request.loss is None:
         return None
-    found = _named(names, request.loss, "--loss")
+    found = _find_name(names, request.loss, "--loss")
     if not callable(found):
         raise ConfigError(f"--loss {request.loss} is a {type(found).__name__}; name a function of output and batch")
     return found
 
 
-def _optimizer(
+def _find_optimizer(
     request: ForecastRequest, names: Mapping[str, Any], model: nn.Module
 ) -> Optimizer | list[Optimizer] | str:
     from torch.optim import Optimizer
@@ -83,7 +83,7 @@ def _optimizer(
     return list(found.values()) or "adamw"
 
 
-def _batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int]:
+def _find_batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int]:
     """Return a batch and its number of samples; None as the batch if there is neither ``--data`` nor one loader."""
     from torch.utils.data import DataLoader
 
@@ -91,7 +91,7 @@ def _batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int
     from accel_nb.runtime.tensors.nested import first_batch_size
 
     if request.data is not None:
-        data = _named(names, request.data, "--data")
+        data = _find_name(names, request.data, "--data")
     else:
         loaders = {id(value): value for value in names.values() if isinstance(value, DataLoader)}
         data = next(iter(loaders.values())) if len(loaders) == 1 else None
@@ -104,8 +104,8 @@ def _batch(request: ForecastRequest, names: Mapping[str, Any]) -> tuple[Any, int
     return batch, size
 
 
-def _named(names: Mapping[str, Any], name: str, what: str) -> Any:
-    """Return the object of a name; the error for an unknown name begins with ``what``."""
+def _find_name(names: Mapping[str, Any], name: str, what: str) -> Any:
+    """Return the object that a name refers to; the error for an unknown name begins with ``what``."""
     if name not in names:
         public = [other for other in names if not other.startswith("_")]
         raise ConfigError(f"{what}: the notebook has no name {name[:80]!a}{did_you_mean(name, public)}")

@@ -26,8 +26,8 @@ _INTERRUPT_INTERVAL_S = 2.5
 class BackgroundRun:
     """A cell that runs in the background.
 
-    What it binds and trains is applied to the notebook after it has ended: at the start of the next cell, or in `wait`
-    and `result`.
+    Its results (names that it binds, models that it trains) are applied to the notebook after it has ended: at the
+    start of the next cell, or in `wait` and `result`.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class BackgroundRun:
         self.are_results_applied = False
         self._execute = execute
         self._determine_error = determine_error
-        self._arrive = apply_results
-        self._ended = on_end
+        self._apply_results = apply_results
+        self._on_end = on_end
         self._namespace = namespace
         self._output = BackgroundOutput(running.output)
-        self._is_over = threading.Event()
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="accel_nb background run", daemon=True)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class BackgroundRun:
     @property
     def is_running(self) -> bool:
         """Whether the workers still run it; its output may be completed a little later."""
-        return not self._is_over.is_set()
+        return not self._has_ended.is_set()
 
     def join(self) -> None:
         """Wait until the output of an ended run is complete."""
@@ -76,7 +76,7 @@ class BackgroundRun:
         return f"run {running.title!r} in the background: {state}, {running.elapsed_s:.1f} s"
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait for the end, apply what the cell bound and trained to the notebook, and return how it ended.
+        """Wait for the end, apply the results to the notebook, and return the final status.
 
         Raise the cell's error, except for an interrupt, and TimeoutError when it still runs after ``timeout_s``
         seconds. An interrupt of the notebook ends the wait, not the run.
@@ -84,7 +84,7 @@ class BackgroundRun:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"{self.status()}: it still runs after {timeout_s:g} s; wait() again, or stop() it")
-        self._arrive()
+        self._apply_results()
         if self.error is not None and self.running.status == "failed":
             raise self.error
         return self.running.status
@@ -95,7 +95,7 @@ class BackgroundRun:
         return {name: self._namespace[name] for name in self.running.names.bound if name in self._namespace}
 
     def stop(self) -> None:
-        """End it after the current step as a finished cell. Returns at once."""
+        """Stop the cell after the current step; it counts as done. Returns at once."""
         self.running.controls.request(StopAfterStep())
 
     def interrupt(self) -> None:
@@ -118,21 +118,21 @@ class BackgroundRun:
             self.error = self._determine_error(self.answers, reason)
         except BaseException as error:
             self.error = error if isinstance(error, Exception) else PoolError(f"the run ended with {error!r}")
-        self._is_over.set()
+        self._has_ended.set()
         status = status_of(self.error)
         if status == "failed":
             first = (str(self.error).splitlines() or [""])[0]
             self.running.closing_lines.append(f"{type(self.error).__name__}: {first} · `%accelerate wait` raises it")
         self._output.finish(self.running, status)
-        self._ended(self.error)
+        self._on_end(self.error)
 
 
 class BackgroundOutput:
-    """A pool listener that writes a cell's output from another thread, into the cell that the output belongs to."""
+    """A pool listener that writes a cell's output from another thread into the cell to which it belongs."""
 
     def __init__(self, output: CellOutput) -> None:
         self._output = output
-        self._context = contextvars.copy_context()  # ipykernel keeps the cell that owns the output in it
+        self._context = contextvars.copy_context()  # ipykernel stores in it the cell that owns the output
         self._lock = threading.RLock()
 
     def move_to_running_cell(self) -> None:
@@ -162,7 +162,7 @@ class BackgroundOutput:
         self._run_in_cell(self._output.on_result, answer)
 
     def tick(self) -> None:
-        """Redraw if it is time to."""
+        """Redraw the output if it is due."""
         self._run_in_cell(self._output.tick)
 
     def _run_in_cell(self, action: Callable[..., object], *values: Any) -> None:

@@ -29,8 +29,8 @@ FUTURE_FLAGS = functools.reduce(
 class EnvironmentSync:
     """Differences between this process and its workers since they were started or last updated."""
 
-    _touched: set[str] = field(default_factory=set)
-    _sources: set[str] = field(default_factory=set)
+    _changed_names: set[str] = field(default_factory=set)
+    _sent_sources: set[str] = field(default_factory=set)
     _settings: dict[str, Any] = field(default_factory=dict)
 
     def changed_variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
@@ -41,19 +41,19 @@ class EnvironmentSync:
         now = notebook_variables()
         for name in now.keys() | started_with.keys():
             if now.get(name) != started_with.get(name):
-                self._touched.add(name)
-        return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
+                self._changed_names.add(name)
+        return {name: now.get(name) for name in sorted(self._changed_names - {GPU_VARIABLE})}
 
     def new_sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
         """Return by file name the source text of ``codes``, for tracebacks, and the notebook's name of that cell.
 
-        Existing files are left out, since workers read these themselves, and so is what an earlier call returned.
+        Sources that an earlier call returned are left out, and so are existing files, which workers read themselves.
         """
         found: dict[str, tuple[str, str]] = {}
-        for name in {code.co_filename for code in codes} - self._sources:
-            self._sources.add(name)
+        for name in {code.co_filename for code in codes} - self._sent_sources:
+            self._sent_sources.add(name)
             if not os.path.exists(name) and (lines := linecache.getlines(name)):
-                found[name] = "".join(lines), _shown_name(name)
+                found[name] = "".join(lines), _display_name(name)
         return found
 
     def changed_settings(self) -> dict[str, Any]:
@@ -63,11 +63,11 @@ class EnvironmentSync:
 
     def reset(self) -> None:
         """Return every text and setting again from the next call on, since some worker may not have them."""
-        self._sources.clear()
+        self._sent_sources.clear()
         self._settings = {}
 
 
-def _shown_name(file: str) -> str:
+def _display_name(file: str) -> str:
     """Return IPython's name of a cell's file, such as ``In[3]``; empty if it has none, as IPython before 8."""
     format_name = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
     named = None if format_name is None else format_name(file)

@@ -32,15 +32,15 @@ def error_from_answers(
     remarks: Sequence[str] = (),
     memory: Mapping[int, MemorySample] | None = None,
 ) -> BaseException | None:
-    """Return the exception that a request ended with, or None.
+    """Return the exception to raise for a request, or None if it succeeded.
 
     The cause is a rank that died without being killed, even if another rank's broken connection was reported first;
     else the first failure in time. Errors of other ranks that follow from it become one line each.
 
     Args:
-        answers: the answers of all ranks, in the order in which they came.
+        answers: the answers of all ranks, in order of arrival.
         reason: why the request was ended early, if it was.
-        logs: what each rank printed.
+        logs: the output of each rank.
         timeout_s: the timeout that the request ran under.
         has_pool: whether dead workers could be replaced.
         remarks: lines to show below the traceback.
@@ -58,8 +58,8 @@ def error_from_answers(
     if cause is None:
         return None
     if cause.death is not None:
-        return _died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
-    return _raised_error(cause, answers, remarks)
+        return _make_died_error(cause.rank, cause.death, answers, logs, memory or {}, has_pool=has_pool)
+    return _make_raised_error(cause, answers, remarks)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
@@ -75,7 +75,7 @@ def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     return "stopped on every rank; variables and models are kept"
 
 
-def _died_error(
+def _make_died_error(
     rank: int,
     death: WorkerDeath,
     answers: Sequence[RankAnswer],
@@ -95,7 +95,7 @@ def _died_error(
         f"{what} starts with the notebook's values on every rank."
     ]
     if death.killed_for in ("group", "machine") and rank in memory:
-        parts.append(_last_memory(memory[rank]))
+        parts.append(_describe_last_memory(memory[rank]))
     if rank in logs and (tail := logs[rank].last_lines().strip()):
         parts.append(f"Its last output:\n{tail}")
     if stack := death.stack.strip():
@@ -103,7 +103,7 @@ def _died_error(
     return WorkerDied("\n".join(parts), rank=rank)
 
 
-def _last_memory(sample: MemorySample) -> str:
+def _describe_last_memory(sample: MemorySample) -> str:
     sizes = {
         name: getattr(sample, name) for name in ("parameters", "gradients", "optimizer", "other", "cached", "free")
     }
@@ -114,10 +114,10 @@ def _last_memory(sample: MemorySample) -> str:
     )
 
 
-def _raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
+def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Sequence[str]) -> BaseException:
     raised = cause.reply.error
     assert raised is not None, "a rank that raised reports an error"
-    error = _rebuild(raised)
+    error = _rebuild_error(raised)
     same, other = [], []
     for answer in answers:
         if answer.rank != cause.rank and answer.outcome == "raised":
@@ -132,7 +132,7 @@ def _raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks: Seq
     return with_traceback(error, [head, *raised.traceback, *other, *remarks])
 
 
-def _rebuild(raised: ErrorReport) -> BaseException:
+def _rebuild_error(raised: ErrorReport) -> BaseException:
     """Return an error of the same type if this process can construct one, else a PoolError that names the type."""
     if raised.pickled is not None:
         try:

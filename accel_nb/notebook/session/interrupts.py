@@ -13,7 +13,7 @@ class InterruptCount:
 
     def __init__(self) -> None:
         self.count = 0
-        # SIGTERM arrived: this process has to end.
+        # Whether SIGTERM arrived, so that this process must end.
         self.has_sigterm = False
 
     def __call__(self) -> int:
@@ -23,10 +23,12 @@ class InterruptCount:
 
 @contextmanager
 def count_interrupts(*, terminations: bool = False) -> Iterator[InterruptCount]:
-    """Count interrupts inside the block instead of raising KeyboardInterrupt, so that none cuts a message in two.
+    """Count interrupts inside the block instead of raising KeyboardInterrupt.
 
-    With ``terminations``, SIGTERM is recorded too and counts as the first interrupt; the caller has to raise it again
-    after the block, where the previous handlers are restored. Outside the main thread, where Python allows no signal
+    An exception could leave a message between kernel and workers half written.
+
+    With ``terminations``, SIGTERM is recorded too and counts as the first interrupt; the caller must raise it again
+    after the block, when the previous handlers are restored. Outside the main thread, where Python allows no signal
     handlers, nothing is counted.
     """
     interrupts = InterruptCount()
@@ -51,22 +53,22 @@ def count_interrupts(*, terminations: bool = False) -> Iterator[InterruptCount]:
 
 
 class DeferredTermination:
-    """Defers SIGTERM while a run in the background stops; it takes effect when that run has ended.
+    """Defers SIGTERM while a run in the background stops: the signal takes effect when that run has ended.
 
     Construct it in the main thread; in others, where Python allows no signal handlers, nothing is deferred.
     ``on_sigterm`` is called in the handler, at the first SIGTERM only.
     """
 
     def __init__(self, on_sigterm: Callable[[], object]) -> None:
-        self._ask = on_sigterm
+        self._on_sigterm = on_sigterm
         self._has_arrived = False
-        self._is_over = False
+        self._has_run_ended = False
         self._is_installed = threading.current_thread() is threading.main_thread()
         self._previous = signal.signal(signal.SIGTERM, self._handle) if self._is_installed else None
 
     def run_ended(self) -> None:
         """Raise a deferred SIGTERM in the main thread. Thread-safe."""
-        self._is_over = True  # set first: a SIGTERM that arrives between these lines must not be lost
+        self._has_run_ended = True  # set first: a SIGTERM that arrives between these lines must not be lost
         if self._has_arrived:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
@@ -79,8 +81,8 @@ class DeferredTermination:
 
     def _handle(self, signum: int, frame: object) -> None:
         is_first, self._has_arrived = not self._has_arrived, True
-        if self._is_over:
+        if self._has_run_ended:
             self.release()
             signal.raise_signal(signal.SIGTERM)
         elif is_first:
-            self._ask()
+            self._on_sigterm()

@@ -1,8 +1,8 @@
-"""The user's own modules, in the notebook and on its workers: which have changed, and their reloading.
+"""Reloading of the user's own modules on the workers after they have changed.
 
 A worker reports each of the user's modules that it imports, with the modification time and size of its file. Before
-each cell the notebook compares: workers reload a module that the notebook has reloaded since, or whose file has changed
-since. Modules of installed libraries are ignored.
+each cell the notebook compares these: workers reload a module if the notebook has reloaded it since, or if its file has
+changed since. Modules of installed libraries are ignored.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class ImportedModuleRecord:
         """Return the modules that the workers must reload, and how."""
         found: dict[str, ReloadMode] = {}
         updates = _has_autoreload()
-        for name, held in self._modules.items():
+        for name, imported in self._modules.items():
             spec = _spec_of(name)
-            if held.spec is not None and spec is not None and spec is not held.spec:
-                found[name] = "update" if updates else "again"  # each load of a module makes a new spec
-            elif (stamp := _stamp_of(held.file)) is not None and stamp != held.stamp:
+            if imported.spec is not None and spec is not None and spec is not imported.spec:
+                found[name] = "update" if updates else "again"  # each load of a module creates a new spec
+            elif (stamp := _stamp_of(imported.file)) is not None and stamp != imported.stamp:
                 found[name] = "edited"
-            elif held.spec is None:
-                held.spec = spec
+            elif imported.spec is None:
+                imported.spec = spec
         return found
 
     def describe_reloads(self, changed: Mapping[str, ReloadMode]) -> list[str]:
@@ -119,10 +119,10 @@ def _has_autoreload() -> bool:
 
 
 class WorkerModules:
-    """A worker's record of the modules of the user's own that it has imported."""
+    """A worker's record of the user's own modules that it has imported."""
 
     def __init__(self) -> None:
-        self._seen = set(sys.modules)
+        self._checked = set(sys.modules)
         self._files: dict[str, str] = {}
         self._unreported: dict[str, tuple[str, int, int]] = {}
         self._began_ns = time.time_ns()
@@ -135,31 +135,31 @@ class WorkerModules:
 
     def new_imports(self) -> dict[str, tuple[str, int, int]]:
         """Return by name the modules that were imported or reloaded since the last call."""
-        self._look()
+        self._find_new_imports()
         found, self._unreported = self._unreported, {}
         return found
 
-    def _look(self) -> None:
-        new = sys.modules.keys() - self._seen
-        self._seen |= new
+    def _find_new_imports(self) -> None:
+        new = sys.modules.keys() - self._checked
+        self._checked |= new
         for name in new:
             if (file := _file_of(sys.modules[name])) is not None and (stamp := _stamp_of(file)) is not None:
                 self._files[name] = file
-                # A file written while the cell ran may have changed after its import: its stamp is not known.
+                # A file written while the cell ran may have changed after its import: its stamp is unknown.
                 self._unreported[name] = (file, *(stamp if stamp[0] < self._began_ns else _UNKNOWN))
 
     def reload(self, changed: Mapping[str, ReloadMode]) -> None:
         """Reload modules, each after those that it imports. Raise ShippingError for one that cannot be loaded."""
-        self._look()
+        self._find_new_imports()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
-        imports = {name: set(_imports(name, file, known)) for name, file in known.items()}
+        imports = {name: set(_find_imports(name, file, known)) for name, file in known.items()}
         modes: dict[str, ReloadMode] = {name: how for name, how in changed.items() if name in known}
-        for name in _importers([name for name, how in modes.items() if how == "edited"], imports):
+        for name in _find_importers([name for name, how in modes.items() if how == "edited"], imports):
             modes.setdefault(name, "edited")
-        for name in _in_order(modes, imports):
+        for name in _sort_by_imports(modes, imports):
             stamp = _stamp_of(known[name])
             try:
-                self._load(sys.modules[name], modes[name])
+                self._reload_one(sys.modules[name], modes[name])
             except Exception as error:  # the user's module may raise anything
                 raise ShippingError(
                     f"the module {name} has changed and cannot be loaded anew on the workers: "
@@ -168,7 +168,7 @@ class WorkerModules:
             if stamp is not None:
                 self._unreported[name] = (known[name], *stamp)
 
-    def _load(self, module: types.ModuleType, how: ReloadMode) -> None:
+    def _reload_one(self, module: types.ModuleType, how: ReloadMode) -> None:
         importlib.invalidate_caches()
         if how == "again":
             importlib.reload(module)
@@ -176,13 +176,13 @@ class WorkerModules:
         from IPython.extensions.autoreload import superreload
 
         superreload(module, importlib.reload, self._old_objects)
-        for name, part in list(sys.modules.items()):  # superreload clears the package's attributes for its submodules
+        for name, part in list(sys.modules.items()):  # superreload removes a package's attributes for its submodules
             package, _, last = name.rpartition(".")
             if package == module.__name__ and not hasattr(module, last):
                 setattr(module, last, part)
 
 
-def _imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
+def _find_imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
     """Yield the ``known`` modules that a module's source imports, at any depth of nesting."""
     try:
         with open(file, "rb") as source:
@@ -205,7 +205,7 @@ def _imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
             yield other
 
 
-def _importers(names: Iterable[str], imports: Mapping[str, set[str]]) -> set[str]:
+def _find_importers(names: Iterable[str], imports: Mapping[str, set[str]]) -> set[str]:
     """Return the modules that import one of ``names``, directly or through others."""
     found, waiting = set[str](), set(names)
     while waiting:
@@ -214,8 +214,8 @@ def _importers(names: Iterable[str], imports: Mapping[str, set[str]]) -> set[str
     return found
 
 
-def _in_order(names: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
-    """Return names in topological order: each after those that it imports; in any order within an import cycle."""
+def _sort_by_imports(names: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
+    """Return names in topological order, each after those that it imports; in any order within an import cycle."""
     wanted = dict.fromkeys(names)
     order: dict[str, None] = {}
     begun: set[str] = set()

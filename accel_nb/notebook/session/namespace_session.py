@@ -26,7 +26,7 @@ from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 
 @dataclass(slots=True)
 class NamespaceSession:
-    """The record of which names have the same value in a notebook and on its workers. Starts and calls no process."""
+    """The record of names that have the same value in a notebook and on its workers. Communicates with no process."""
 
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
@@ -46,7 +46,7 @@ class NamespaceSession:
 
     @property
     def shared_names(self) -> list[str]:
-        """The paths of all objects that both sides have; returned values refer to objects by these paths."""
+        """The paths of all objects that notebook and workers share; returned values refer to objects by these paths."""
         return self._registry.shared_names(self.namespace)
 
     def reset(self) -> None:
@@ -83,12 +83,12 @@ class NamespaceSession:
     def pack_cell(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
     ) -> tuple[PackedCell, list[str]]:
-        """Pack the values that a cell needs and the workers lack; return them with a line for each that is left out.
+        """Pack the values that a cell needs and the workers lack; return them, and a line for each that is left out.
 
         ``started_with`` are the environment variables that the workers started with. Raise ShippingError, with a
         remedy, for a value that cannot be sent.
         """
-        digest, states = self._random_states(always=cell.call is not None)
+        digest, states = self._capture_random_states(always=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         if pool is not self._pool:
             self._pool = pool
@@ -97,7 +97,7 @@ class NamespaceSession:
         if reloaded:
             self._registry.forget(
                 self._registry.shared_names()
-            )  # the workers' objects are of the old versions of the modules
+            )  # the workers' objects are instances of classes of the old modules
         prepared = self._registry.serialize_changes(
             needed, self.namespace, pool.payloads, rng=states, optional=names.optional
         )
@@ -134,7 +134,7 @@ class NamespaceSession:
         )
         self._registry.record_sent(
             prepared.sent_paths, self.namespace
-        )  # nothing raises from here on: what is recorded is sent
+        )  # no error is raised below, so recorded values are always sent
         request = replace(request, shared=tuple(self.shared_names))
         body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
@@ -197,7 +197,7 @@ class NamespaceSession:
                 lines.append(f"stayed on the workers: {listed}{hint}")
         return lines
 
-    def _random_states(self, *, always: bool) -> tuple[str | None, Any]:
+    def _capture_random_states(self, *, always: bool) -> tuple[str | None, Any]:
         """Return the digest of the kernel's generator states, and the states if rank 0's differ or if ``always``."""
         if "torch" not in sys.modules:
             return None, None

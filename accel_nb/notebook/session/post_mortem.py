@@ -1,4 +1,4 @@
-"""The report of an out-of-memory error on a worker: what held the memory, and which changes would fit."""
+"""The report of an out-of-memory error on a worker: the objects in memory, and which changes would fit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _describe_remedies(
     if not forecast.knows_activations:
         yield f"  what would fit is not known: {'; '.join(forecast.notes)}"
         return
-    changes = list(_changes(forecast, config))
+    changes = list(_forecast_changes(forecast, config))
     room = forecast.setting.room
     yield f"  by forecast, of {size_text(room)} on each rank, would take"
     for size, what in changes:
@@ -86,29 +86,31 @@ def _describe_remedies(
         yield f"  {explain(forecast)}"
 
 
-def _changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
+def _forecast_changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
     """Yield bytes and a description of each change: a smaller batch, sharding, activation checkpointing."""
     setting = found.setting
-    served = [plan for plan in found.plans if plan.is_supported]
+    supported = [plan for plan in found.plans if plan.is_supported]
     if config.strategy == "auto":
-        current = [plan for plan in served if plan.layout.engine == "torch"]
+        current = [plan for plan in supported if plan.layout.engine == "torch"]
     else:
-        current = [plan for plan in served if plan.layout.options.get("strategy") == config.strategy]
-    now = next((plan for plan in current if plan.checkpoints == config.activation_checkpointing), None)
-    if now is None:
+        current = [plan for plan in supported if plan.layout.options.get("strategy") == config.strategy]
+    current_plan = next((plan for plan in current if plan.checkpoints == config.activation_checkpointing), None)
+    if current_plan is None:
         return
-    share = _smaller_share(now, found)
+    share = _smaller_share(current_plan, found)
     if share is not None:
         parts = setting.share // share
-        saved = now.usage.activations - now.usage.activations * share // setting.share
+        saved = current_plan.usage.activations - current_plan.usage.activations * share // setting.share
         yield (
-            now.usage.total - saved,
+            current_plan.usage.total - saved,
             f"batch_size={setting.batch_size // parts} in the loader and --accumulate {parts * config.accumulate}, "
             "which trains the same",
         )
-    divided = [plan for plan in served if plan not in current and plan.checkpoints == now.checkpoints]
-    again = [plan for plan in current if plan.layout == now.layout and plan.checkpoints > now.checkpoints]
-    for plans in (divided, again):
+    divided = [plan for plan in supported if plan not in current and plan.checkpoints == current_plan.checkpoints]
+    checkpointed = [
+        plan for plan in current if plan.layout == current_plan.layout and plan.checkpoints > current_plan.checkpoints
+    ]
+    for plans in (divided, checkpointed):
         if plans:
             plan = smallest(plans, setting)
             yield plan.usage.total, flags_to_line(Layer("flags", plan.options, "plan"))

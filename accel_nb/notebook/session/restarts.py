@@ -15,16 +15,16 @@ from accel_nb.pool.engine import WorkerSpec
 
 
 def require_checkpoint(resolved: Resolved) -> None:
-    """Raise NoCheckpoint if a run shall resume from a checkpoint that does not exist; ``auto`` may find none."""
-    wanted = resolved.config.checkpoint.resume
-    if wanted is None or wanted == "auto":
+    """Raise NoCheckpoint if the checkpoint to resume from does not exist; ``auto`` does not require one."""
+    location = resolved.config.checkpoint.resume
+    if location is None or location == "auto":
         return
     from accel_nb.checkpoint.discovery import find_checkpoints
 
     try:
-        find_checkpoints(wanted)
+        find_checkpoints(location)
     except NoCheckpoint as error:
-        if os.path.isdir(wanted):
+        if os.path.isdir(location):
             return  # it may be another library's checkpoint, which the workers detect
         raise NoCheckpoint(f"checkpoint.resume from {resolved.origins['checkpoint.resume']}: {error}") from None
 

@@ -24,7 +24,7 @@ from accel_nb.telemetry.actions import (
 from accel_nb.telemetry.events import ControlApplied, Event
 
 INTERRUPT = "interrupt"
-"""The panel's message for an interrupt of the run, which is no `Action`."""
+"""The panel's message that interrupts the run; it is not an `Action`."""
 NO_CHECKPOINT_DIR = "not saved: the cell was started without --checkpoint DIR"
 MAX_PER_SECOND = 10
 """Further messages of a panel within the same second are dropped."""
@@ -33,8 +33,8 @@ MAX_PER_SECOND = 10
 class RunControls:
     """The controls of one run. Thread-safe.
 
-    ``show_message`` shows the outcome of a request to the user, and gets whether it is final. ``record_event`` receives
-    the event of each executed action.
+    ``show_message`` shows the outcome of a request to the user; its second argument is whether the outcome is final.
+    ``record_event`` receives the event of each executed action.
     """
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,10 +46,10 @@ class RunControls:
         self._clock = clock
         self._lock = threading.Lock()
         self._second = -1
-        self._num_asked = 0
+        self._num_in_second = 0
 
     def handle_message(self, message: object) -> None:
-        """Handle a message of a panel. Count and drop one that is no action, out of range, or over the rate limit."""
+        """Handle a message of a panel. Count and drop one that is no action, out of range or over the rate limit."""
         try:
             if self._is_over_rate_limit():
                 raise ValueError("too many requests at once")
@@ -63,41 +63,42 @@ class RunControls:
 
     def request(self, action: Action) -> ControlRequest:
         """Request an action that all ranks execute after the same step. Returns at once."""
-        settled = ControlRequest(to_message(action), lambda settled: self._on_settled(action, settled))
+        request = ControlRequest(to_message(action), lambda request: self._on_done(action, request))
         if isinstance(action, SaveNow) and not self.can_save:
-            settled.resolve(NO_CHECKPOINT_DIR)
+            request.resolve(NO_CHECKPOINT_DIR)
         else:
             if not isinstance(action, Inspect):
                 self.show_message(f"{_describe_pending(action)} ...", False)
-            self.requests.add(settled)
-        return settled
+            self.requests.add(request)
+        return request
 
     def interrupt(self) -> None:
         """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
         self.show_message("interrupting ...", False)
         self.requests.interrupt()
 
-    def _on_settled(self, action: Action, settled: ControlRequest) -> None:
+    def _on_done(self, action: Action, request: ControlRequest) -> None:
         if isinstance(action, Inspect):
             return
-        # A save goes on after the step: the event of its end is the outcome.
-        is_saving = isinstance(action, SaveNow | StopAfterStep) and settled.text.endswith(IS_BEING_SAVED)
-        self.show_message(describe_outcome(action, settled), not is_saving)
-        if settled.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
-            self.record_event(ControlApplied(settled.rank, settled.step, time.time(), settled.text))
+        # A save continues after the step: its outcome is reported by an event when it has ended.
+        is_saving = isinstance(action, SaveNow | StopAfterStep) and request.text.endswith(IS_BEING_SAVED)
+        self.show_message(describe_outcome(action, request), not is_saving)
+        # A memory map does not change the training.
+        if request.step is not None and not isinstance(action, MapMemory):
+            self.record_event(ControlApplied(request.rank, request.step, time.time(), request.text))
 
     def _is_over_rate_limit(self) -> bool:
         with self._lock:
             second = int(self._clock())
-            self._num_asked = self._num_asked + 1 if second == self._second else 1
+            self._num_in_second = self._num_in_second + 1 if second == self._second else 1
             self._second = second
-            return self._num_asked > MAX_PER_SECOND
+            return self._num_in_second > MAX_PER_SECOND
 
 
-def describe_outcome(action: Action, settled: ControlRequest) -> str:
+def describe_outcome(action: Action, request: ControlRequest) -> str:
     """Return the outcome of a request as text, with the step unless the text already has it."""
     names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
-    return settled.text if settled.step is None or names_step else f"{settled.text}, after step {settled.step:,}"
+    return request.text if request.step is None or names_step else f"{request.text}, after step {request.step:,}"
 
 
 def _describe_pending(action: Action) -> str:
@@ -111,7 +112,7 @@ def _describe_pending(action: Action) -> str:
     if isinstance(action, MapMemory):
         return "mapping the memory after this step"
     words: dict[type, Callable[[Any], str]] = {
-        ScaleRate: lambda asked: f"learning rate times {asked.factor:g}",
-        SetRate: lambda asked: f"learning rate {asked.value:g}",
+        ScaleRate: lambda action: f"learning rate times {action.factor:g}",
+        SetRate: lambda action: f"learning rate {action.value:g}",
     }
     return f"{words[type(action)](action)} after this step"

@@ -41,7 +41,7 @@ from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 
 EngineFactory = Callable[[Mapping[str, str]], Engine]
-"""Makes the engine of a session; takes environment variables that its workers have in place of the notebook's."""
+"""Creates the engine of a session; the given environment variables replace the notebook's in its workers."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Session:
     _pool: Pool | None = None
     _last_cell_s: float | None = None
     _has_pending_sigterm: bool = False
-    """SIGTERM arrived while the workers ran a cell that saves; it is raised again when that cell has ended."""
+    """SIGTERM arrived while a cell that saves checkpoints ran; it is raised again after that cell."""
     _termination: DeferredTermination | None = None
     _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
@@ -127,8 +127,8 @@ class Session:
     ) -> list[Any]:
         """Run a cell on the workers and apply what it bound and trained to the notebook's namespace.
 
-        Return the results of a call in rank order, and an empty list for a cell. Raise what the cell raised. A try that
-        fails before the last one changes nothing in the notebook.
+        Return the results of a call in rank order, and an empty list for a cell. Raise the cell's error. If it fails
+        and ``is_last_try`` is false, nothing in the notebook changes.
         """
         with self._reserved(), self.namespace_session.bind_call(cell.call):
             running = self._create_run(cell, resolved, specs, mode)
@@ -143,7 +143,7 @@ class Session:
     ) -> BackgroundRun | None:
         """Send a cell to the workers and return while it runs; return None for an empty cell.
 
-        The workers get the notebook's values of this moment. `collect_background` applies the results.
+        The workers receive the notebook's values at this time. `collect_background` applies the results.
         """
         with self._reserved(), ExitStack() as claim:
             claim.callback(self.device_claims.reserve_first(specs))
@@ -160,10 +160,10 @@ class Session:
                 self._termination = DeferredTermination(running.controls.requests.interrupt_once)
             shared = {root_name(name) for name in self.namespace_session.shared_names}
 
-            held = claim.pop_all()
+            claimed = claim.pop_all()
 
             def execute(output: RequestListener) -> tuple[list[RankAnswer], Reason | None]:
-                with held:
+                with claimed:
                     return self._execute(packed, running, output, saves=saves)
 
             self.background = BackgroundRun(
@@ -188,8 +188,8 @@ class Session:
     def collect_background(self) -> None:
         """Apply the results of a background run that has ended, and print which names changed. Called between cells.
 
-        The namespace is then as if the cell had ended now: a name that was rebound in the notebook while the run was
-        going on holds the run's value if the run returned one.
+        The namespace is then as if the cell had ended now: a name that was rebound in the notebook during the run has
+        the run's value if the run returned one.
         """
         background = self.background
         if background is None or background.is_running or background.are_results_applied:
@@ -214,7 +214,7 @@ class Session:
             self.namespace.update({name: value for name, value in rebound.items() if name not in names})
             for name in deleted - names:
                 del self.namespace[name]
-        self._forget_if_died(background.answers)
+        self._reset_if_worker_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
         if shown := sorted(names & self.namespace_session.user_names.keys()):
@@ -311,7 +311,7 @@ class Session:
                     returned = [read_result(results[rank], self.namespace) for rank in sorted(results)]
             finally:
                 close_all(results.values())
-            self._forget_if_died(answers)
+            self._reset_if_worker_died(answers)
             status = status_of(error)
         finally:
             running.finish(status)
@@ -359,7 +359,7 @@ class Session:
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _SilentListener())
         error = error_from_answers(answers, reason, {}, None)
         if error is not None:
-            self._forget_if_died(answers)
+            self._reset_if_worker_died(answers)
             raise error
         with count_interrupts():
             lines = self.namespace_session.apply_answers(answers)
@@ -370,7 +370,7 @@ class Session:
     def push(self, names: Sequence[str]) -> None:
         """Mark names to be sent again with the next cell that uses them.
 
-        Raise UnknownNameError for names that the notebook does not have, ShippingError for values that cannot be sent.
+        Raise UnknownNameError for names that the notebook lacks, ShippingError for values that cannot be sent.
         """
         missing = [name for name in names if name not in self.namespace]
         if missing:
@@ -379,7 +379,7 @@ class Session:
         self.namespace_session.mark_for_sending(names)
 
     def poll(self) -> None:
-        """Process changes of the workers' state since the last cell, without waiting."""
+        """Process events of the workers since the last cell, such as deaths, without waiting."""
         if self._running_in_background is not None:
             return  # its thread polls
         if self._pool is not None:
@@ -411,7 +411,7 @@ class Session:
         """Start workers on these devices now instead of with the first cell."""
         try:
             with self._reserved():
-                self._pool_for(specs, START_TIMEOUT_S)
+                self._ensure_pool(specs, START_TIMEOUT_S)
         finally:
             self.on_change()
 
@@ -436,7 +436,7 @@ class Session:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.closing_lines
         patience_s = START_TIMEOUT_S if cell.call is None else cell.call.patience_s
-        pool = self._pool_for(specs, patience_s, on_phase=running.output.set_phase)
+        pool = self._ensure_pool(specs, patience_s, on_phase=running.output.set_phase)
         assert self._engine is not None
         facts = self._engine.facts()
         if facts.num_threads > 1:
@@ -448,14 +448,14 @@ class Session:
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
         running.output.set_phase(SENDING)
-        packed, left_out = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
-        lines += left_out
+        packed, notes = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
+        lines += notes
         return packed
 
     def _execute(
         self, packed: PackedCell, running: CellRun, listener: RequestListener, *, saves: bool
     ) -> tuple[list[RankAnswer], Reason | None]:
-        """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
+        """Run a packed cell on the workers. It neither reads nor changes the notebook's names."""
         try:
             answers, reason = self._request(
                 packed.pool,
@@ -505,25 +505,25 @@ class Session:
         self._has_pending_sigterm = interrupts.has_sigterm
         return [read_answer(answer) for answer in answers], reason
 
-    def _forget_if_died(self, answers: Iterable[RankAnswer]) -> None:
+    def _reset_if_worker_died(self, answers: Iterable[RankAnswer]) -> None:
         """Mark all values to be sent again if a worker died, since its replacement has none."""
         if any(answer.outcome == "died" for answer in answers):
             self.namespace_session.reset()
 
-    def _pool_for(
+    def _ensure_pool(
         self, specs: Sequence[WorkerSpec], patience_s: float, on_phase: Callable[[str], object] = lambda phase: None
     ) -> Pool:
         """Return a pool of live workers on these devices; start or replace workers as needed.
 
-        ``on_phase`` is called with the phase of the start that it waits for.
+        ``on_phase`` is called with a description of what it waits for.
         """
         if self._pool is not None:
             try:
-                has_lost = self._pool.specs == tuple(specs) and self._pool.replace_dead()
+                has_replaced = self._pool.specs == tuple(specs) and self._pool.replace_dead()
             except BaseException:  # an interrupt while ranks were replaced: partly started workers cannot be used
                 self.stop()
                 raise
-            if has_lost:
+            if has_replaced:
                 self.namespace_session.reset()
             if self._pool.specs != tuple(specs) or self._pool.state != "ready":
                 self._pool.detach()
@@ -576,7 +576,7 @@ def _describe_busy(background: BackgroundRun) -> str:
 
 
 def _split_results(answers: list[RankAnswer]) -> tuple[list[RankAnswer], dict[int, BufferPayload]]:
-    """Split the results of a call off the answers, by rank; the caller closes them."""
+    """Separate the results of a call from the answers, and return them by rank; the caller closes them."""
     results: dict[int, BufferPayload] = {}
     for index, answer in enumerate(answers):
         if (payload := find_payload(answer.payloads, RESULT, BufferPayload)) is not None:
@@ -587,7 +587,7 @@ def _split_results(answers: list[RankAnswer]) -> tuple[list[RankAnswer], dict[in
 
 
 def _without_returns(answers: Iterable[RankAnswer]) -> list[RankAnswer]:
-    """Return the answers without the values that ranks sent, so that the notebook keeps its own."""
+    """Return the answers without returned values, so that the notebook keeps its own."""
     kept: list[RankAnswer] = []
     for answer in answers:
         close_all(answer.payloads.values())
@@ -599,16 +599,16 @@ class _SilentListener:
     """A listener for requests without output."""
 
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def on_events(self, events: Sequence[Any]) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def on_result(self, answer: RankResult) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def tick(self) -> None:
-        """Ignore it."""
+        """Do nothing."""

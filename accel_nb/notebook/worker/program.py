@@ -63,8 +63,16 @@ from accel_nb.telemetry.events import current_sink
 from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
 
 _IPYTHON = os.path.dirname(IPython.__file__) + os.sep
-_POINT = "__accel_nb_prepare__"
-_NO_POINT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global)
+_PREPARE_FUNCTION = "__accel_nb_prepare__"
+_NOT_TRAINING = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Pass,
+    ast.Global,
+)
 
 
 class CellProgram:
@@ -72,9 +80,9 @@ class CellProgram:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._shell = get_worker_shell(self._show)
+        self._shell = get_worker_shell(self._send_display)
         self._namespace: dict[str, Any] = self._shell.user_ns
-        self._ignored = frozenset(self._namespace)
+        self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
         self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
@@ -82,8 +90,8 @@ class CellProgram:
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
         self._modules = WorkerModules()
-        # Objects that the explicit cells' accelerator had prepared before it was replaced.
-        self._unattached: tuple[Any, ...] = ()
+        # Objects that the explicit cells' previous accelerator had prepared; the next one prepares them again.
+        self._objects_to_prepare: tuple[Any, ...] = ()
         # Accelerators of an old process group whose models are still sharded.
         self._suspended: list[Accelerator] = []
         # Suspended accelerators whose models cannot be gathered, since a rank with a shard has died.
@@ -107,12 +115,12 @@ class CellProgram:
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         """Return type, message and traceback of an error, and the pickled error."""
-        return TaskReply(has_run=False, error=self._describe(error, self._traceback(error))).to_body()
+        return TaskReply(has_run=False, error=self._make_error_report(error, self._format_traceback(error))).to_body()
 
     def on_group_reopened(self) -> None:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
-        # Gathering a sharded model needs all ranks, some of which may have died: this is known when the next cell
-        # arrives, with its `has_lost_ranks`.
+        # Gathering a sharded model needs all ranks, and some may have died. The next request reports that in
+        # `has_lost_ranks`.
         self._suspended = [accelerator for accelerator in self._open_accelerators() if accelerator.sharded_tensors()]
         for kind, (_, accelerator) in list(self._accelerators.items()):
             if accelerator in self._suspended:
@@ -124,18 +132,17 @@ class CellProgram:
                 value.close(is_alone=True)
 
     def finish_step(self) -> bool:
-        """Request the cell to save and end after its next step; return False if it does not save or runs no steps."""
-        answers = [
-            accelerator.request_stop() for accelerator in self._open_accelerators()
-        ]  # a list: every accelerator must get the request
-        return any(answers)
+        """Make the cell save and end after its next step; return False if it does not save or runs no steps."""
+        # A list, since `any` of a generator would not call all of them.
+        accepted = [accelerator.request_stop() for accelerator in self._open_accelerators()]
+        return any(accepted)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
         """Propose an action for the end of a step; return the number of steps that this rank has reached."""
         return self._control_receiver.propose(action_id, read_action(action))
 
     def decide_action(self, action_id: int, count: int | None) -> None:
-        """Execute the proposed action at the end of step number ``count``, or drop it if ``count`` is None."""
+        """Execute the proposed action at the end of step ``count``, or drop it if ``count`` is None."""
         self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
@@ -153,37 +160,39 @@ class CellProgram:
             delta, errors = NamespaceDelta.unpack(changes, self._namespace)
             errors |= delta.apply(self._namespace)
             if errors:
-                raise ShippingError("\n".join(_describe_unbuilt(errors)))
+                raise ShippingError("\n".join(_describe_failed_values(errors)))
         if request.has_lost_ranks:
-            self._unattached = ()
+            self._objects_to_prepare = ()
             self._incomplete.update(suspended)
         if request.is_idle:
             return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
         self._shell.register_sources(request.sources)
         resolved = self._read_options(request.config)
         returns = self._worker.world.is_main and resolved.config.bring_back
-        before = self._snapshot(request) if returns else None
+        before = self._take_snapshot(request) if returns else None
         outcome: Outcome = "done"
         reply = TaskReply()
         is_torn = False
         self._lines = []
         self._control_receiver.begin_run()
-        with using_layers(resolved), _reporting_to(self._worker, self._control_receiver):
+        with using_layers(resolved), _receiving_events(self._worker, self._control_receiver):
             try:
                 error = self._execute(request, resolved)
             except KeyboardInterrupt as interrupt:
                 error = interrupt
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
-            error = self._end_stopped()
+            error = self._finish_stopped_cell()
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             outcome = "interrupted"
         elif error is not None:
-            lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            lines = (
+                self._format_traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            )
             share = None if self._plain is None else self._plain[1].last_share
             if (remark := explain_divided_batch(error, share)) is not None:
                 lines = [*lines, remark]
             outcome = "raised"
-            reply = TaskReply(error=self._describe(error, lines), memory=self._post_mortem(error, request))
+            reply = TaskReply(error=self._make_error_report(error, lines), memory=self._post_mortem(error, request))
             is_torn = any(accelerator.has_interrupted_backward for accelerator in self._open_accelerators())
         elif outcome == "done" and not request.is_partial:
             reply = TaskReply(
@@ -193,14 +202,14 @@ class CellProgram:
         reply = replace(reply, lines=lines, modules=self._modules.new_imports())
         result: dict[str, Payload] = {}
         if request.call is not None and error is None:
-            held = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
+            snapshot = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
             try:
                 result[RESULT] = pack_result(
-                    self._result, self._namespace, held.shared_ids(), self._worker.payloads, self._worker.world.rank
+                    self._result, self._namespace, snapshot.shared_ids(), self._worker.payloads, self._worker.world.rank
                 )
             except ShippingError as problem:
                 outcome = "raised"
-                reply = replace(reply, error=self._describe(problem, [f"ShippingError: {problem}"]))
+                reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
         self._result = None
 
         def collect(before: NamespaceSnapshot) -> PackedReturn:
@@ -217,7 +226,7 @@ class CellProgram:
 
         packed = None
         if outcome == "done" and resolved.config.bring_back and not request.is_partial:
-            packed = self._read_together(lambda: None if before is None else collect(before))
+            packed = self._collect_with_shards(lambda: None if before is None else collect(before))
         if packed is None and before is not None:
             packed = collect(before)
         if packed is None:
@@ -231,26 +240,26 @@ class CellProgram:
         return self._options[1]
 
     def _post_mortem(self, error: BaseException, request: RunRequest) -> OutOfMemoryReport | None:
-        """Return which objects held the memory of an out-of-memory error, None for other errors.
+        """Return a report of the objects in memory at an out-of-memory error, None for other errors.
 
-        Free the memory that the error's frames hold.
+        Release the tensors that the error's frames refer to.
         """
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
                 error, self._open_accelerators(), self._namespace, device=device, source=request.source
             )
-        except Exception as problem:  # it may itself run out of memory; the cell's error is reported anyway
+        except Exception as problem:  # the report may run out of memory too; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
             return None
         finally:
             if is_out_of_memory(error):
                 post_mortem.release_error_memory(error, self._namespace, request.bound)
 
-    def _read_together(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
+    def _collect_with_shards(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
         """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
 
-        All ranks must call it. It is interruptible, since it waits for ranks that may have died.
+        All ranks must call it. It can be interrupted, since it waits for ranks that may have died.
         """
         tensors = [tensor for accelerator in self._open_accelerators() for tensor in accelerator.sharded_tensors()]
         if not tensors or self._worker.group is None:
@@ -268,12 +277,12 @@ class CellProgram:
 
     def _apply_environment(self, variables: dict[str, str | None], reloaded: Mapping[str, ReloadMode]) -> None:
         """Apply the notebook's changes of environment variables, and reload the modules that changed."""
-        known, self._variables = self._variables, variables
-        set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
+        before, self._variables = self._variables, variables
+        set_variables({name: value for name, value in variables.items() if name not in before or before[name] != value})
         if reloaded:
             self._modules.reload(reloaded)
 
-    def _snapshot(self, request: RunRequest) -> NamespaceSnapshot:
+    def _take_snapshot(self, request: RunRequest) -> NamespaceSnapshot:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
         return NamespaceSnapshot.take(names, used, shared=request.shared, rebound=request.bound)
@@ -288,13 +297,13 @@ class CellProgram:
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
             if not request.is_empty and (request.uses_accelerator or call is None):
-                accelerator = self._accelerator(
+                accelerator = self._get_accelerator(
                     "plain" if is_plain else "explicit", resolved, is_partial=request.is_partial
                 )
-                self._bind(accelerator)
+                self._bind_accelerator(accelerator)
                 checkpoint = resolved.config.checkpoint
                 for known in self._open_accelerators():
-                    if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain objects out of use
+                    if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
                         release_unreachable(known, self._namespace)
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
@@ -302,16 +311,16 @@ class CellProgram:
                 if request.uses_accelerator and not (is_plain or call is not None or request.is_partial):
                     stack.enter_context(warn_if_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
-                    cells = self._plain_cells(accelerator)
+                    cells = self._get_plain_cells(accelerator)
                     stack.enter_context(cells.run_cell(may_depend_on_rank=request.may_depend_on_rank))
-                    transformers = [_InsertPoints()]
+                    transformers = [_PrepareInserter()]
                     names = [*request.used, *request.bound]
                     bound = set(request.bound) - set(request.used)
-                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names, bound)))
+                    stack.enter_context(_bound_prepare_function(lambda: cells.prepare(self._namespace, names, bound)))
             if not request.is_empty:
                 self._make_rng_equal(request, resolved.config.seed)
             if call is not None:
-                return self._call(call)
+                return self._run_call(call)
             shell.ast_transformers = transformers
             shell.cell_text = request.source
             shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | request.compiler_flags
@@ -324,22 +333,22 @@ class CellProgram:
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             self._lines = [line for known in self._open_accelerators() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
-            words = _describe_exit(error)
-            shell.structured_traceback = [f"RuntimeError: {words}"]
-            return RuntimeError(words)
+            message = _describe_exit(error)
+            shell.structured_traceback = [f"RuntimeError: {message}"]
+            return RuntimeError(message)
         return error
 
-    def _end_stopped(self) -> BaseException | None:
+    def _finish_stopped_cell(self) -> BaseException | None:
         """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""
         step = self._control_receiver.stopped_step
-        where = f"stopped after step {step:,}, as asked: what follows in the cell did not run"
+        line = f"stopped after step {step:,}, as requested: the rest of the cell did not run"
         try:
             with self._worker.interruptible():
                 saved = [line for known in self._open_accelerators() for line in known.end_run()]
         except BaseException as error:
-            self._shell.structured_traceback = self._traceback(error)
+            self._shell.structured_traceback = self._format_traceback(error)
             return error
-        self._lines = [where, *saved]
+        self._lines = [line, *saved]
         return None
 
     def _describe_name(self, name: str) -> str:
@@ -362,7 +371,7 @@ class CellProgram:
         self._worker.emit(found)
         return "memory mapped"
 
-    def _call(self, call: CallRequest) -> BaseException | None:
+    def _run_call(self, call: CallRequest) -> BaseException | None:
         """Run the call, store its return value, and return the error that it raised, or None."""
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
@@ -376,7 +385,7 @@ class CellProgram:
             error = raised
         else:
             return None
-        self._shell.structured_traceback = self._traceback(error)
+        self._shell.structured_traceback = self._format_traceback(error)
         return error
 
     def _pull(self, request: PullRequest) -> TaskResult:
@@ -395,28 +404,28 @@ class CellProgram:
                 wanted=request.names,
             )
 
-        packed = self._read_together(collect) or collect()
+        packed = self._collect_with_shards(collect) or collect()
         if packed is None:
             return TaskResult("done", TaskReply().to_body())
         return TaskResult("done", TaskReply(returned=packed.record).to_body(), packed.payloads)
 
-    def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
+    def _get_accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
-        known = self._accelerators.get(kind)
-        if known is not None and (known[0] is resolved or known[0].of_training == resolved.of_training):
-            return known[1]
+        current = self._accelerators.get(kind)
+        if current is not None and (current[0] is resolved or current[0].of_training == resolved.of_training):
+            return current[1]
         self._close_accelerator(kind)
         world, group = self._worker.world, self._worker.group
         comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
         accelerator = Accelerator(world=world, comm=comm)
         self._accelerators[kind] = (resolved, accelerator)
-        if kind == "explicit" and self._unattached and not is_partial:
-            unattached, self._unattached = self._unattached, ()
+        if kind == "explicit" and self._objects_to_prepare and not is_partial:
+            unattached, self._objects_to_prepare = self._objects_to_prepare, ()
             accelerator.prepare(*unattached)
         return accelerator
 
     def _make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
-        """Make the random generators of all ranks equal at the start of a cell; sharded loaders separate them again.
+        """Make the random generators of all ranks equal at the start of a cell; loaders that shard change that.
 
         All ranks must call it, since rank 0's states are broadcast.
         """
@@ -459,12 +468,12 @@ class CellProgram:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _plain_cells(self, accelerator: Accelerator) -> PlainCells:
+    def _get_plain_cells(self, accelerator: Accelerator) -> PlainCells:
         if self._plain is None or self._plain[0] is not accelerator:
             self._plain = accelerator, PlainCells(accelerator)
         return self._plain[1]
 
-    def _bind(self, accelerator: Accelerator) -> None:
+    def _bind_accelerator(self, accelerator: Accelerator) -> None:
         """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
         bound = self._namespace.get("accelerator")
         is_own = any(bound is own for _, own in self._accelerators.values())
@@ -472,20 +481,25 @@ class CellProgram:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
-        known = self._accelerators.pop(kind, None)
-        if known is not None:
+        removed = self._accelerators.pop(kind, None)
+        if removed is not None:
             if kind == "explicit":
-                self._unattached = (*self._unattached, *known[1].prepared_objects)
-            known[1].close(is_alone=is_alone)
+                self._objects_to_prepare = (*self._objects_to_prepare, *removed[1].prepared_objects)
+            removed[1].close(is_alone=is_alone)
 
     def _is_hidden(self, name: str, value: Any) -> bool:
-        return name in self._ignored or name == "accelerator" or name.startswith("__") or isinstance(value, Accelerator)
+        return (
+            name in self._shell_names
+            or name == "accelerator"
+            or name.startswith("__")
+            or isinstance(value, Accelerator)
+        )
 
-    def _show(self, topic: str, body: dict[str, Any]) -> None:
+    def _send_display(self, topic: str, body: dict[str, Any]) -> None:
         sys.stdout.flush()
         self._worker.note(topic, body)
 
-    def _traceback(self, error: BaseException) -> list[str]:
+    def _format_traceback(self, error: BaseException) -> list[str]:
         """Format an error's traceback without the frames of this package and IPython, unless there are no others."""
         if isinstance(error, AccelNbError):
             return error._render_traceback_()
@@ -496,7 +510,7 @@ class CellProgram:
         insert_omission_note(lines, num_left_out)
         return lines
 
-    def _describe(self, error: BaseException, lines: list[str]) -> ErrorReport:
+    def _make_error_report(self, error: BaseException, lines: list[str]) -> ErrorReport:
         try:
             stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
             pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
@@ -518,7 +532,7 @@ def _describe_exit(error: SystemExit) -> str:
     return f"the cell called exit() with {error.code!r}; the workers keep running, `%accelerate stop` ends them"
 
 
-def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
+def _describe_failed_values(errors: dict[str, Exception]) -> list[str]:
     return [
         f"`{root_name(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
         for path, reason in describe_failures(errors, "on the workers").items()
@@ -579,32 +593,32 @@ def warm() -> None:
     program.on_group_reopened()
     program._namespace.pop("accelerator", None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
-        rules.clear_lru_cache()  # init_process_group does it too: clearing here avoids a copy in each worker
+        rules.clear_lru_cache()  # init_process_group clears it too; an empty cache is not copied in each worker
 
 
 @contextmanager
-def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
-    """Bind ``prepare`` to the function that `_InsertPoints` inserts calls to, while the block runs."""
+def _bound_prepare_function(prepare: Callable[[], object]) -> Iterator[None]:
+    """Bind ``prepare`` to the builtin that `_PrepareInserter` inserts calls of, while the block runs."""
 
     def point() -> None:
         __tracebackhide__ = True
         prepare()
 
-    setattr(builtins, _POINT, point)
+    setattr(builtins, _PREPARE_FUNCTION, point)
     try:
         yield
     finally:
-        delattr(builtins, _POINT)
+        delattr(builtins, _PREPARE_FUNCTION)
 
 
-class _InsertPoints(ast.NodeTransformer):
+class _PrepareInserter(ast.NodeTransformer):
     """Inserts a call of the preparation before each top-level statement that could train."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         body: list[ast.stmt] = []
         for statement in node.body:
             if _could_train(statement):
-                point = ast.Expr(ast.Call(ast.Name(_POINT, ast.Load()), [], []))
+                point = ast.Expr(ast.Call(ast.Name(_PREPARE_FUNCTION, ast.Load()), [], []))
                 body.append(ast.fix_missing_locations(ast.copy_location(point, statement)))
             body.append(statement)
         node.body = body
@@ -613,14 +627,14 @@ class _InsertPoints(ast.NodeTransformer):
 
 def _could_train(statement: ast.stmt) -> bool:
     """Return whether a statement contains a loop, a ``with`` or a call."""
-    if isinstance(statement, _NO_POINT):
+    if isinstance(statement, _NOT_TRAINING):
         return False
     kinds = ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith | ast.Call
     return any(isinstance(node, kinds) for node in ast.walk(statement))
 
 
 @contextmanager
-def _reporting_to(worker: Worker, receiver: ControlReceiver) -> Iterator[None]:
+def _receiving_events(worker: Worker, receiver: ControlReceiver) -> Iterator[None]:
     token, receiver_token = current_sink.set(worker), current_control_receiver.set(receiver)
     try:
         yield

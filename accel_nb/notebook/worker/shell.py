@@ -31,7 +31,7 @@ _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 _MAX_FRAMES = 40
 """How many frames of one traceback are shown."""
-_NUM_FIRST = 15
+_NUM_FIRST_FRAMES = 15
 _MAX_CAUSES = 4
 """How many errors of a chain are shown, the outermost included."""
 
@@ -82,7 +82,7 @@ class WorkerDisplayHook(DisplayHook):
 
 
 class WorkerCompiler(CachingCompiler):
-    """A compiler with the notebook's names of the cells whose functions run here."""
+    """A compiler that shows the code of cells under the notebook's names, such as ``In[3]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ class WorkerCompiler(CachingCompiler):
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Return label and name of a file's code, as in the notebook's tracebacks."""
-        known = self.cell_names.get(name)
-        return ("Cell", known) if known else super().format_code_name(name)
+        cell_name = self.cell_names.get(name)
+        return ("Cell", cell_name) if cell_name else super().format_code_name(name)
 
 
 class WorkerShell(InteractiveShell):
@@ -113,8 +113,8 @@ class WorkerShell(InteractiveShell):
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
             self.structured_traceback = []
             return
-        is_own_fault = trace is not None and _innermost_file(trace).startswith(PACKAGE_FOLDER)
-        shown = trace if is_own_fault else drop_frames(trace, PACKAGE_FOLDER)
+        is_internal_error = trace is not None and _innermost_file(trace).startswith(PACKAGE_FOLDER)
+        shown = trace if is_internal_error else drop_frames(trace, PACKAGE_FOLDER)
         with shortened_tracebacks(error, shown) as (shown, num_left_out):
             self._is_formatting = True
             try:
@@ -174,15 +174,15 @@ def shortened_tracebacks(
 ) -> Iterator[tuple[types.TracebackType | None, int]]:
     """Yield a traceback with a limited number of frames, and how many were left out; shorten chained errors too.
 
-    IPython searches the module of each frame among all loaded ones: a thousand frames of a recursion take a minute.
+    IPython searches all loaded modules for each frame: a recursion of a thousand frames takes a minute.
     """
-    kept = _error_chain(error)
-    before = [(each, each.__traceback__, each.__cause__, each.__suppress_context__) for each in kept]
-    shown, num_left_out = _shortened(trace)
-    for each in kept[1:]:
-        each.__traceback__ = _shortened(drop_frames(each.__traceback__, PACKAGE_FOLDER) or each.__traceback__)[0]
-    if kept[_MAX_CAUSES:]:
-        last = kept[_MAX_CAUSES - 1]
+    chain = _error_chain(error)
+    before = [(each, each.__traceback__, each.__cause__, each.__suppress_context__) for each in chain]
+    shown, num_left_out = _shorten(trace)
+    for each in chain[1:]:
+        each.__traceback__ = _shorten(drop_frames(each.__traceback__, PACKAGE_FOLDER) or each.__traceback__)[0]
+    if chain[_MAX_CAUSES:]:
+        last = chain[_MAX_CAUSES - 1]
         last.__cause__, last.__suppress_context__ = None, True
     try:
         yield shown, num_left_out
@@ -198,7 +198,7 @@ def insert_omission_note(lines: list[str], count: int) -> None:
 
 
 def _error_chain(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, as tracebacks show them, at most one more than are shown."""
+    """Return an error and its causes in the order of tracebacks, at most one more than `_MAX_CAUSES`."""
     found = [error]
     while len(found) <= _MAX_CAUSES:
         last = found[-1]
@@ -209,15 +209,15 @@ def _error_chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _shortened(trace: types.TracebackType | None) -> tuple[types.TracebackType | None, int]:
-    """Return a traceback, with its first and last frames only if it has many, and the number of omitted frames."""
+def _shorten(trace: types.TracebackType | None) -> tuple[types.TracebackType | None, int]:
+    """Return a traceback, reduced to its first and last frames if it has many, and the number of omitted frames."""
     places: list[types.TracebackType] = []
     while trace is not None:
         places.append(trace)
         trace = trace.tb_next
     num_left_out = len(places) - _MAX_FRAMES if len(places) > _MAX_FRAMES else 0
     if num_left_out:
-        places = [*places[:_NUM_FIRST], *places[_NUM_FIRST + num_left_out :]]
+        places = [*places[:_NUM_FIRST_FRAMES], *places[_NUM_FIRST_FRAMES + num_left_out :]]
     return _link_frames(places), num_left_out
 
 
@@ -250,9 +250,9 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
     shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
     shell.display_pub.show = show  # type: ignore[attr-defined]
     shell.displayhook.show = show  # type: ignore[attr-defined]
-    # IPython's ``open`` refers to the original function, so that cells would miss a replacement of builtins.open.
+    # IPython binds ``open`` to the original function, so cells would not use a replacement of builtins.open.
     shell.user_ns.pop("open", None)
-    sys.__dict__.pop("ps1", None)  # libraries take it as the sign of an interactive session, and some refuse to train
+    sys.__dict__.pop("ps1", None)  # libraries then assume an interactive session, and some refuse to train
     builtins.input = _no_input
     warnings.filterwarnings("ignore", message="To exit: use", module="IPython")
     return shell
