@@ -34,7 +34,7 @@ def test_each_fault_of_the_long_run_is_survived():
 def test_many_requests_leave_nothing_behind():
     with running_pool(2) as (pool, _):
         growth = soak(pool, 400)
-    assert growth.num_descriptors == 0
+    assert growth.num_descriptors <= 0
     assert growth.rss_bytes < 20_000_000
 
 
