@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING, Any
-
+from accel_nb.ui.agg_canvas import AggCanvas, Box
+from accel_nb.ui.plot_axes import INK, PlotAxes, range_of
 from accel_nb.ui.view import MEAN_RANK, MEMORY_COLUMNS, STEP_COLUMNS, PanelState
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 MAX_POINTS = 1500
 MAX_MAPS = 4
 MAX_LINES = 16
-DPI = 144
+WIDTH, HEIGHT, DPI = 1382, 504, 144
+"""Pixels, and pixels per inch."""
+
 
 RANK_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f")
 MEMORY_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#9a9a9a")
@@ -29,180 +26,92 @@ MARK_COLORS = {
 }
 STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 
-INK, FAINT, GRID = "#1f2328", "#656d76", "#e4e7eb"
+LEFT, BOTTOM, RIGHT, TOP = 90, 60, 1361, 408
+"""The edges of the plots; what is above and below has titles and the texts of ticks."""
+MAP_LEFT = 899
+"""Where memory maps begin."""
+MAP_GAP = 42
+WARNING = "#b04e00"
 
 
 def draw_png(state: PanelState) -> bytes:
-    """Draw the state with matplotlib, without pyplot, which would choose a backend and keep the figure."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_style()):
-        figure = Figure(figsize=(9.6, 3.5), dpi=DPI, facecolor="white")
-        ranks = [rank for kind, rank, _ in state.tables if kind == "memory"]
-        shown = sorted(ranks)[:MAX_MAPS]
-        grid = figure.add_gridspec(
-            max(1, len(shown)),
-            2 if shown else 1,
-            width_ratios=(3, 2) if shown else (1,),
-            left=0.065,
-            right=0.985,
-            top=0.81,
-            bottom=0.12,
-            wspace=0.2,
-            hspace=0.28,
-        )
-        _draw_curve(figure.add_subplot(grid[:, 0]), state)
-        maps = [figure.add_subplot(grid[row, 1]) for row in range(len(shown))]
-        _draw_memory(maps, state, shown, num_ranks=len(ranks))
-        figure.text(0.012, 0.955, state.status, color=STATUS_COLORS[state.status], weight="bold", va="center")
-        offset = 0.012 + 0.0083 * (len(state.status) + 1.2)
-        figure.text(offset, 0.955, _escape_math(f"{state.title}:  {state.summary()}"), color=INK, va="center")
-        notes = "  ·  ".join(state.notes())
-        if notes:
-            figure.text(0.985, 0.955, _escape_math(notes[:70]), color="#b04e00", va="center", ha="right", size=8)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-    return _compressed(canvas)
+    """Draw the state: its curve, and memory beside it."""
+    canvas = AggCanvas(WIDTH, HEIGHT, DPI)
+    ranks = sorted(rank for kind, rank, _ in state.tables if kind == "memory")
+    _draw_curve(canvas, (LEFT, BOTTOM, MAP_LEFT - 115 if ranks else RIGHT, TOP), state)
+    _draw_memory(canvas, state, ranks)
+    line = HEIGHT * 0.955
+    start = 17 + canvas.text(17, line, state.status, size=8.5, color=STATUS_COLORS[state.status], is_bold=True) + 14
+    canvas.text(start, line, f"{state.title}:  {state.summary()}", size=8.5, color=INK)
+    if notes := "  ·  ".join(state.notes()):
+        canvas.text(RIGHT, line, notes[:70], size=8, color=WARNING, anchor="right")
+    return canvas.png()
 
 
-def _compressed(canvas: FigureCanvasAgg) -> bytes:
-    """Return the PNG with a palette: a third of the size, without a visible difference in line drawings."""
-    import numpy as np
-    from PIL import Image
-
-    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    buffer = io.BytesIO()
-    reduced = image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    reduced.save(buffer, "PNG", optimize=True, dpi=(DPI, DPI))
-    return buffer.getvalue()
-
-
-def _draw_curve(axes: Axes, state: PanelState) -> None:
+def _draw_curve(canvas: AggCanvas, box: Box, state: PanelState) -> None:
     """Draw the loss, or the first metric of a cell without steps: ranks as faint lines, their mean as a bold one."""
     kind, name = _main_curve(state)
     tables = {rank: table for (k, rank, n), table in state.tables.items() if (k, n) == (kind, name) and len(table)}
-    ranks = sorted(rank for rank in tables if rank != MEAN_RANK)
-    for rank in ranks[:MAX_LINES]:
-        is_bold = len(ranks) == 1
-        points = tables[rank].picked(MAX_POINTS)
-        color = RANK_COLORS[rank % len(RANK_COLORS)]
-        axes.plot(
-            points[0],
-            points[1],
-            color=color,
-            lw=1.5 if is_bold else 0.8,
-            alpha=1 if is_bold else 0.55,
-            marker="o" if points.shape[1] < 3 else None,
-            ms=3,
-            label=None if is_bold else f"rank {rank}",
-        )
-    if len(ranks) > 1 and MEAN_RANK in tables:
-        points = tables[MEAN_RANK].picked(MAX_POINTS)
-        axes.plot(points[0], points[1], color=INK, lw=1.5, label="mean")
+    points = {rank: table.picked(MAX_POINTS) for rank, table in tables.items()}
+    ranks = sorted(rank for rank in points if rank != MEAN_RANK)[:MAX_LINES]
+    marks = [[mark.x] for mark in state.marks]
+    axes = PlotAxes(
+        canvas,
+        box,
+        range_of([*(xs for xs, *_ in points.values()), *marks], 0.01),
+        range_of([ys for _, ys, *_ in points.values()], 0.05),
+    )
+    axes.frame("step", num_y_ticks=7)
+    is_alone = len(ranks) == 1
+    entries: list[tuple[str, str, float]] = []
+    for rank in ranks:
+        xs, ys, *_ = points[rank]
+        color, width, alpha = RANK_COLORS[rank % len(RANK_COLORS)], 1.5 if is_alone else 0.8, 1 if is_alone else 0.55
+        axes.curve(xs, ys, color, width, alpha=alpha, has_dots=len(xs) < 3)
+        entries.append((f"rank {rank}", color, alpha))
+    if not is_alone and MEAN_RANK in points:
+        xs, ys, *_ = points[MEAN_RANK]
+        axes.curve(xs, ys, INK, 1.5)
+        entries.append(("mean", INK, 1.0))
     for mark in state.marks:
-        is_small = mark.kind == "checkpoint"  # frequent: a tick at the top
-        line = {"ymin": 0.96, "lw": 2.0} if is_small else {"lw": 0.8, "ls": (0, (3, 3))}
-        axes.axvline(mark.x, color=MARK_COLORS[mark.kind], **line)
-    axes.set_title("loss" if kind == "step" else _escape_math(name[:40]), loc="left")
-    axes.set_xlabel("step", labelpad=1)
-    axes.margins(x=0.01)
-    handles, labels = axes.get_legend_handles_labels()
-    if 1 < len(labels) <= 9:
-        _legend_above(axes, handles, labels)
+        axes.vertical(mark.x, MARK_COLORS[mark.kind], is_short=mark.kind == "checkpoint")  # those are frequent
+    axes.title("loss" if kind == "step" else name[:40], above=15)
+    if 1 < len(entries) <= 9:
+        axes.legend(entries, is_line=True)
 
 
-def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_ranks: int) -> None:
-    """Draw one stacked area for each rank, on common scales in MiB or GiB."""
+def _draw_memory(canvas: AggCanvas, state: PanelState, ranks: list[int]) -> None:
+    """Draw one stacked area for each of the first ranks, on common scales in MiB or GiB."""
     import numpy as np
 
-    points_by_rank = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in ranks}
-    top = max((points[-1].max() for points in points_by_rank.values()), default=1.0) or 1.0
+    shown = ranks[:MAX_MAPS]
+    points_by_rank = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in shown}
+    largest = max((points[-1].max() for points in points_by_rank.values()), default=1.0) or 1.0
     end = max((points[0][-1] for points in points_by_rank.values()), default=1.0) or 1e-3
-    unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
-    for index, (axes, rank) in enumerate(zip(maps, ranks, strict=True)):
-        points = points_by_rank[rank]
+    unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
+    height = (TOP - BOTTOM - MAP_GAP * (len(shown) - 1)) / max(1, len(shown))
+    for index, (rank, points) in enumerate(points_by_rank.items()):
         if points.shape[1] == 1:  # a single sample would have no width
             points = np.repeat(points, 2, axis=1)
             points[0, 1] = max(end, points[0, 0] + 1e-3)
-        axes.stackplot(points[0], points[1:6] / size, colors=MEMORY_COLORS, labels=MEMORY_COLUMNS[1:6], lw=0)
-        axes.set_xlim(0, max(end, 1e-3))
-        axes.set_ylim(0, top / size * 1.08)
-        axes.locator_params(axis="y", nbins=4 if len(ranks) < 3 else 2)
+        top = TOP - index * (height + MAP_GAP)
+        box = (MAP_LEFT, top - height, RIGHT, top)
+        axes = PlotAxes(canvas, box, (0, max(end, 1e-3)), (0, largest / size * 1.08))
+        is_last = index == len(shown) - 1
+        axes.frame("seconds" if is_last else "", num_y_ticks=4 if len(shown) < 3 else 2, shows_x_ticks=is_last)
+        axes.stack(points[0], points[1:6] / size, MEMORY_COLORS)
         device = state.device(rank)
-        caption = f"rank {rank}" + (f" · {_escape_math(device)}" if device else "")
-        axes.text(
-            0.985, 0.93, caption, transform=axes.transAxes, ha="right", va="top", color=INK, size=7.5, bbox=_CAPTION
-        )
-        if index < len(maps) - 1:
-            axes.tick_params(labelbottom=False)
-        else:
-            axes.set_xlabel("seconds", labelpad=1)
-    if maps:
-        more = f", {len(ranks)} of {num_ranks} ranks" if num_ranks > len(ranks) else ""
-        maps[0].set_title(f"memory, {unit}{more}", loc="left", pad=17)  # the legend needs the whole row below
-        _legend_above(maps[0], *maps[0].get_legend_handles_labels())
-
-
-_CAPTION = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1.5}
-
-
-def _legend_above(axes: Axes, handles: list[Any], labels: list[str]) -> None:
-    axes.legend(
-        handles,
-        labels,
-        loc="lower right",
-        bbox_to_anchor=(1.01, 0.985),
-        ncols=len(labels),
-        frameon=False,
-        fontsize=7,
-        handlelength=1,
-        handletextpad=0.4,
-        columnspacing=0.9,
-        borderpad=0.1,
-    )
+        axes.caption(f"rank {rank}" + (f" · {device}" if device else ""))
+        if index == 0:
+            more = f", {len(shown)} of {len(ranks)} ranks" if len(ranks) > len(shown) else ""
+            axes.title(f"memory, {unit}{more}", above=39)  # the legend needs the whole row below
+            axes.legend([(n, c, 1.0) for n, c in zip(MEMORY_COLUMNS[1:6], MEMORY_COLORS, strict=True)], is_line=False)
 
 
 def _main_curve(state: PanelState) -> tuple[str, str]:
     if state.loss_names:
         return "step", state.loss_names[0]
     return "metric", next(iter(state.metrics), "")
-
-
-def _escape_math(text: str) -> str:
-    """Escape dollar signs, between which matplotlib typesets mathematics."""
-    return text.replace("$", r"\$")
-
-
-def _style() -> Any:
-    return {
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 8.5,
-        "axes.titlesize": 9,
-        "axes.titleweight": "bold",
-        "axes.titlepad": 5,
-        "axes.edgecolor": GRID,
-        "axes.labelcolor": FAINT,
-        "axes.labelsize": 8,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.formatter.useoffset": False,
-        "grid.color": GRID,
-        "grid.linewidth": 0.7,
-        "text.color": INK,
-        "text.parse_math": False,
-        "xtick.color": FAINT,
-        "ytick.color": FAINT,
-        "xtick.labelsize": 7.5,
-        "ytick.labelsize": 7.5,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-        "path.simplify": True,
-    }
 
 
 assert len(MEMORY_COLORS) == len(MEMORY_COLUMNS) - 3, "time, free and total are not stacked"

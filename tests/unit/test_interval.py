@@ -54,7 +54,7 @@ def test_what_was_saved_is_one_short_line() -> None:
         "saved step 5, 10, ..., 25 (5) in runs · 48.2 MB, at most 31.2 ms of the training's time, on disk after 1.23 s"
     ]
     assert describe_saves([], None, 0) == []
-    assert describe_saves([], None, 3)[0].startswith("3 saves put off")
+    assert describe_saves([], None, 3)[0].startswith("3 saves postponed")
     assert "step 25" in describe_unsaved(saved)
 
 

@@ -75,7 +75,7 @@ BAD = {
     "--nnodes 2 --node-rank 2 --rdzv-endpoint h:1 train.py": "--node-rank 2 is outside of --nnodes 2",
     "--nnodes 2 --rdzv-backend static --rdzv-endpoint h:1 train.py": "static needs --node-rank",
     "--node-rank 1 train.py": "outside of --nnodes 1",
-    "--rdzv-endpoint h:1 train.py": "no use on one machine",
+    "--rdzv-endpoint h:1 train.py": "no effect on one machine",
     "--rdzv-id a;b train.py": "--rdzv-id a;b is not allowed",
     "--max-restarts -1 train.py": "a whole number from 0 to 1000",
     "--emit helm train.py": "--emit helm is not allowed; give kubeflow",
@@ -222,7 +222,7 @@ def test_a_count_that_mpi_has_not_started_is_refused():
         LaunchJob.from_request(read_request(["--cpus", "4", "train.py"]), OMPI)
     job = LaunchJob.from_request(read_request(["--cpus", "2", "train.py"]), OMPI)
     assert "rank 3 of 4, which MPI has started" in job.plan()
-    with pytest.raises(ConfigError, match="a notebook runs once"):
+    with pytest.raises(ConfigError, match="a notebook needs one"):
         LaunchJob.from_request(read_request(["some.ipynb"]), OMPI)
 
 
@@ -251,7 +251,7 @@ def test_a_batch_file_is_python_and_its_words_pass_no_shell(scripts: Path):
     assert batch.path == scripts / "train.sbatch"
     batch.write()  # it is ours: written anew
     batch.path.write_text("#!/bin/sh\n")
-    with pytest.raises(ConfigError, match="is not ours"):
+    with pytest.raises(ConfigError, match="has not written it"):
         batch.write()
 
 

@@ -175,7 +175,7 @@ def test_the_doctor_says_where_checkpoints_outlive_the_session(monkeypatch: pyte
     mounted = signals("COLAB_RELEASE_TAG", paths=["/content/drive/MyDrive"])
     assert "--checkpoint /content/drive/MyDrive/NAME" in storage("colab", mounted)
     line = storage("colab", signals("COLAB_RELEASE_TAG"))
-    assert line.startswith("[WARN] /content/drive/MyDrive is not there")
+    assert line.startswith("[WARN] /content/drive/MyDrive does not exist")
     assert line.endswith("drive.mount('/content/drive')")
 
 
