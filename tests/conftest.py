@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from accel_nb.runtime.process.environment import patch_environment
@@ -38,16 +38,22 @@ def _descriptors() -> set[str]:
 def _children(known: frozenset[int] = frozenset()) -> frozenset[int]:
     """Return this process's descendants, without those that a known one started: a pool replaces its workers."""
     found: set[int] = set()
-    waiting = psutil.Process().children()
+    waiting = _children_of(os.getpid())
     while waiting:
-        child = waiting.pop()
-        if child.pid not in known:
-            found.add(child.pid)
-            try:
-                waiting += child.children()
-            except psutil.NoSuchProcess:
-                continue
+        pid = waiting.pop()
+        if pid not in known:
+            found.add(pid)
+            waiting += _children_of(pid)
     return frozenset(found)
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the children of all threads of a process, as Linux lists them; none if it has ended."""
+    pids: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            pids += map(int, listing.read_text().split())
+    return pids
 
 
 def _environment() -> dict[str, str]:
@@ -79,6 +85,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_can_be_found() -> None:
+    """Require that the system lists the children of a process: else no test would find what it leaves behind."""
+    assert Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 
 @pytest.fixture(scope="session", autouse=True)

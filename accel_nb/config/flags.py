@@ -5,8 +5,10 @@ reported; the messages are made here.
 """
 
 import shlex
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast
 
 from accel_nb.config.layers import Layer
@@ -126,7 +128,9 @@ class _Parser(Protocol):
         ...
 
 
+@cache
 def _parser() -> _Parser:
+    """Build the parser of pydantic-settings, which takes longer than a small cell."""
     from pydantic_settings import BaseSettings, CliSettingsSource
 
     class FlagSettings(BaseSettings, Config, enable_decoding=False, defer_build=True):  # pyright: ignore
@@ -147,12 +151,15 @@ def _parser() -> _Parser:
         },
     )
 
+    lock = threading.Lock()  # a source keeps what it has parsed last
+
     class Parser:
         def read(self, group: list[str], option: Option) -> Any:
             if option.flag in SECTIONS:  # pydantic-settings interprets such a flag as a value of the whole section
                 _, equals, rest = group[0].partition("=")
                 group = [f"--{option.name.replace('_', '-')}{equals}{rest}", *group[1:]]
-            value: Any = source(args=group)()
+            with lock:
+                value: Any = source(args=group)()
             for part in option.name.split("."):
                 value = value[part]
             return value
