@@ -92,3 +92,35 @@ def test_a_schedule_advances_by_the_number_of_processes(
     options: dict[str, Any], is_overflow: bool, position: int
 ) -> None:
     assert run_ranks(advance, 2, options, is_overflow, timeout_s=30) == [(position, True)] * 2
+
+
+def gather_in_a_block(world: World, is_even: bool) -> tuple[list[int], list[int]]:
+    """Return the samples that this rank reads in a block for uneven inputs, and those of all ranks."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+
+    accelerator: Any = Accelerator()
+    accelerator.even_batches = is_even
+    model = nn.Linear(1, 1)
+    data: Any = torch.arange(5.0).unsqueeze(1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 2)
+    )
+    read: list[int] = []
+    with accelerator.join_uneven_inputs([model], even_batches=None if is_even else True):
+        for x in loader:
+            read += [int(value) for value in x.flatten()]
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        found = accelerator.gather(torch.tensor(read)).tolist()
+    accelerator.end_training()
+    return read, found
+
+
+@pytest.mark.parametrize("is_even", [False, True])
+def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_even: bool) -> None:
+    (first, gathered), (second, other) = run_ranks(gather_in_a_block, 2, is_even)
+    assert (first, second) == ([0, 1, 4, 0], [2, 3, 1, 2])
+    assert gathered == other == first + second
