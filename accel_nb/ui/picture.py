@@ -11,12 +11,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    from accel_nb.ui.series_table import Table
+
 MAX_POINTS = 1500
+MAX_RAW_ROWS = 500
+"""A curve with more steps is drawn as a band."""
+
+MAX_BANDS = 250
+MAX_POINT_MARKERS = 60
+"""Each point of a validation loss with at most this many is marked."""
+
 MAX_MAPS = 4
 MAX_LINES = 16
 DPI = 144
 
 RANK_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f")
+VALIDATION_COLORS = ("#cc79a7", "#e69f00", "#56b4e9")
 MEMORY_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#9a9a9a")
 MARK_COLORS = {
     "nan": "#d55e00",
@@ -26,6 +36,7 @@ MARK_COLORS = {
     "interrupted": "#8c6bb1",
     "checkpoint": "#009e73",
     "steered": "#0072b2",
+    "begins": "#7f7f7f",
 }
 STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 
@@ -84,23 +95,27 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
     kind, name = _main_curve(state)
     tables = {rank: table for (k, rank, n), table in state.tables.items() if (k, n) == (kind, name) and len(table)}
     ranks = sorted(rank for rank in tables if rank != MEAN_RANK)
+    is_alone = len(ranks) == 1
     for rank in ranks[:MAX_LINES]:
-        is_bold = len(ranks) == 1
-        points = tables[rank].picked(MAX_POINTS)
         color = RANK_COLORS[rank % len(RANK_COLORS)]
+        _draw_line(axes, tables[rank], color, None if is_alone else f"rank {rank}", is_bold=is_alone)
+    if len(ranks) > 1 and MEAN_RANK in tables:
+        _draw_line(axes, tables[MEAN_RANK], INK, "mean", is_bold=True, has_band=False)
+    validation = state.validation_losses(name) if kind == "step" else {}
+    if validation and is_alone:
+        axes.lines[-1].set_label(_escape_math(name[:40]) or "loss")
+    for color, (metric, table) in zip(VALIDATION_COLORS, validation.items(), strict=False):
+        points = table.picked(MAX_POINTS)
+        is_sparse = points.shape[1] <= MAX_POINT_MARKERS
         axes.plot(
             points[0],
             points[1],
             color=color,
-            lw=1.5 if is_bold else 0.8,
-            alpha=1 if is_bold else 0.55,
-            marker="o" if points.shape[1] < 3 else None,
+            lw=1.5,
+            marker="o" if is_sparse else None,
             ms=3,
-            label=None if is_bold else f"rank {rank}",
+            label=_escape_math(metric[:40]),
         )
-    if len(ranks) > 1 and MEAN_RANK in tables:
-        points = tables[MEAN_RANK].picked(MAX_POINTS)
-        axes.plot(points[0], points[1], color=INK, lw=1.5, label="mean")
     for mark in state.marks:
         is_small = mark.kind == "checkpoint"  # frequent: a tick at the top
         line = {"ymin": 0.96, "lw": 2.0} if is_small else {"lw": 0.8, "ls": (0, (3, 3))}
@@ -111,6 +126,21 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if 1 < len(labels) <= 9:
         _legend_above(axes, handles, labels)
+
+
+def _draw_line(
+    axes: Axes, table: Table, color: str, label: str | None, *, is_bold: bool, has_band: bool = True
+) -> None:
+    """Draw a curve; of a long one the mean of each block of steps, on the band from its lowest to its highest value."""
+    width, alpha = (1.5, 1.0) if is_bold else (0.8, 0.55)
+    if len(table) > MAX_RAW_ROWS:
+        xs, low, high, mean = table.bands(MAX_BANDS)
+        if has_band:
+            axes.fill_between(xs, low, high, color=color, alpha=0.22 if is_bold else 0.12, lw=0)
+        axes.plot(xs, mean, color=color, lw=width, alpha=alpha, label=label)
+        return
+    xs, ys = table.picked(MAX_RAW_ROWS)[:2]
+    axes.plot(xs, ys, color=color, lw=width, alpha=alpha, marker="o" if len(xs) < 3 else None, ms=3, label=label)
 
 
 def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_ranks: int) -> None:
