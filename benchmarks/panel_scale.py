@@ -203,7 +203,7 @@ def panel_scale(quick: bool = False) -> Report:
         Figure(f"live traffic at {STEPS_PER_S:,} steps/s", size / took / 1000, 64, "KB/s"),
         Figure("kernel memory of the run", held / 1e6, 100, "MB"),
         Figure(f"memory sampling, {num_tensors:,} tensors", sample_us / 1e4 * 5, 1, "%"),
-        Figure("widget bundle", BUNDLE.stat().st_size / 1000, 120, "kB"),
+        Figure("widget bundle", BUNDLE.stat().st_size / 1000, 150, "kB"),
     ]
     report.notes += [
         f"{found['updates'] / seconds:.1f} updates a second arrived in the browser, of {ROWS_PER_UPDATE} steps each; "

@@ -41,7 +41,7 @@ from accel_nb.accelerator.training.profiling import Profiler, profiled
 from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
-from accel_nb.data.loader import BatchMeaning
+from accel_nb.data.loader import BatchMeaning, is_sharded, override_even_batches
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision
@@ -463,21 +463,31 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         into the block. Call gather and reduce after the block: inside of it they raise `MisuseError`, since a rank
         without data does not take part. Batches of an accumulation window that no rank closes are dropped.
 
-        ``joinables`` is accepted for compatibility: all prepared objects take part. ``even_batches`` may only be None
-        or False: whether samples are repeated is an option of prepared loaders.
+        Prepared loaders give every rank the same number of batches, so the block is needed for other data only.
+
+        ``joinables`` is accepted for compatibility: all prepared objects take part. ``even_batches`` replaces the
+        option `data.even_batches` in iterations of prepared loaders that begin inside of the block: False divides each
+        sample once. With True, loaders repeat samples until all ranks have equally many, and ranks do not wait for each
+        other: data that is not from prepared loaders must have the same number of batches on every rank, and gather
+        and reduce may be called.
         """
+        if even_batches is not None and not isinstance(even_batches, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MisuseError(f"even_batches is {even_batches!r}; it is True, False or None")
+        loaders = [item for item in self.prepared_objects if is_sharded(item)]
         if even_batches:
-            raise MisuseError(
-                "even_batches=True would repeat samples until ranks are even, which prepared loaders never do; "
-                "leave it out"
-            )
+            return override_even_batches(loaders, True)
         strategy = self.components.strategy
         if not strategy.capabilities.keeps_local:
             raise MisuseError(
                 f"uneven inputs cannot be joined under the strategy {strategy.name!r}, since each rank holds a part "
                 "of the model; prepare the loader, so that every rank reads as many batches"
             )
-        return join_uneven(self._stepper, self._comm, self._collectives)
+        return self._join(loaders if even_batches is False else [])
+
+    @contextmanager
+    def _join(self, exact_loaders: Sequence[Any]) -> Generator[None, None, None]:
+        with override_even_batches(exact_loaders, False), join_uneven(self._stepper, self._comm, self._collectives):
+            yield
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Return a context that computes in the run's precision; prepared models need none.

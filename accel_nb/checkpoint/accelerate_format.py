@@ -7,6 +7,7 @@ torch's ``weights_only`` unpickler, which builds only tensors and plain containe
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ OLDEST_TORCH = "2.10"
 """Older versions have known vulnerabilities of ``weights_only``."""
 
 _INDEX = ".index.json"
+_REFUSED_GLOBAL = re.compile(r"GLOBAL [\w.]{1,200}")
+_ADVICE = "weights_only"
 _PREFIXES = ("module.", "_orig_mod.")
 # The types of NumPy's random state; none of them can run code from the file.
 _RECONSTRUCT = np.empty(0).__reduce__()[0]  # a private function of NumPy, whose module differs by version
@@ -68,11 +71,7 @@ def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
     Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
     link, or holds anything but tensors and plain values.
     """
-    if Version(torch.__version__).release < Version(OLDEST_TORCH).release:
-        raise CheckpointError(
-            f"{os.fspath(path)}: its files are pickled, and torch {torch.__version__} cannot read such files safely; "
-            f"{OLDEST_TORCH} and newer can"
-        )
+    check_torch_reads_pickles(path)
     folder = Path(path)
     if not is_accelerate_folder(folder):
         raise NoCheckpoint(f"{folder}: there is no checkpoint of accelerate: neither optimizer.bin nor random states")
@@ -90,6 +89,34 @@ def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
             for file in _numbered(folder, kind, ".bin")
         ]
     return state
+
+
+def check_torch_reads_pickles(path: str | os.PathLike[str]) -> None:
+    """Raise `CheckpointError` if this version of torch cannot read pickled files safely."""
+    if Version(torch.__version__).release < Version(OLDEST_TORCH).release:
+        raise CheckpointError(
+            f"{os.fspath(path)}: its files are pickled, and torch {torch.__version__} cannot read such files safely; "
+            f"{OLDEST_TORCH} and newer can"
+        )
+
+
+def check_plain_file(file: Path) -> Path:
+    """Return the path of a regular file; raises `CorruptCheckpoint` if there is none, or if it is a link."""
+    try:
+        facts = file.lstat()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise CorruptCheckpoint(f"{file}: it is not a regular file")
+    return file
+
+
+def summarize_unpickling_error(error: Exception) -> str:
+    """Return what torch's ``weights_only`` unpickler refused, without torch's advice to read the file unsafely."""
+    text = str(error)
+    refused = _REFUSED_GLOBAL.search(text)
+    detail = refused[0] if refused else "" if _ADVICE in text else text.partition("\n")[0][:300]
+    return f"{type(error).__name__}: {detail!a}" if detail else type(error).__name__
 
 
 def _numbered(folder: Path, stem: str, suffix: str, *, first: str = "") -> Iterator[Path]:
@@ -119,7 +146,7 @@ def _models(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _weights(file: Path) -> dict[str, Any]:
     if ".safetensors" in file.name:
-        _check_plain(file)
+        check_plain_file(file)
         try:
             stored = open_safetensors(file).tensors
         except AccelNbError as error:
@@ -127,7 +154,7 @@ def _weights(file: Path) -> dict[str, Any]:
         return {name: _read(tensor) for name, tensor in stored.items()}
     if not file.name.endswith(_INDEX):
         return _unpickled(file)
-    with open(_check_plain(file), "rb") as source:
+    with open(check_plain_file(file), "rb") as source:
         content = parse_json(source.read(MAX_JSON_BYTES), str(file))
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict):
@@ -155,15 +182,14 @@ def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unpickled(file: Path) -> Any:
     """Return the content of a pickle; raises `CorruptCheckpoint` unless it is a dict of tensors and plain values."""
-    _check_plain(file)
+    check_plain_file(file)
     try:
         with torch.serialization.safe_globals(_ARRAY_PARTS):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise anything
-        first = str(error).partition("\n")[0]
         raise CorruptCheckpoint(
             f"{file}: it holds more than tensors and plain values, or is damaged, and is not read "
-            f"({type(error).__name__}: {first[:300]!a})"
+            f"({summarize_unpickling_error(error)})"
         ) from None
     if not isinstance(content, dict):
         raise CorruptCheckpoint(f"{file}: it holds a {type(content).__name__} instead of a dict")
@@ -185,13 +211,3 @@ def _random(file: Path) -> RngStates:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpoint(f"{file}: these are not random states ({type(error).__name__}: {error})") from None
-
-
-def _check_plain(file: Path) -> Path:
-    try:
-        facts = file.lstat()
-    except OSError as error:
-        raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
-    if not stat.S_ISREG(facts.st_mode):
-        raise CorruptCheckpoint(f"{file}: it is not a regular file")
-    return file

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from accel_nb.checkpoint.dcp_format import is_dcp_folder, open_dcp_weights, remove_dcp_files
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, leaf_tensor
+from accel_nb.checkpoint.export import WeightWriter, drop_tied_duplicates
 from accel_nb.checkpoint.load import materialize, open_checkpoint
 from accel_nb.checkpoint.save import SavePlan, abandon, check_name_is_free, commit, live_buffers, write_share
 from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import LocalComm
+
+PICKLED_WEIGHTS = "pytorch_model.bin"
+
+
+class MergedWeights(NamedTuple):
+    """The number of tensors that `merge` wrote, and the entries of the checkpoint that are not weights of the model."""
+
+    num_tensors: int
+    left_out: tuple[str, ...]
 
 
 def load_weights(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:
@@ -27,6 +41,53 @@ def load_weights(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tenso
         raise CheckpointError(f"{os.fspath(url)}: there is no model {model}; it holds {count}, counted from 0")
     values: dict[str, Any] = materialize(models[model]["values"])
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def merge(
+    url: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    model: int = 0,
+    max_shard_size: int | str = sys.maxsize,
+    *,
+    as_safetensors: bool = True,
+    removes_shards: bool = False,
+) -> MergedWeights:
+    """Write the weights of one model of a checkpoint, or of a folder of ``torch.distributed.checkpoint`` (DCP).
+
+    The files are ``model.safetensors`` or shards of it, else the one file ``pytorch_model.bin`` of torch.save. With
+    ``removes_shards`` the files of DCP are removed afterwards. Raises `CheckpointError`, and then removes nothing.
+    """
+    is_dcp = is_dcp_folder(url)
+    if removes_shards and not is_dcp:
+        raise CheckpointError(f"{os.fspath(url)}: there are no shards of torch.distributed.checkpoint to remove")
+    if is_dcp:
+        stored = open_dcp_weights(url)
+        weights, left_out = stored.tensors(), stored.left_out
+    else:
+        weights, left_out = drop_tied_duplicates(load_weights(url, model)).items(), ()
+    num_tensors = _write_safetensors(weights, folder, max_shard_size) if as_safetensors else _pickle(weights, folder)
+    if removes_shards:
+        remove_dcp_files(url)
+    return MergedWeights(num_tensors, left_out)
+
+
+def _write_safetensors(
+    weights: Iterable[tuple[str, Any]], folder: str | os.PathLike[str], max_shard_size: int | str
+) -> int:
+    files = WeightWriter(folder, max_shard_size)
+    num_tensors = 0
+    for name, value in weights:
+        files.add(name, value)
+        num_tensors += 1
+    files.finish()
+    return num_tensors
+
+
+def _pickle(weights: Iterable[tuple[str, Any]], folder: str | os.PathLike[str]) -> int:
+    merged, target = dict(weights), Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    torch.save(merged, target / PICKLED_WEIGHTS)
+    return len(merged)
 
 
 def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_shares: int) -> str:

@@ -89,14 +89,6 @@ class WeightWriter:
         return self._folder / f".model-{number + 1:05}.safetensors.tmp"
 
 
-def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """Write complete tensors with `WeightWriter`; tied ones once."""
-    files = WeightWriter(folder, max_shard_size)
-    for name, value in drop_tied_duplicates(weights).items():
-        files.add(name, value)
-    files.finish()
-
-
 def drop_tied_duplicates(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
     """Return the weights with one name for each tensor.
 

@@ -86,12 +86,10 @@ def _verify(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _merge(options: argparse.Namespace) -> dict[str, Any]:
-    from accel_nb.checkpoint.convert import load_weights
-    from accel_nb.checkpoint.export import save_weights
+    from accel_nb.checkpoint.convert import merge
 
-    weights = load_weights(options.path, options.model)
-    save_weights(weights, options.out, options.max_shard_size)
-    return {"wrote": options.out, "num_tensors": len(weights)}
+    merged = merge(options.path, options.out, options.model, options.max_shard_size)
+    return {"wrote": options.out, "num_tensors": merged.num_tensors, "left out": list(merged.left_out)}
 
 
 def _reshard(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|export|launch|runs|test``.
+"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|export|launch|merge-weights|runs|test``.
 
 Exit status: 0 for success, 1 for failure, 2 for wrong input (one line for each problem); ``launch`` returns the job's.
 """
@@ -28,6 +28,7 @@ accel-nb doctor                this machine's devices, and problems with their r
 accel-nb estimate MODEL        the memory that training needs, and which strategy fits (--help lists its flags)
 accel-nb export NB.ipynb FILE.py   convert a notebook to a script and a file of its options
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
+accel-nb merge-weights SHARDS OUT   merge the shards that FSDP has saved into model.safetensors
 accel-nb runs list|show|compare|open   the runs recorded on this machine, and how they ended
 accel-nb test                  check training on this machine's devices (--gpus N, --cpus N, --timeout S, --json)"""
 
@@ -74,6 +75,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "estimate": "estimate",
         "export": "export",
         "launch": "launch",
+        "merge-weights": "merge_weights",
         "runs": "runs",
         "test": "selftest",
     }
@@ -84,7 +86,6 @@ _ACCELERATE_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "env": "doctor",
         "estimate-memory": "estimate MODEL",
-        "merge-weights": "checkpoint merge PATH",
         "to-fsdp2": "config import FILE",
         "tpu-config": "launch --tpus all on the TPU's machine",
     }

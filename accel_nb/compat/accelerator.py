@@ -261,6 +261,17 @@ class Accelerator(OwnAccelerator):
         """Raise an error: sequences are not divided among processes."""
         raise MisuseError("sequences are not divided among processes here; leave sp_size out of the parallelism config")
 
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Return a context for uneven inputs; without ``even_batches`` the accelerator's own value decides.
+
+        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block.
+        """
+        if even_batches is None and self.even_batches:
+            even_batches = True
+        return super().join_uneven_inputs(joinables, even_batches)
+
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Clip gradients to a total norm and return the norm before clipping."""
         return super().clip_grad_norm_(parameters, max_norm, norm_type)

@@ -42,9 +42,6 @@ _NAMES_BY_REASON = {
         "fsdp2_switch_optimizer_parameters"
     ),
     "layers are divided by transformers (tp_plan), not by a plugin": "TorchTensorParallelPlugin",
-    "torch's shards are joined by accelerate's own merge-weights; Accelerator.save_model writes whole weights": (
-        "merge_fsdp_weights"
-    ),
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
         "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine apply_fp8_autowrap "
         "contextual_fp8_autocast convert_model convert_model_to_fp8_ao filter_first_and_last_linear_layers "

@@ -172,7 +172,8 @@ _STATE_DICTS = places_in(
 _PRECISION = places_in("accel_nb.compat.model_parts", "get_grad_scaler get_mixed_precision_context_manager")
 _SHARDED = {
     **places_in(
-        "accel_nb.compat.sharded_files", "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer"
+        "accel_nb.compat.sharded_files",
+        "load_fsdp_model load_fsdp_optimizer merge_fsdp_weights save_fsdp_model save_fsdp_optimizer",
     ),
     **places_in("accel_nb.compat.model_parts", "get_fsdp2_grad_scaler"),
     **places_in(_MACHINE, "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"),
@@ -275,6 +276,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.commands.launch": places_in(
             "accel_nb.launch.accelerate_command", "launch_command launch_command_parser"
         ),
+        f"{PACKAGE}.commands.merge": places_in("accel_nb.cli.merge_weights", "merge_command merge_command_parser"),
         f"{PACKAGE}.data_loader": _LOADERS,
         f"{PACKAGE}.hooks": _HOOKS,
         f"{PACKAGE}.inference": _STAGES,

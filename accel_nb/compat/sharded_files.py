@@ -16,8 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.checkpoint.convert import merge
 from accel_nb.checkpoint.full_tensors import gather_weights
 from accel_nb.compat.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
+from accel_nb.compat.states import PartialState
 from accel_nb.strategies.base import Bundle
 
 
@@ -99,6 +101,23 @@ def load_fsdp_optimizer(
     _load(accelerator, Bundle((), (optimizer,)), optimizers=[values])
 
 
+def merge_fsdp_weights(
+    checkpoint_dir: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    safe_serialization: bool = True,
+    remove_checkpoint_dir: bool = False,
+) -> None:
+    """Merge the shards that FSDP or ``torch.distributed.checkpoint`` has saved into one file, on the first process.
+
+    Every process must call. The file is ``model.safetensors``, or ``pytorch_model.bin`` without
+    ``safe_serialization``. Raises `CheckpointError` for a folder that is damaged or holds no model's weights.
+    """
+    process = PartialState()
+    if process.is_main_process:
+        merge(checkpoint_dir, output_path, as_safetensors=safe_serialization, removes_shards=remove_checkpoint_dir)
+    process.wait_for_everyone()
+
+
 def _write(accelerator: Accelerator, values: Mapping[str, Any], path: Path) -> None:
     if accelerator.is_main_process:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +128,8 @@ def _write(accelerator: Accelerator, values: Mapping[str, Any], path: Path) -> N
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(
-            f"{path} is not there; a folder of shards that accelerate has written is made into one file by "
-            "accelerate merge-weights"
+            f"{path} does not exist; accel-nb merge-weights merges a folder of shards that accelerate has written into "
+            "one file"
         )
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 

@@ -21,7 +21,7 @@ FOR_IMPORT: Mapping[str, str] = {
         "convert_model_to_fp8_ao ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
         "get_active_deepspeed_plugin has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
-        "map_pytorch_optim_to_deepspeed merge_fsdp_weights prepare_deepspeed_cmd_env prepare_multi_gpu_env "
+        "map_pytorch_optim_to_deepspeed prepare_deepspeed_cmd_env prepare_multi_gpu_env "
         "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu"
     ),
     f"{PACKAGE}.utils.ao": (
@@ -47,7 +47,7 @@ FOR_IMPORT: Mapping[str, str] = {
     ),
     f"{PACKAGE}.utils.fsdp_utils": (
         "ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict "
-        "fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model fsdp2_switch_optimizer_parameters merge_fsdp_weights"
+        "fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model fsdp2_switch_optimizer_parameters"
     ),
     f"{PACKAGE}.utils.launch": (
         "PrepareForLaunch env_var_path_add prepare_deepspeed_cmd_env prepare_extend_env_parallelism_config "

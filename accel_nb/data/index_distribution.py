@@ -14,7 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -93,11 +93,11 @@ class IndexSampler:
             self.sampler, self.seedable_sampler = _seeded(self.sampler, seed)
         self._dataset = loader.dataset
         self._place = place
+        self._drops_last = bool(getattr(self.sampler, "drop_last", False))
         self._comm = place.comm
         self._batch_size = (
             (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
         )
-        self._drops_short = place.drops_incomplete(bool(getattr(self.sampler, "drop_last", False)))
         can_draw_everywhere = _can_draw_everywhere(self.sampler)
         self.is_drawn_everywhere = self._comm.world.size == 1 or can_draw_everywhere
         self._parts: tuple[rng.Part, ...] = ("torch",) if can_draw_everywhere else rng.ALL_PARTS
@@ -114,6 +114,14 @@ class IndexSampler:
 
     def __len__(self) -> int:
         return len(cast(Any, self.sampler))
+
+    def set_even(self, is_even: bool) -> None:
+        """Set whether the next iterations divide samples equally, with repeats."""
+        self._place = replace(self._place, is_even=is_even)
+
+    @property
+    def _drops_short(self) -> bool:
+        return self._place.drops_incomplete(self._drops_last)
 
     def num_groups(self) -> int | None:
         """Return the number of global batches by the sampler's length; None without a length."""

@@ -328,6 +328,17 @@ PRIVATE_USES = (
         ),
         ("Tensor._version",),
     ),
+    PrivateUse(
+        "checkpoint.dcp_metadata",
+        ("checkpoint/dcp_format.py",),
+        (
+            "torch.distributed.checkpoint.filesystem._StorageInfo",
+            "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+            "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+            "torch.serialization._get_layout",
+        ),
+        branches="the names stand in pickles of every version of torch, and are compared as text only",
+    ),
     PrivateUse("loader.iterator", ("data/loader.py",), ("DataLoader._get_iterator",)),
     PrivateUse("print_options", ("notebook/session/process_settings.py",), ("torch._tensor_str.PRINT_OPTS",)),
     PrivateUse(

@@ -27,6 +27,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
         messages.RankFacts,
         messages.TimeShares,
         messages.MetricFact,
+        messages.LoggedMetricFact,
         messages.ProgressFacts,
         messages.BlockHeader,
         messages.EarlierRunFacts,

@@ -47,6 +47,13 @@ class MetricFact(TypedDict):
     value: JsonNumber
 
 
+class LoggedMetricFact(MetricFact):
+    """The latest value of a metric that the user logs."""
+
+    validates: str | None
+    """The name of the loss of which it is the validation loss; null if of none."""
+
+
 class ProgressFacts(TypedDict):
     """Progress of a run; 0 and null stand for unknown values."""
 
@@ -75,7 +82,7 @@ class PanelFacts(TypedDict):
     elapsed_s: JsonNumber
     progress: ProgressFacts
     ranks: Sequence[RankFacts]
-    metrics: Sequence[MetricFact]
+    metrics: Sequence[LoggedMetricFact]
     notes: Sequence[str]
     can_be_steered: bool
     """Whether the kernel accepts actions from the panel's controls."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from accel_nb.ui.agg_canvas import AggCanvas, Box
 from accel_nb.ui.plot_axes import INK, PlotAxes, range_of
+from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import MEAN_RANK, MEMORY_COLUMNS, STEP_COLUMNS, PanelState
 
 MAX_POINTS = 1500
+MAX_RAW_ROWS = 500
+"""A curve with more steps is drawn as a band."""
+
+MAX_BANDS = 250
+MAX_POINT_MARKERS = 60
+"""Each point of a validation loss with at most this many is marked."""
+
 MAX_MAPS = 4
 MAX_LINES = 16
 WIDTH, HEIGHT, DPI = 1382, 504, 144
@@ -14,6 +25,7 @@ WIDTH, HEIGHT, DPI = 1382, 504, 144
 
 
 RANK_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f")
+VALIDATION_COLORS = ("#e69f00", "#cc79a7", "#56b4e9")
 MEMORY_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#9a9a9a")
 MARK_COLORS = {
     "nan": "#d55e00",
@@ -23,6 +35,7 @@ MARK_COLORS = {
     "interrupted": "#8c6bb1",
     "checkpoint": "#009e73",
     "steered": "#0072b2",
+    "begins": "#7f7f7f",
 }
 STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 
@@ -48,36 +61,64 @@ def draw_png(state: PanelState) -> bytes:
     return canvas.png()
 
 
+@dataclass
+class _Line:
+    """A curve; ``low`` and ``high`` are the edges of its band, if it has one."""
+
+    label: str
+    color: str
+    xs: Any
+    ys: Any
+    width: float = 1.5
+    alpha: float = 1.0
+    has_dots: bool = False
+    low: Any = None
+    high: Any = None
+
+
 def _draw_curve(canvas: AggCanvas, box: Box, state: PanelState) -> None:
     """Draw the loss, or the first metric of a cell without steps: ranks as faint lines, their mean as a bold one."""
     kind, name = _main_curve(state)
     tables = {rank: table for (k, rank, n), table in state.tables.items() if (k, n) == (kind, name) and len(table)}
-    points = {rank: table.picked(MAX_POINTS) for rank, table in tables.items()}
-    ranks = sorted(rank for rank in points if rank != MEAN_RANK)[:MAX_LINES]
-    marks = [[mark.x] for mark in state.marks]
-    axes = PlotAxes(
-        canvas,
-        box,
-        range_of([*(xs for xs, *_ in points.values()), *marks], 0.01),
-        range_of([ys for _, ys, *_ in points.values()], 0.05),
-    )
-    axes.frame("step", num_y_ticks=7)
+    ranks = sorted(rank for rank in tables if rank != MEAN_RANK)
     is_alone = len(ranks) == 1
-    entries: list[tuple[str, str, float]] = []
-    for rank in ranks:
-        xs, ys, *_ = points[rank]
-        color, width, alpha = RANK_COLORS[rank % len(RANK_COLORS)], 1.5 if is_alone else 0.8, 1 if is_alone else 0.55
-        axes.curve(xs, ys, color, width, alpha=alpha, has_dots=len(xs) < 3)
-        entries.append((f"rank {rank}", color, alpha))
-    if not is_alone and MEAN_RANK in points:
-        xs, ys, *_ = points[MEAN_RANK]
-        axes.curve(xs, ys, INK, 1.5)
-        entries.append(("mean", INK, 1.0))
+    lines = [
+        _line(tables[rank], f"rank {rank}", RANK_COLORS[rank % len(RANK_COLORS)], is_bold=is_alone)
+        for rank in ranks[:MAX_LINES]
+    ]
+    if len(ranks) > 1 and MEAN_RANK in tables:
+        mean = _line(tables[MEAN_RANK], "mean", INK, is_bold=True)
+        mean.low = mean.high = None
+        lines.append(mean)
+    validation = state.validation_losses(name) if kind == "step" else {}
+    if validation and is_alone:
+        lines[0].label = name[:40] or "loss"
+    for color, (metric, table) in zip(VALIDATION_COLORS, validation.items(), strict=False):
+        xs, ys, *_ = table.picked(MAX_POINTS)
+        lines.append(_Line(metric[:40], color, xs, ys, has_dots=len(xs) <= MAX_POINT_MARKERS))
+    across = [*(line.xs for line in lines), *([mark.x] for mark in state.marks)]
+    edges = [values for line in lines for values in (line.ys, line.low, line.high) if values is not None]
+    axes = PlotAxes(canvas, box, range_of(across, 0.01), range_of(edges, 0.05))
+    axes.frame("step", num_y_ticks=7)
+    for line in lines:
+        if line.low is not None:
+            axes.band(line.xs, line.low, line.high, line.color, alpha=0.22 if is_alone else 0.12)
+        axes.curve(line.xs, line.ys, line.color, line.width, alpha=line.alpha, has_dots=line.has_dots)
     for mark in state.marks:
         axes.vertical(mark.x, MARK_COLORS[mark.kind], is_short=mark.kind == "checkpoint")  # those are frequent
     axes.title("loss" if kind == "step" else name[:40], above=15)
-    if 1 < len(entries) <= 9:
-        axes.legend(entries, is_line=True)
+    if 1 < len(lines) <= 9:
+        axes.legend([(line.label, line.color, line.alpha) for line in lines], is_line=True)
+
+
+def _line(table: Table, label: str, color: str, *, is_bold: bool) -> _Line:
+    """Return a curve; of a long one the mean of each block of steps, with the band from its lowest to highest value."""
+    width, alpha = (1.5, 1.0) if is_bold else (0.8, 0.55)
+    if len(table) > MAX_RAW_ROWS:
+        xs, low, high, mean = table.bands(MAX_BANDS)
+        return _Line(label, color, xs, mean, width, alpha, low=low, high=high)
+    xs, ys, *_ = table.picked(MAX_RAW_ROWS)
+    return _Line(label, color, xs, ys, width, alpha, has_dots=len(xs) < 3)
 
 
 def _draw_memory(canvas: AggCanvas, state: PanelState, ranks: list[int]) -> None:

@@ -57,6 +57,18 @@ class PlotAxes:
                 if math.isfinite(y):
                     self._dot(x, y, color)
 
+    def band(self, xs: Any, low: Any, high: Any, color: str, *, alpha: float) -> None:
+        """Fill between two curves; where a value is not finite there is a gap."""
+        import numpy as np
+
+        across, lower, upper = self._x(xs), self._y(low), self._y(high)
+        is_gap = np.isnan(lower) | np.isnan(upper)
+        for part in np.split(np.arange(len(across)), np.flatnonzero(np.diff(is_gap)) + 1):
+            if len(part) and not is_gap[part[0]]:
+                around = np.concatenate([across[part], across[part][::-1]])
+                edges = np.concatenate([upper[part], lower[part][::-1]])
+                self._canvas.area(around, edges, color, alpha=alpha, inside=self.box)
+
     def stack(self, xs: Any, rows: Any, colors: Sequence[str]) -> None:
         """Draw rows of values as areas on top of each other."""
         import numpy as np

@@ -80,6 +80,29 @@ class Table:
         """
         return self._downsampled(slice(None), max_rows)
 
+    def bands(self, max_blocks: int) -> NDArray[np.float64]:
+        """Return x, lowest, highest and mean key value of each block of rows, shape [4, blocks].
+
+        Numbers that are not finite are left out; a block without finite numbers is NaN.
+        """
+        import numpy as np
+
+        xs, ys = (np.frombuffer(self.columns[index], dtype=np.float64) for index in (0, self._key))
+        block = 1
+        while -(-len(xs) // block) > max(1, max_blocks):
+            block *= 2
+        starts = np.arange(0, len(xs), block)
+        finite = np.isfinite(ys)
+        counts = np.add.reduceat(finite, starts, dtype=np.float64)
+        counts[counts == 0] = np.nan
+        is_empty = np.isnan(counts)
+        low = np.where(is_empty, np.nan, np.minimum.reduceat(np.where(finite, ys, np.inf), starts))
+        high = np.where(is_empty, np.nan, np.maximum.reduceat(np.where(finite, ys, -np.inf), starts))
+        with np.errstate(over="ignore"):  # the sum of huge numbers
+            mean = np.add.reduceat(np.where(finite, ys, 0.0), starts) / counts
+        last = np.minimum(starts + block, len(xs)) - 1
+        return np.array([(xs[starts] + xs[last]) / 2, low, high, np.clip(mean, low, high)])
+
     def downsampled_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
         """Return at most about ``max_rows`` of the rows with x in ``[first, last]``, selected as by ``picked``."""
         xs = self.columns[0]

@@ -30,6 +30,7 @@ from accel_nb.ui.progress import LoopPlan, Progress
 from accel_nb.ui.rank_progress import PAUSE_RATIO, Pace, RankProgress
 from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
 from accel_nb.ui.time_use import TimeUse
+from accel_nb.ui.validation import find_training_loss
 
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
@@ -298,6 +299,11 @@ class PanelState:
             return mean
         return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, name) and len(table)), None)
 
+    def validation_losses(self, loss: str) -> dict[str, Table]:
+        """Return the tables of the validation losses of a loss, by the names of the metrics."""
+        names = [name for name in self.metrics if find_training_loss(name, self.loss_names) == loss]
+        return {name: table for name in names if (table := self.mean("metric", name)) is not None}
+
     def device(self, rank: int) -> str:
         """Return the device that a rank has reported; empty if it has reported none yet."""
         return self._rank_progress[rank].device if rank in self._rank_progress else ""
@@ -382,7 +388,10 @@ class PanelState:
                 }
                 for rank, progress in sorted(self._rank_progress.items())
             ],
-            "metrics": [{"name": name, "value": to_json_number(value)} for name, value in self.metrics.items()],
+            "metrics": [
+                {"name": name, "value": to_json_number(value), "validates": find_training_loss(name, self.loss_names)}
+                for name, value in self.metrics.items()
+            ],
             "notes": self.notes(),
             "can_be_steered": self.can_be_steered,
             "can_save": self.can_save,

@@ -82,7 +82,8 @@ describe('a chart', () => {
     column: 1,
     axis: STEP_AXIS,
     color: '#8c6bb1',
-    isSmoothed: true
+    isSmoothed: true,
+    isDashed: true
   };
 
   it('has the numbers of other runs in its file and its legend, each under a name of its own', () => {
@@ -94,6 +95,14 @@ describe('a chart', () => {
     ]);
     expect(chart.legend()[0]).toEqual({ label: 'loss (2)', color: '#8c6bb1', isDashed: true });
     expect(draw({ extra: [extra], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
+  });
+
+  it('has a further line that is not dashed in its legend', () => {
+    const chart = draw({ extra: [{ ...extra, label: 'val_loss', isDashed: false }] });
+    expect(chart.legend().map(({ label, isDashed }) => [label, isDashed])).toEqual([
+      ['val_loss', false],
+      ['loss', false]
+    ]);
   });
 
   it('smooths a thinned run over as many steps as its own', () => {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { ColumnTable } from '../src/chart/columns';
-import { blockSize, pickRows, RowPicker } from '../src/chart/decimate';
+import { bandOf, blockSize, pickRows, RowPicker } from '../src/chart/decimate';
 
 function tableOf(ys: number[]): ColumnTable {
   const table = new ColumnTable(2, 1);
@@ -74,5 +74,26 @@ describe('pickRows', () => {
     expect(rows[0]).toBeGreaterThanOrEqual(100);
     expect(rows.at(-1)).toBeLessThan(900);
     expect(rows.every((row, index) => index === 0 || row > rows[index - 1]!)).toBe(true);
+  });
+});
+
+describe('bandOf', () => {
+  it('is the range of each block of rows', () => {
+    const ys = Float64Array.from([3, 1, 2, 4, 9, NaN, 7, 5]);
+    const xs = Float64Array.from([0, 10, 20, 30, 40, 50, 60, 70]);
+    const drawable = (row: number) => (Number.isFinite(ys[row]!) ? ys[row]! : null);
+    const rows = pickRows(ys, 0, ys.length, 2);
+    expect(bandOf(rows, blockSize(ys.length, 2), xs, drawable)).toEqual({
+      xs: [20, 55],
+      lows: [1, 5],
+      highs: [4, 9]
+    });
+  });
+
+  it('leaves out blocks without a value that can be drawn', () => {
+    const ys = Float64Array.from([NaN, NaN, 2, 4]);
+    const drawable = (row: number) => (Number.isFinite(ys[row]!) ? ys[row]! : null);
+    const band = bandOf(pickRows(ys, 0, 4, 2), 2, Float64Array.from([1, 2, 3, 4]), drawable);
+    expect(band).toEqual({ xs: [3.5], lows: [2], highs: [4] });
   });
 });

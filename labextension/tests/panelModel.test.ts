@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from 'vitest';
 import { PanelModel } from '../src/model/panelModel';
 import { parseMessage } from '../src/model/protocol';
-import { stepMessage } from './messages';
+import { FACTS, stepMessage } from './messages';
 
 function message(base: number, rows: number[][], extra: Record<string, unknown> = {}) {
   const { content, buffer } = stepMessage(base, rows, extra);
@@ -26,6 +26,28 @@ describe('PanelModel', () => {
     expect(labels.slice(0, 3)).toEqual(['d_loss', 'g_loss', 'learning rate of d_loss']);
     expect(new Set(model.curves().map(curve => curve.id)).size).toBe(6);
     expect(model.axes.samples.positionOf(2)).toBe(0);
+  });
+
+  it('draws a validation loss with the loss that it validates', () => {
+    const model = new PanelModel();
+    const metric = (name: string) => ({ table: 'metric', rank: 0, name, rows: 3 });
+    const logged = (name: string, validates: string | null) => ({ name, value: 0.4, validates });
+    const metrics = [logged('val_loss', ''), logged('accuracy', null), logged('val_other', 'other')];
+    const facts = { ...FACTS, metrics };
+    model.apply(message(0, [[1, 0.5, 0.1, 5]], { facts }));
+    metrics.forEach(({ name }, index) => {
+      const rows = [[10, 20, 30, 0.6, 0.5, 0.4]];
+      expect(model.apply(message(index + 1, rows, { blocks: [metric(name)], facts }))).toBe(true);
+    });
+    const [loss, rate] = model.curves();
+    const [validation, ...others] = model.validationCurves(loss!);
+    expect(validation?.name).toBe('val_loss');
+    expect([...validation!.tables.get(0)!.column(1)]).toEqual([0.6, 0.5, 0.4]);
+    expect(others).toEqual([]);
+    expect(model.validationCurves(rate!)).toEqual([]);
+    expect(model.validationCurves(validation!)).toEqual([]);
+    const apart = model.curves().filter(curve => model.validatedLoss(curve) === null);
+    expect(apart.map(curve => curve.label)).toContain('val_other');
   });
 
   it('takes the CSV of the kernel, and none where no kernel answers', async () => {

@@ -159,3 +159,12 @@ def test_the_panel_and_the_sidebar_share_no_class():
 
 def class_names(paths: list[Path]) -> set[str]:
     return {name for path in paths for name in re.findall(r"\.(accel-nb-[a-z-]+)", path.read_text())}
+
+
+def test_the_benchmark_and_the_check_of_the_wheel_agree_on_the_size_of_the_bundle():
+    root = PACKAGE.parent
+    [checked] = re.findall(r"assert size <= ([\d_]+)", (root / ".ci/check_wheel.sh").read_text())
+    [measured] = re.findall(
+        r'Figure\("widget bundle", .*, (\d+), "kB"\)', (root / "benchmarks/panel_scale.py").read_text()
+    )
+    assert int(measured) * 1000 == int(checked)

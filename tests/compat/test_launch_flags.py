@@ -61,7 +61,6 @@ def test_the_answer_about_a_flag_that_names_tokens_is_shown_whole(capsys: pytest
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("merge-weights", "checkpoint merge PATH"),
         ("env", "doctor"),
         ("tpu-config", "launch --tpus all"),
         ("estimate-memory", "estimate MODEL"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
@@ -92,3 +98,66 @@ def test_a_schedule_advances_by_the_number_of_processes(
     options: dict[str, Any], is_overflow: bool, position: int
 ) -> None:
     assert run_ranks(advance, 2, options, is_overflow, timeout_s=30) == [(position, True)] * 2
+
+
+def gather_in_a_block(world: World, is_even: bool) -> tuple[list[int], list[int]]:
+    """Return the samples that this rank reads in a block for uneven inputs, and those of all ranks."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator
+
+    accelerator: Any = Accelerator()
+    accelerator.even_batches = is_even
+    model = nn.Linear(1, 1)
+    data: Any = torch.arange(5.0).unsqueeze(1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 2)
+    )
+    read: list[int] = []
+    with accelerator.join_uneven_inputs([model], even_batches=None if is_even else True):
+        for x in loader:
+            read += [int(value) for value in x.flatten()]
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        found = accelerator.gather(torch.tensor(read)).tolist()
+    accelerator.end_training()
+    return read, found
+
+
+@pytest.mark.parametrize("is_even", [False, True])
+def test_ranks_with_equally_many_samples_gather_in_a_block_for_uneven_inputs(is_even: bool) -> None:
+    (first, gathered), (second, other) = run_ranks(gather_in_a_block, 2, is_even)
+    assert (first, second) == ([0, 1, 4, 0], [2, 3, 1, 2])
+    assert gathered == other == first + second
+
+
+def merge_shards(world: World, folder: Path) -> bool:
+    """Save a model that FSDP2 has sharded, merge the files by function and by command; return whether all is equal."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate.commands.merge import merge_command_parser
+    from accelerate.utils import merge_fsdp_weights
+
+    torch.manual_seed(world.rank)  # ranks begin with different weights, and FSDP2 keeps each rank's part
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2).bfloat16())
+    fully_shard(model, mesh=init_device_mesh("cpu", (world.size,)))
+    shards = folder / "pytorch_model_fsdp_0"
+    save_shards({"model": model.state_dict()}, checkpoint_id=shards)
+    expected = {name: cast(DTensor, value).full_tensor() for name, value in model.state_dict().items()}
+    merge_fsdp_weights(str(shards), str(folder / "function"))
+    if world.is_main:
+        parser = argparse.ArgumentParser()
+        merge_command_parser(parser.add_subparsers())
+        options = parser.parse_args(["merge-weights", str(shards), str(folder / "command")])
+        options.func(options)
+    torch.distributed.barrier()
+    merged = [load_file(folder / name / "model.safetensors") for name in ("function", "command")]
+    return all(
+        found.keys() == expected.keys() and all(torch.equal(found[name], value) for name, value in expected.items())
+        for found in merged
+    )
+
+
+def test_shards_of_fsdp_are_merged_into_one_file(tmp_path: Path) -> None:
+    assert run_ranks(merge_shards, 2, tmp_path) == [True, True]

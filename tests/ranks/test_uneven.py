@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from accel_nb import LocalSGD
+from accel_nb import DataLoaderConfiguration, LocalSGD
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.world import World
@@ -114,6 +115,59 @@ def test_uneven_ranks_train_as_one_process_with_the_batches_of_each_step(
         assert (weights, state, rate) == results[0]
 
 
+def reads_in_blocks(world: World, is_on: bool, num_workers: int) -> tuple[list[list[int]], list[float], list[float]]:
+    """Return this rank's samples in five epochs: one for each value of even_batches in a block, then one without."""
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = DataLoaderConfiguration(even_batches=is_on)
+    accelerator = Accelerator(world=world, cpu=True, dataloader_config=options, batch="per-worker")
+    data = torch.arange(5, dtype=torch.float64).unsqueeze(1)
+    loader = DataLoader(data, batch_size=2, num_workers=num_workers)  # type: ignore[arg-type]
+    accelerator.prepare(model, optimizer, loader)
+    epochs = []
+
+    def train() -> None:
+        epochs.append([])
+        for batch in loader:
+            epochs[-1] += [int(value) for value in batch.flatten()]
+            accelerator.backward((model(batch) - 1).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with accelerator.join_uneven_inputs([model], even_batches=True):
+        train()
+        gathered = accelerator.gather(torch.tensor(epochs[0])).tolist()
+    for value in (None, False):
+        with accelerator.join_uneven_inputs([model], even_batches=value):
+            train()
+    train()
+    accelerator.close()
+    return epochs, gathered, weights_of(model)
+
+
+@pytest.mark.parametrize(("is_on", "num_workers"), [(False, 0), (False, 1), (True, 0)])
+def test_a_block_may_override_whether_prepared_loaders_repeat_samples(is_on: bool, num_workers: int) -> None:
+    even, exact = [[0, 1, 4, 0], [2, 3, 1, 2]], [[0, 1, 4], [2, 3, 4]]  # the last one is a filler, which has no weight
+    results = run_ranks(reads_in_blocks, 2, is_on, num_workers)
+    default = even if is_on else exact
+    for rank, (epochs, gathered, weights) in enumerate(results):
+        assert epochs == [even[rank], default[rank], exact[rank], default[rank]]
+        assert gathered == [*even[0], *even[1]]
+        assert weights == results[0][2]
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    in_order = {True: [[0, 1, 2, 3], [4, 0, 1, 2]], False: [[0, 1, 2, 3], [4]]}
+    for repeats in (True, is_on, False, is_on):
+        for samples in in_order[repeats]:
+            x = torch.tensor(samples, dtype=torch.float64).unsqueeze(1)
+            optimizer.zero_grad()
+            (model(x) - 1).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(torch.tensor(results[0][2]), torch.tensor(weights_of(model)))
+
+
 def two_optimizers(world: World) -> list[float]:
     torch.manual_seed(0)
     first, second = nn.Linear(2, 2).double(), nn.Linear(2, 1).double()
@@ -153,8 +207,8 @@ def misuses_join(world: World) -> list[str]:
     with pytest.raises(MisuseError, match="prepare the model"), accelerator.join_uneven_inputs():
         pass
     accelerator.prepare(model, optimizer)
-    with pytest.raises(MisuseError, match="never do"):
-        accelerator.join_uneven_inputs([model], even_batches=True)
+    with pytest.raises(MisuseError, match="even_batches is 1"):
+        accelerator.join_uneven_inputs([model], even_batches=1)  # type: ignore[arg-type]
     for call in (
         lambda: accelerator.gather(torch.ones(1)),
         accelerator.wait_for_everyone,

@@ -46,6 +46,7 @@ def training_events(
                 yield _memory(rank, step, time, noise)
         if step % 50 == 0:
             yield MetricLogged(0, step, time, "accuracy", 1 - 0.9 * math.exp(-4 * step / num_steps))
+            yield MetricLogged(0, step, time, "val/loss", 0.3 + 2.2 * math.exp(-3.5 * step / num_steps))
 
 
 def rate_plan(num_steps: int, *, start: float = 1.7e9) -> RatePlanned:

@@ -90,6 +90,8 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     drawn = panel.locator(".accel-nb-section").first.get_attribute("data-points-drawn") or ""
     assert int(drawn) > 2 * NUM_STEPS, "two ranks and their mean"
     expect(panel.locator(".accel-nb-rank-flag", has_text="slow")).to_have_count(1)
+    validation = panel.locator(".accel-nb-section").first.get_by_role("button", name="val/loss")
+    expect(validation.locator(".accel-nb-swatch:not(.accel-nb-is-dashed)")).to_be_visible()
     panel.scroll_into_view_if_needed()
     panel.screenshot(path=pictures / "panel-light.png")
     use_theme(page, "JupyterLab Dark")
@@ -188,7 +190,7 @@ def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabSer
 
 
 @pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])
-def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: str):
+def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: str, pictures: Path):
     open_notebook(page, lab, notebook)
     execute(page, "notebook:run-all-cells")
     panel = page.locator(".accel-nb-panel")
@@ -196,6 +198,7 @@ def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: 
     wait_until_ran(page, 1)
     sent = int(panel.get_attribute("data-points") or "")
     assert sent < 2 * 20_000, "a long run comes as its extremes"
+    panel.screenshot(path=pictures / "panel-long.png")
     panel.locator(".accel-nb-section").first.locator(".accel-nb-plot").focus()
     for _ in range(4):
         page.keyboard.press("+")

@@ -3,7 +3,7 @@
 import uPlot from 'uplot';
 import type { IAxis } from './axis';
 import { lowerBound, type ColumnTable } from './columns';
-import { RowPicker, pickRows } from './decimate';
+import { bandOf, blockSize, RowPicker, pickRows, type IBand } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
 import type { IMark } from '../generated/messages';
 import { MARK_COLORS, rankColor } from './palette';
@@ -29,11 +29,18 @@ const HOVER_MS = 80;
 /** Height in pixels below which a chart shows no axis label. */
 const SMALL = 200;
 
+const BAND_OPACITY = 0.18;
+
+const LINEAR = uPlot.paths.linear!();
+
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
 
-/** A line in addition to those of this run's ranks: thin, dashed, drawn below the others. */
+/** Maximum number of rows of a line that is not dashed, of which each point is marked. */
+const MAX_MARKED_POINTS = 60;
+
+/** A line in addition to those of this run's ranks, drawn below them: thin and dashed, or solid with marked points. */
 export interface IExtraLine {
   readonly label: string;
   readonly table: ColumnTable;
@@ -43,6 +50,7 @@ export interface IExtraLine {
   readonly color: string | null;
   /** Whether the line is smoothed as the bold line is; its raw values are then not drawn. */
   readonly isSmoothed: boolean;
+  readonly isDashed: boolean;
 }
 
 export interface ICurveInput {
@@ -69,6 +77,8 @@ interface ILine {
   readonly picker: RowPicker;
   /** The smoothed values, drawn instead of the raw ones, which another, faint line may show; null: not smoothed. */
   readonly smoothed: SmoothedColumn | null;
+  /** What is filled instead of a faint line that has more rows than the chart has pixels; else null. */
+  band: IBand | null;
 }
 
 /** A line's value at the pointer, or its last value if the pointer is not over the chart. */
@@ -137,7 +147,7 @@ export class CurveChart {
       .map((line, index) => ({
         label: line.label,
         color: this.colorOf(index),
-        isDashed: line.extra !== null
+        isDashed: line.extra?.isDashed ?? false
       }))
       .filter(entry => !(this.input?.hidden.has(entry.label) ?? false));
     return [...new Map(entries.map(entry => [entry.label, entry])).values()];
@@ -230,15 +240,15 @@ export class CurveChart {
     if (smoothing > 0 && line.extra?.isSmoothed) {
       // The rows of earlier runs are thinned: adapt the weight to the number of steps per row.
       const weight = smoothing ** stepsPerRow(table);
-      return [{ ...line, picker, smoothed: new SmoothedColumn(table, column, weight) }];
+      return [{ ...line, picker, smoothed: new SmoothedColumn(table, column, weight), band: null }];
     }
     if (!line.isBold || smoothing === 0) {
-      return [{ ...line, picker, smoothed: null }];
+      return [{ ...line, picker, smoothed: null, band: null }];
     }
     const smoothed = new SmoothedColumn(table, column, smoothing);
     return [
-      { ...line, isBold: false, picker, smoothed: null },
-      { ...line, picker: new RowPicker(table, column), smoothed }
+      { ...line, isBold: false, picker, smoothed: null, band: null },
+      { ...line, picker: new RowPicker(table, column), smoothed, band: null }
     ];
   }
 
@@ -279,13 +289,18 @@ export class CurveChart {
     const ys = this.valuesOf(line);
     const maxBlocks = Math.max(64, this.width);
     let rows: number[];
+    let from = 0;
+    let to = xs.length;
     if (this.zoom === null) {
       rows = line.picker.pick(maxBlocks);
     } else {
-      const from = Math.max(0, lowerBound(xs, this.zoom[0]) - 1);
-      const to = Math.min(xs.length, lowerBound(xs, this.zoom[1]) + 2);
+      from = Math.max(0, lowerBound(xs, this.zoom[0]) - 1);
+      to = Math.min(xs.length, lowerBound(xs, this.zoom[1]) + 2);
       rows = pickRows(ys, from, to, maxBlocks);
     }
+    const size = blockSize(to - from, maxBlocks);
+    const isFaint = !line.isBold && line.extra === null;
+    line.band = isFaint && size > 1 ? bandOf(rows, size, xs, row => this.drawable(ys[row]!)) : null;
     return [rows.map(row => xs[row]!), rows.map(row => this.drawable(ys[row]!))];
   }
 
@@ -395,13 +410,23 @@ export class CurveChart {
 
   private series(line: ILine, index: number): uPlot.Series {
     const color = this.colorOf(index);
+    const { extra } = line;
+    const maxMarked = extra !== null && !extra.isDashed ? MAX_MARKED_POINTS : 2;
     return {
       label: line.label,
       show: !(this.input?.hidden.has(line.label) ?? false),
-      stroke: line.isBold || line.extra ? color : faint(color, this.smoothing > 0 ? 0.3 : 0.5),
-      width: line.isBold ? 2 : line.extra ? 1.25 : 1,
-      ...(line.extra ? { dash: [5, 4] } : {}),
-      points: { show: () => line.table.length < 3, size: 5 },
+      stroke: line.isBold || extra ? color : faint(color, this.smoothing > 0 ? 0.3 : 0.5),
+      width: line.isBold ? 2 : extra === null ? 1 : extra.isDashed ? 1.25 : 1.75,
+      ...(extra?.isDashed ? { dash: [5, 4] } : {}),
+      paths: (plot, series, first, last) =>
+        line.band === null
+          ? LINEAR(plot, series, first, last)
+          : bandPath(plot, line.band, faint(color, BAND_OPACITY)),
+      points: {
+        show: () => line.table.length <= maxMarked,
+        size: 5,
+        ...(extra?.isDashed === false ? { fill: color } : {})
+      },
       spanGaps: false
     };
   }
@@ -512,7 +537,7 @@ export class CurveChart {
       return {
         label: line.label,
         color: this.colorOf(lineIndex),
-        isDashed: line.extra !== null,
+        isDashed: line.extra?.isDashed ?? false,
         value
       };
     });
@@ -574,7 +599,7 @@ export class CurveChart {
   private hoverTimer: ReturnType<typeof setTimeout> | undefined;
 }
 
-type ILineSource = Omit<ILine, 'picker' | 'smoothed'>;
+type ILineSource = Omit<ILine, 'picker' | 'smoothed' | 'band'>;
 
 /** The lines to draw. A single rank's line is bold, without a mean. The bold line is last, and drawn on top. */
 function linesOf(input: ICurveInput): ILineSource[] {
@@ -620,6 +645,18 @@ function uniqueLabel(taken: ReadonlySet<string>, label: string): string {
 export function valueAt(xs: ArrayLike<number>, ys: ArrayLike<number>, x: number): number | null {
   const row = lowerBound(xs, x);
   return xs[row] === x ? (ys[row] ?? null) : null;
+}
+
+/** The area between the lowest and the highest values. */
+function bandPath(plot: uPlot, { xs, lows, highs }: IBand, color: string): uPlot.Series.Paths {
+  const fill = new Path2D();
+  const lefts = xs.map(x => plot.valToPos(x, 'x', true));
+  highs.forEach((high, at) => fill.lineTo(lefts[at]!, plot.valToPos(high, 'y', true)));
+  for (let at = lows.length - 1; at >= 0; at--) {
+    fill.lineTo(lefts[at]!, plot.valToPos(lows[at]!, 'y', true));
+  }
+  fill.closePath();
+  return { stroke: null, fill, _fill: color, flags: 0 };
 }
 
 function isInside(xs: Float64Array, x: number): boolean {

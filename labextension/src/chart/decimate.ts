@@ -31,6 +31,37 @@ export function pickRows(
   return rows;
 }
 
+/** The range of a column's values in each block of rows, at the middle of the block's drawn rows. */
+export interface IBand {
+  readonly xs: readonly number[];
+  readonly lows: readonly number[];
+  readonly highs: readonly number[];
+}
+
+/** The band of rows that were picked from blocks of `size`; blocks without a drawable value are left out. */
+export function bandOf(
+  rows: readonly number[],
+  size: number,
+  xs: ArrayLike<number>,
+  drawable: (row: number) => number | null
+): IBand {
+  const band = { xs: [] as number[], lows: [] as number[], highs: [] as number[] };
+  for (let first = 0, next = 0; first < rows.length; first = next) {
+    const block = Math.floor(rows[first]! / size);
+    for (next = first + 1; next < rows.length && Math.floor(rows[next]! / size) === block;) {
+      next += 1;
+    }
+    const picked = rows.slice(first, next);
+    const values = picked.map(drawable).filter(value => value !== null);
+    if (values.length > 0) {
+      band.xs.push((xs[picked[0]!]! + xs[picked[picked.length - 1]!]!) / 2);
+      band.lows.push(Math.min(...values));
+      band.highs.push(Math.max(...values));
+    }
+  }
+  return band;
+}
+
 /** Selects the rows to draw of a growing column; only new blocks are examined. */
 export class RowPicker {
   constructor(

@@ -24,6 +24,13 @@ export function earlierColor(run: number): string {
   return EARLIER_COLORS[Math.abs(run) % EARLIER_COLORS.length] ?? EARLIER_COLORS[0];
 }
 
+/** The colors of validation losses. */
+const VALIDATION_COLORS = ['#cc79a7', '#e69f00', '#56b4e9'] as const;
+
+export function validationColor(index: number): string {
+  return VALIDATION_COLORS[Math.abs(index) % VALIDATION_COLORS.length] ?? VALIDATION_COLORS[0];
+}
+
 /** The layers of a memory chart, from the bottom up; `column` is the column of the memory table. */
 export const MEMORY_CATEGORIES = [
   { column: 1, label: 'parameters', color: '#0072b2' },

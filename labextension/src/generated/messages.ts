@@ -17,7 +17,7 @@ export interface IPanelFacts {
   readonly elapsed_s: JsonNumber;
   readonly progress: IProgressFacts;
   readonly ranks: readonly IRankFacts[];
-  readonly metrics: readonly IMetricFact[];
+  readonly metrics: readonly ILoggedMetricFact[];
   readonly notes: readonly string[];
   /** Whether the kernel accepts actions from the panel's controls. */
   readonly can_be_steered: boolean;
@@ -54,6 +54,14 @@ export interface ITimeShares {
 export interface IMetricFact {
   readonly name: string;
   readonly value: JsonNumber;
+}
+
+/** The latest value of a metric that the user logs. */
+export interface ILoggedMetricFact {
+  readonly name: string;
+  readonly value: JsonNumber;
+  /** The name of the loss of which it is the validation loss; null if of none. */
+  readonly validates: string | null;
 }
 
 /** Progress of a run; 0 and null stand for unknown values. */

@@ -14,6 +14,8 @@ const MAX_TABLES = 2048;
 /** The first key of the step tables of further losses, larger than every rank. */
 const FURTHER_LOSSES_KEY = 1 << 20;
 
+const LOSS_COLUMN = TABLE_COLUMNS.step.indexOf('loss');
+
 /** The id of the learning rate's curve. */
 export const LEARNING_RATE = 'step:learning rate';
 
@@ -112,6 +114,24 @@ export class PanelModel {
       column: 1
     }));
     return [...fromSteps, ...logged];
+  }
+
+  /** The curves of the metrics that are validation losses of a loss; of another curve none. */
+  validationCurves(curve: ICurve): ICurve[] {
+    if (curve.table !== 'step' || curve.column !== LOSS_COLUMN) {
+      return [];
+    }
+    return this.curves().filter(each => this.validatedLoss(each) === curve.name);
+  }
+
+  /** The name of the loss of which a curve is the validation loss; null if of none that can be drawn. */
+  validatedLoss(curve: ICurve): string | null {
+    const metric =
+      curve.table === 'metric'
+        ? this.currentFacts?.metrics.find(each => each.name === curve.name)
+        : undefined;
+    const loss = metric?.validates ?? null;
+    return loss !== null && this.stepsByName.has(loss) ? loss : null;
   }
 
   /** Horizontal axes of curves. Samples are counted over all ranks, as the rank's own times the number of ranks. */

@@ -9,6 +9,7 @@ import {
   PANEL_VERSION,
   TABLE_COLUMNS,
   type IBlockHeader,
+  type ILoggedMetricFact,
   type IMark,
   type IMetricFact,
   type IPanelFacts,
@@ -150,7 +151,7 @@ function parseFacts(value: unknown): IFacts {
     progress: parseProgress(facts.progress ?? {}),
     ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
     losses: asList(facts.losses ?? [], 'losses', MAX_METRICS).map(parseMetric),
-    metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseMetric),
+    metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseLoggedMetric),
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
     canBeSteered: facts.can_be_steered === true,
     canSave: facts.can_save === true,
@@ -173,6 +174,14 @@ function parseProgress(value: unknown): IFacts['progress'] {
 function parseMetric(value: unknown): { name: string; value: number | null } {
   const metric = asRecord<IMetricFact>(value, 'metric');
   return { name: asText(metric.name), value: asNumber(metric.value) };
+}
+
+function parseLoggedMetric(value: unknown): IFacts['metrics'][number] {
+  const { validates } = asRecord<ILoggedMetricFact>(value, 'metric');
+  return {
+    ...parseMetric(value),
+    validates: typeof validates === 'string' ? asText(validates) : null
+  };
 }
 
 function parseRank(value: unknown): IRankFacts {

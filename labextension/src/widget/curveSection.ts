@@ -3,7 +3,7 @@
 import { positionText, STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IExtraLine, type IReading } from '../chart/curveChart';
 import { capText, formatMilliseconds, formatNumber } from '../chart/format';
-import { earlierColor, markText } from '../chart/palette';
+import { earlierColor, markText, validationColor } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
 import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
@@ -82,7 +82,11 @@ export class CurveSection {
       smoothing: this.smoothing ?? automaticSmoothing(curve),
       hidden: this.hidden,
       marks: this.model.marks,
-      extra: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
+      extra: [
+        ...this.plannedLines(curve),
+        ...(this.compares ? this.earlierLines(curve) : []),
+        ...this.validationLines(curve)
+      ]
     });
     this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
     this.plot.setAttribute('aria-label', `${curve.label} over ${axis.label}. ${KEYS_HINT}`);
@@ -105,8 +109,30 @@ export class CurveSection {
       column: 1,
       axis: STEP_AXIS,
       color: null,
-      isSmoothed: false
+      isSmoothed: false,
+      isDashed: true
     }));
+  }
+
+  /** The validation losses of a loss, as the mean over ranks. */
+  private validationLines(curve: ICurve): IExtraLine[] {
+    return this.model.validationCurves(curve).flatMap(({ label, tables, column }, index) => {
+      const mean = tables.get(MEAN_RANK);
+      const table = mean !== undefined && mean.length > 0 ? mean : [...tables.values()][0];
+      return table === undefined
+        ? []
+        : [
+            {
+              label: capText(label, MAX_LABEL),
+              table,
+              column,
+              axis: this.axis,
+              color: validationColor(index),
+              isSmoothed: false,
+              isDashed: false
+            }
+          ];
+    });
   }
 
   private earlierLines(curve: ICurve): IExtraLine[] {
@@ -116,7 +142,8 @@ export class CurveSection {
       column: curve.column,
       axis: line.axis,
       color: earlierColor(line.run),
-      isSmoothed: true
+      isSmoothed: true,
+      isDashed: true
     }));
   }
 

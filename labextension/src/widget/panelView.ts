@@ -326,7 +326,11 @@ class PanelView {
   }
 
   private drawOthers(chosen: ICurve | null): void {
-    const others = this.model.curves().filter(curve => curve.id !== chosen?.id && isVarying(curve));
+    // Validation losses are drawn with their training loss.
+    const others = this.model
+      .curves()
+      .filter(curve => curve.id !== chosen?.id && this.model.validatedLoss(curve) === null)
+      .filter(isVarying);
     this.more.hidden = others.length === 0;
     setText(this.moreTitle, others.length === 1 ? '1 more curve' : `${others.length} more curves`);
     if (this.more.open) {
