@@ -41,7 +41,7 @@ from accel_nb.accelerator.training.profiling import Profiler, profiled
 from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
-from accel_nb.data.loader import BatchMeaning, is_sharded, override_even_batches
+from accel_nb.data.loader import BatchSizeMeaning, is_sharded, override_even_batches
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision
@@ -112,7 +112,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         strategy: str | None = None,
         seed: int | None = None,
         clip: float | None = None,
-        batch: BatchMeaning | None = None,
+        batch: BatchSizeMeaning | None = None,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         device_placement: bool = True,
         split_batches: bool | None = None,
@@ -344,7 +344,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             self.report()
         return objects[0] if len(objects) == 1 else objects
 
-    def prepare_jointly(self, objects: Sequence[Any], *, batch: BatchMeaning, loops: LoopPolicy) -> list[Any]:
+    def prepare_jointly(self, objects: Sequence[Any], *, batch: BatchSizeMeaning, loops: LoopPolicy) -> list[Any]:
         """Prepare objects, and return those that were not prepared before; every rank must call.
 
         ``batch`` is the meaning of a loader's batch size, and ``loops`` decides which loops train. Internal to
@@ -695,4 +695,4 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return f"Accelerator({place}, strategy={strategy!r}, mixed_precision={self.mixed_precision!r})"
 
 
-_BATCH: Mapping[bool | None, BatchMeaning | None] = {None: None, True: "global", False: "per-worker"}
+_BATCH: Mapping[bool | None, BatchSizeMeaning | None] = {None: None, True: "global", False: "per-worker"}

@@ -23,7 +23,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.trackers import GeneralTracker
-from accel_nb.telemetry.trackers.selection import checked_choice
+from accel_nb.telemetry.trackers.selection import parse_log_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def read_settings(
     project = project or ProjectConfiguration()
     folder = argument_or_record("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
     project = replace(project, project_dir=folder)
-    trackers = checked_choice(log_with)
+    trackers = parse_log_with(log_with)
     given = {**arguments, "schedule": "calls" if step_scheduler_with_optimizer is False else None}
     resolved = _resolve(config, given, [*records, project, *checked])
     if step_scheduler_with_optimizer and resolved.config.schedule == "calls":

@@ -129,7 +129,7 @@ class Resolved:
     def of_training(self) -> str:
         """A key of the options that change the training: equal for configs that differ in scope ``cell`` only."""
         return self.config.model_dump_json(
-            exclude={name for name, option in OPTIONS.items() if not option.is_of_training}
+            exclude={name for name, option in OPTIONS.items() if not option.affects_training}
         )
 
     def check_world(self, size: int) -> None:

@@ -286,7 +286,7 @@ class Option:
         return "ACCEL_NB_" + self.name.upper().replace(".", "__")
 
     @property
-    def is_of_training(self) -> bool:
+    def affects_training(self) -> bool:
         """Whether the option changes the training, and not only how a cell is run and displayed."""
         return self.extra.get("scope") != "cell"
 

@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator
 
 T = TypeVar("T")
-BatchMeaning = Literal["global", "per-worker"]
+BatchSizeMeaning = Literal["global", "per-worker"]
 
 __all__ = [
-    "BatchMeaning",
+    "BatchSizeMeaning",
     "LoaderObserver",
     "BatchShare",
     "reset_epochs",
@@ -88,7 +88,7 @@ def shard_loader(
     loader: DataLoader[T],
     *,
     comm: Communicator,
-    batch: BatchMeaning,
+    batch: BatchSizeMeaning,
     device: torch.device | str,
     observer: LoaderObserver,
     coords: tuple[int, int] | None = None,

@@ -63,7 +63,7 @@ class WeightCasting:
         return kind(values, scale, dtype, self.settings, gemm_input_role=role)
 
 
-def casting_of(module: nn.Module) -> WeightCasting | None:
+def get_weight_casting(module: nn.Module) -> WeightCasting | None:
     """Return how an all-gather casts the weight of a converted layer; None for other modules and recipes."""
     return getattr(type(module), _CASTING, None)
 

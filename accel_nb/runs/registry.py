@@ -22,7 +22,7 @@ from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
 from accel_nb.runs.labels import LABELS
 from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_labels, read_run
 from accel_nb.runtime.process.environment import get_variable
-from accel_nb.runtime.process.secrets import redacted, redacted_words
+from accel_nb.runtime.process.secrets import redact_command_line, redacted
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _to_document(run: Run) -> str:
     """Return the document of a run, without secrets."""
     names = ("name", "target", "error", "config", "git", "checkpoints", "notebook")
     fields = {name: redacted(getattr(run, name)) for name in names}
-    return replace(run, args=redacted_words(run.args), **fields).to_json()
+    return replace(run, args=redact_command_line(run.args), **fields).to_json()
 
 
 def _write(path: Path, text: str) -> None:

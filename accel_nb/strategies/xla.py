@@ -23,7 +23,7 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
+from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
@@ -220,7 +220,7 @@ class Xla(ReplicaStrategy):
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
         trained = [value for value in found.values() if value.requires_grad]
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in gradients_of_any_rank(self._comm, trained):
+        for gradient in fill_missing_gradients(self._comm, trained):
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
             # On the host, in one tensor: each transfer ends the program that is being recorded.

@@ -57,7 +57,7 @@ class MemoryAttribution:
             self._add([parameter] if isinstance(parameter, Tensor) else [], "parameters")
             self._add(find_tensors(state), "optimizer")
 
-    def add_names(self, names: Mapping[str, Any]) -> None:
+    def add_variables(self, names: Mapping[str, Any]) -> None:
         """Count the tensors in variables, each with the activations saved in its autograd graph."""
         for name, value in names.items():
             if isinstance(value, nn.Module | Optimizer | type) or callable(value):
@@ -71,7 +71,7 @@ class MemoryAttribution:
                     size = self._add_graph(tensor.grad_fn, by_module=is_one)
                     self.bytes_by_variable[name] += 0 if is_one else size
 
-    def add_rest(self) -> None:
+    def add_other_tensors(self) -> None:
         """Count the other tensors that the garbage collector tracks."""
         self._add((item for item in gc.get_objects() if issubclass(type(item), Tensor)), "tensors")
 

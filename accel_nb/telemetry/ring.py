@@ -51,7 +51,7 @@ class RingWriter:
         (self._count,) = _HEADER.unpack_from(self._memory, 0)
 
     @staticmethod
-    def takes(event: Event) -> bool:
+    def can_write(event: Event) -> bool:
         """Whether the event can be written: it is numeric, or a logged value with a name that fits into a slot."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())

@@ -66,7 +66,7 @@ class CoreWidgetDisplay:
         elif force or time.monotonic() >= self._next_line_at:
             self._write(state)
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:

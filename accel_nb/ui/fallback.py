@@ -73,7 +73,7 @@ class PanelDisplay(Protocol):
         """Draw new data, if enough time has passed since the last update or if ``force``."""
         ...
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Prepare for text that the cell is about to print."""
         ...
 
@@ -91,7 +91,7 @@ class TextDisplay:
     def update(self, state: PanelState, *, force: bool) -> None:
         """Do nothing."""
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Do nothing."""
 
     def close(self, state: PanelState) -> None:
@@ -139,7 +139,7 @@ class PictureDisplay:
         if force or self._painter.is_due:
             self._handle.update(self._painter.draw(state), raw=True)
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:

@@ -73,8 +73,8 @@ class Panel:
     """Shows a run below its cell, from the first step or metric on: a cell that trains nothing has no panel.
 
     Call ``feed`` when events arrive, ``refresh`` in the loop that waits for the workers, and ``finish`` once. Call
-    ``attach`` and ``show_outcome`` at any time, in any thread. None of them raises: after an error the panel logs one
-    warning and draws no more.
+    ``attach`` and ``show_action_result`` at any time, in any thread. None of them raises: after an error the panel logs
+    one warning and draws no more.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class Panel:
             if not self._is_off:
                 self.state.add_text(text)
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Prepare for text that the cell is about to print: remove a terminal's line until the next refresh."""
         with self._lock:
             for display in self._displays:
-                self._guarded(display.make_room)
+                self._guarded(display.prepare_for_text)
 
-    def show_outcome(self, text: str, is_final: bool = True) -> None:
+    def show_action_result(self, text: str, is_final: bool = True) -> None:
         """Show the result of the user's last action; call again with the final result after one that is not final."""
         self.state.set_action_result(text, is_final=is_final)
 
@@ -293,7 +293,7 @@ class WidgetDisplay:
         interval_s = max(MIN_INTERVAL_S, self._cost_s / self._duty, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Do nothing: printed text is a separate output of the cell."""
 
     def close(self, state: PanelState) -> None:

@@ -94,7 +94,7 @@ def _draw_curve(canvas: AggCanvas, box: Box, state: PanelState) -> None:
     if validation and is_alone:
         lines[0].label = name[:40] or "loss"
     for color, (metric, table) in zip(VALIDATION_COLORS, validation.items(), strict=False):
-        xs, ys, *_ = table.picked(MAX_POINTS)
+        xs, ys, *_ = table.downsampled(MAX_POINTS)
         lines.append(_Line(metric[:40], color, xs, ys, has_dots=len(xs) <= MAX_POINT_MARKERS))
     across = [*(line.xs for line in lines), *([mark.x] for mark in state.marks)]
     edges = [values for line in lines for values in (line.ys, line.low, line.high) if values is not None]
@@ -117,7 +117,7 @@ def _line(table: Table, label: str, color: str, *, is_bold: bool) -> _Line:
     if len(table) > MAX_RAW_ROWS:
         xs, low, high, mean = table.bands(MAX_BANDS)
         return _Line(label, color, xs, mean, width, alpha, low=low, high=high)
-    xs, ys, *_ = table.picked(MAX_RAW_ROWS)
+    xs, ys, *_ = table.downsampled(MAX_RAW_ROWS)
     return _Line(label, color, xs, ys, width, alpha, has_dots=len(xs) < 3)
 
 
@@ -126,7 +126,7 @@ def _draw_memory(canvas: AggCanvas, state: PanelState, ranks: list[int]) -> None
     import numpy as np
 
     shown = ranks[:MAX_MAPS]
-    points_by_rank = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in shown}
+    points_by_rank = {rank: state.tables["memory", rank, ""].downsampled(MAX_POINTS // 3) for rank in shown}
     largest = max((points[-1].max() for points in points_by_rank.values()), default=1.0) or 1.0
     end = max((points[0][-1] for points in points_by_rank.values()), default=1.0) or 1e-3
     unit, size = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)

@@ -63,7 +63,7 @@ class EarlierRuns:
         ]
         for kind, name in names:
             if (table := state.mean(kind, name)) is not None:
-                curves[kind, name] = table.picked(MAX_POINTS)
+                curves[kind, name] = table.downsampled(MAX_POINTS)
         self._states.append(state)
         while len(self._states) > 1 and sum(state.num_bytes for state in self._states) > MAX_KEPT_BYTES:
             self._states.popleft()

@@ -64,7 +64,7 @@ class Table:
     def rows_since(self, total: int, max_rows: int = MAX_ROWS) -> Sequence[Sequence[float]] | None:
         """Return the columns of the rows after the first ``total``; None if some of them have been thinned.
 
-        Of more than ``max_rows`` rows the minima and maxima of blocks are returned, as by `picked`.
+        Of more than ``max_rows`` rows the minima and maxima of blocks are returned, as by `downsampled`.
         """
         if total < self._thinned_below:
             return None
@@ -73,7 +73,7 @@ class Table:
             return [column[start:] for column in self.columns]
         return list(self._downsampled(slice(start, None), max_rows))
 
-    def picked(self, max_rows: int) -> NDArray[np.float64]:
+    def downsampled(self, max_rows: int) -> NDArray[np.float64]:
         """Return at most about ``max_rows`` rows, shape [columns, rows].
 
         These are the lowest and highest of each block of rows, and the last row, whose values are displayed.
@@ -104,7 +104,7 @@ class Table:
         return np.array([(xs[starts] + xs[last]) / 2, low, high, np.clip(mean, low, high)])
 
     def downsampled_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
-        """Return at most about ``max_rows`` of the rows with x in ``[first, last]``, selected as by ``picked``."""
+        """Return at most about ``max_rows`` of the rows with x in ``[first, last]``, selected as by ``downsampled``."""
         xs = self.columns[0]
         return self._downsampled(slice(bisect_left(xs, first), bisect_right(xs, last)), max_rows)
 

@@ -17,7 +17,7 @@ CLEAR = "\r\x1b[K"
 
 
 class TerminalDisplay:
-    """Writes the line to the standard output; ``make_room`` removes it before other text is written."""
+    """Writes the line to the standard output; ``prepare_for_text`` removes it before other text is written."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -43,7 +43,7 @@ class TerminalDisplay:
             sys.stdout.write(progress_line(state, None) + "\n")
         sys.stdout.flush()
 
-    def make_room(self) -> None:
+    def prepare_for_text(self) -> None:
         """Remove the line; the next update writes it again, below what has been written."""
         if self._is_open_line:
             sys.stdout.write(CLEAR)
@@ -52,7 +52,7 @@ class TerminalDisplay:
 
     def close(self, state: PanelState) -> None:
         """Write the summary in place of the line."""
-        self.make_room()
+        self.prepare_for_text()
         sys.stdout.write(state.summary() + "\n")
         sys.stdout.flush()
 

@@ -277,7 +277,7 @@ class PanelState:
         """Return all tables, downsampled to at most about ``max_points`` rows each, and the cursor after them."""
         limit = max(64, min(max_points, MAX_SNAPSHOT_ROWS // max(1, len(self.tables))))
         blocks = [
-            Block(*key, list(table.picked(limit // 4 if key[0] == "memory" else limit)))
+            Block(*key, list(table.downsampled(limit // 4 if key[0] == "memory" else limit)))
             for key, table in self.tables.items()
             if len(table)
         ]

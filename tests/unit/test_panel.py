@@ -172,7 +172,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
             panel.refresh(force=True)
         if index == 500:
             panel.attach()
-    panel.show_outcome("learning rate 0.1 -> 0.05")
+    panel.show_action_result("learning rate 0.1 -> 0.05")
     panel.refresh(force=True)
     expected = {key: table.total for key, table in panel.state.tables.items() if table.total}
     assert browser.rows == [expected, expected]
@@ -231,7 +231,7 @@ def test_what_was_said_is_sent_although_nothing_else_is_new(display: FakeDisplay
     panel = Panel("run", 2, display="widget")
     panel.feed(training_events(5))
     panel.refresh(force=True)
-    panel.show_outcome("stopping after this step ...")
+    panel.show_action_result("stopping after this step ...")
     panel_display: Any = panel._displays[0]
     panel_display._next_at = 0.0
     panel.refresh()

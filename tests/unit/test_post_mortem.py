@@ -58,13 +58,13 @@ def test_storages_are_counted_once_and_by_what_they_are_for() -> None:
     assert held.bytes_by_kind["optimizer"] == 2 * weights + 4 * 4, "two moments, and a count for each parameter"
     assert held.bytes_by_module == {"*.inner": 4 * weights + 16}
     losses = [model(x).sum() for _ in range(3)]
-    held.add_names({"x": x, "view": x[1:], "losses": losses, "model": model})
+    held.add_variables({"x": x, "view": x[1:], "losses": losses, "model": model})
     assert held.bytes_by_variable["x"] == x.nbytes
     assert held.bytes_by_variable["view"] == 0
     assert held.bytes_by_variable["losses"] >= 3 * 2 * x.nbytes, "two layers, each keeps what its relu gave"
     assert not held.activation_bytes_by_module
     out = model(x)
-    held.add_names({"out": out})
+    held.add_variables({"out": out})
     assert set(held.activation_bytes_by_module) == {"*.inner"}
 
 
@@ -77,7 +77,7 @@ def test_what_is_to_be_computed_again_is_not_computed_for_a_count() -> None:
         return layer(x)
 
     out = checkpoint(counted, torch.randn(32, 64, requires_grad=True), use_reentrant=False)
-    MemoryAttribution("cpu").add_names({"out": out})
+    MemoryAttribution("cpu").add_variables({"out": out})
     assert calls == [1]
 
 

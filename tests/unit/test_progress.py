@@ -82,7 +82,7 @@ def test_a_terminals_line_is_written_over_and_makes_room(monkeypatch: pytest.Mon
     display.open(state)
     assert written.getvalue().startswith("\r\x1b[Kepoch 3/10  ━━━━━━━───")
     assert "\n" not in written.getvalue()
-    display.make_room()
+    display.prepare_for_text()
     assert written.getvalue().endswith("\r\x1b[K")
     display.close(state)
     assert written.getvalue().endswith(state.summary() + "\n")
@@ -95,7 +95,7 @@ def test_lines_of_a_file_are_whole_and_few(monkeypatch: pytest.MonkeyPatch):
     display = TerminalDisplay()
     display.open(state)
     display.update(state, force=False)
-    display.make_room()
+    display.prepare_for_text()
     display.close(state)
     assert written.getvalue() == state.summary() + "\n"
 

@@ -25,11 +25,11 @@ def test_logged_values_take_the_ring_if_their_names_fit():
     writer, reader = RingWriter(descriptor), RingReader(descriptor)
     fitting = [MetricLogged(3, 2**40, 1.5, name, 0.25) for name in ("loss", "", "größe", "x" * 56)]
     for event in fitting:
-        assert writer.takes(event)
+        assert writer.can_write(event)
         writer.write(event)
     assert reader.read() == fitting
     for name in ("x" * 57, "ö" * 29, "ends\0"):
-        assert not writer.takes(MetricLogged(3, 1, 1.5, name, 0.25))
+        assert not writer.can_write(MetricLogged(3, 1, 1.5, name, 0.25))
         assert not writer.write_metric(3, 1, 1.5, name, 0.25)
     assert reader.read() == []
     writer.close()

@@ -32,7 +32,7 @@ def test_rows_since_picks_the_extremes_of_more_rows_than_a_reader_takes():
 
 def test_picked_rows_end_with_the_last_one_which_is_read():
     table = filled([5.0, -5.0, *(x % 2 for x in range(998)), 0.5, 0.25])
-    for xs, values in (table.picked(64), table.rows_since(0, 64) or [], table.picked(2)):
+    for xs, values in (table.downsampled(64), table.rows_since(0, 64) or [], table.downsampled(2)):
         assert (xs[-1], values[-1]) == (1001, 0.25)
         assert len(xs) <= 64 + 1
 
@@ -86,11 +86,11 @@ def test_a_table_stays_bounded():
 def test_picked_rows_are_few_ordered_and_hold_the_spike(num_rows: int):
     values = np.sin(np.arange(num_rows))
     values[num_rows // 2] = 1e6
-    picked = filled(values).picked(64)
-    assert picked.shape[0] == 2
-    assert picked.shape[1] <= 64 + 1, "the last row beside the extremes"
-    assert (np.diff(picked[0]) > 0).all()
-    assert 1e6 in picked[1]
+    downsampled = filled(values).downsampled(64)
+    assert downsampled.shape[0] == 2
+    assert downsampled.shape[1] <= 64 + 1, "the last row beside the extremes"
+    assert (np.diff(downsampled[0]) > 0).all()
+    assert 1e6 in downsampled[1]
 
 
 def test_extreme_rows_ignores_what_is_not_finite_and_keeps_a_row_of_an_empty_block():

@@ -95,7 +95,7 @@ def test_the_ring_carries_records():
     descriptor = create_ring(8)
     writer, reader = RingWriter(descriptor), RingReader(descriptor)
     event = TimeUsed(3, 7, 1.5, 0.25, 0.5, 0.125, 0.0625)
-    assert RingWriter.takes(event)
+    assert RingWriter.can_write(event)
     writer.write(event)
     assert reader.read() == [event]
     writer.close()

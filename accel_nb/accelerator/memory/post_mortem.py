@@ -48,8 +48,8 @@ def report_out_of_memory(
     held, models = attribute_memory(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
-            held.add_names({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
-    held.add_rest()
+            held.add_variables({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
+    held.add_other_tensors()
     kind = device_type(device)
     use = kind.memory(device)
     free = available_host_memory() if kind.is_host else use.free
@@ -78,7 +78,7 @@ def attribute_memory(
     held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
     lines = _bound_at(source)
     names = {name: value for name, value in namespace.items() if not name.startswith("_")}
-    held.add_names({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
+    held.add_variables({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
     return held, models
 
 

@@ -30,7 +30,7 @@ from accel_nb.accelerator.training.optimizer_proxy import (
 )
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.schema import Config
-from accel_nb.data.loader import BatchMeaning, shard_loader, unshard_loader
+from accel_nb.data.loader import BatchSizeMeaning, shard_loader, unshard_loader
 from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
@@ -239,7 +239,7 @@ class Preparer:
         self,
         objects: Sequence[Any],
         *,
-        batch: BatchMeaning,
+        batch: BatchSizeMeaning,
         loops: LoopPolicy,
     ) -> None:
         """Prepare, jointly, the objects that are not prepared yet; objects of other kinds are ignored.
@@ -472,7 +472,7 @@ class Preparer:
         step: Any = optimizer.step
         setattr(step.__func__, _OWNERSHIP, Ownership(self._owner, lambda _, proxy=proxy: proxy.restore()))
 
-    def _wrap_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
+    def _wrap_scheduler(self, scheduler: LRScheduler, batch: BatchSizeMeaning) -> None:
         proxy = self._stepper.optimizer_proxies.get(id(scheduler.optimizer))
         if proxy is None:
             raise MisuseError(
@@ -491,7 +491,7 @@ class Preparer:
         if plain_class(scheduler) is not type(scheduler):
             setattr(type(scheduler), _OWNERSHIP, Ownership(self._owner, unwrap_scheduler))
 
-    def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, loops: LoopPolicy) -> None:
+    def _shard(self, loader: DataLoader[Any], batch: BatchSizeMeaning, loops: LoopPolicy) -> None:
         self._has_per_worker_batches = batch == "per-worker"
         strategy = self._stepper.strategy
         is_placed = self._is_placed(loader)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel_nb.config import Resolved
 from accel_nb.config.schema import OPTIONS
 from accel_nb.config.value_types import bytes_of
-from accel_nb.data.loader import BatchMeaning
+from accel_nb.data.loader import BatchSizeMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
 from accel_nb.forecast.model_building import forecast_model, sample_of
@@ -70,7 +70,7 @@ class StrategyPlanner:
         models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         loaders: Sequence[DataLoader[Any]],
-        batch: BatchMeaning,
+        batch: BatchSizeMeaning,
     ) -> StrategyChoice | None:
         """Return the cheapest choice that fits; None if only the number of workers and devices should decide.
 
@@ -96,7 +96,7 @@ class StrategyPlanner:
         models: Sequence[nn.Module],
         optimizers: Sequence[Optimizer],
         loaders: Sequence[DataLoader[Any]],
-        batch: BatchMeaning,
+        batch: BatchSizeMeaning,
         free: int,
     ) -> dict[str, Any] | None:
         """Return the options and a line with the reason; options are None if nothing fits. None: without a forecast."""

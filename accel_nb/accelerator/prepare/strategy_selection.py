@@ -12,7 +12,7 @@ from accel_nb.accelerator.prepare.preparer import ObjectsByKind
 from accel_nb.accelerator.prepare.strategy_choice import StrategyPlanner
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config import Resolved
-from accel_nb.data.loader import BatchMeaning
+from accel_nb.data.loader import BatchSizeMeaning
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.strategies import Strategy, StrategyRegistry, choose
 from accel_nb.strategies.choice import AUTO, with_options
@@ -40,7 +40,7 @@ class StrategySelection:
         self._selected: Mapping[str, Any] = {"strategy": strategy.name}
 
     def select(
-        self, objects: Sequence[Any], batch: BatchMeaning, stepper: Stepper, recomputer: ActivationCheckpointer
+        self, objects: Sequence[Any], batch: BatchSizeMeaning, stepper: Stepper, recomputer: ActivationCheckpointer
     ) -> None:
         """Select the strategy for the first models among ``objects``; every rank must call."""
         if self._planner is None or stepper.bundle.models or stepper.bundle.optimizers:

@@ -20,7 +20,7 @@ from accel_nb.telemetry.trackers import (
     GeneralTracker,
     NoTracker,
     TrackerThread,
-    chosen_trackers,
+    build_trackers,
     pictures,
 )
 
@@ -76,7 +76,7 @@ class TrackingMixin(ProcessView):
             return
         if self._tracked.thread is not None:
             raise MisuseError("init_trackers: a run is being tracked already; end it with end_training()")
-        trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
+        trackers = build_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
         self._tracked.start(project_name, TrackerThread(trackers, config) if trackers else None)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:

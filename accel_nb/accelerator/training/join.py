@@ -19,7 +19,7 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_bucketed
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
+from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process import serialization
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Bundle, multiply_tensors
@@ -121,7 +121,7 @@ class _UnevenRun:
         """Replace the gradients of an optimizer by their mean over the micro-batches of all ranks."""
         total = sum(row[2] if row[0] else row[3 + index] for row in rows)
         parameters = self._parameters(index)
-        gradients = gradients_of_any_rank(self._comm, parameters)
+        gradients = fill_missing_gradients(self._comm, parameters)
         all_reduce_bucketed(self._comm, gradients)
         multiply_tensors(gradients, self._stepper.window.size / total)
 

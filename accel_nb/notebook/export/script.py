@@ -192,7 +192,7 @@ def _run_options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, A
     training = TrainingAnalysis([cell.tree for cell in cells])
     training_cells = [cell for cell in cells if training.trains(cell.tree) or _uses_accelerator_methods(cell.tree)]
     ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
-    given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
+    given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].affects_training}
     options: dict[str, Any] = {}
     for name in sorted(given | {"cpus", "gpus", "batch"}):
         found: dict[Any, int] = {}

@@ -264,7 +264,7 @@ class CellOutput:
         self._flushed_at = time.monotonic()
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._panel.make_room()
+            self._panel.prepare_for_text()
         for stream, text in waiting:
             (sys.stdout if stream == "stdout" else sys.stderr).write(text)
             self._panel.add_text(text)

@@ -114,7 +114,7 @@ def _read(wanted: object) -> Run:
 
 def _summary(registry: RunRegistry, run: Run) -> dict[str, Any]:
     name, table = _curve(registry, run)
-    points = table.picked(MAX_POINTS)
+    points = table.downsampled(MAX_POINTS)
     return {
         "id": run.id,
         "name": _text(run.title),

@@ -87,7 +87,7 @@ def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]
         if kind != "memory" and len(table):
             curves.setdefault((kind, name), table)
     for (_, name), table in curves.items():
-        steps, values = table.picked(MAX_POINTS)[:2].tolist()
+        steps, values = table.downsampled(MAX_POINTS)[:2].tolist()
         for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
             yield int(step), {name or "loss": value if math.isfinite(value) else repr(value)}
 

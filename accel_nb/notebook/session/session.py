@@ -273,7 +273,7 @@ class Session:
         )
         started = time.time()
         panel.state.describe = lambda: describe_run(cell.source, resolved, specs, started)
-        controls.show_message, controls.record_event = panel.show_outcome, lambda event: panel.feed([event])
+        controls.show_message, controls.record_event = panel.show_action_result, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.line_prefix
         output = make_output(
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix

@@ -93,7 +93,7 @@ class Worker:
 
     def emit(self, event: Event) -> None:
         """Send an event: measurements through the ring, others as a note."""
-        if RingWriter.takes(event):
+        if RingWriter.can_write(event):
             self._ring.write(event)  # type: ignore[arg-type]
         else:
             self.note("event", to_message(event))

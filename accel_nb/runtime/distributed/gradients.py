@@ -22,7 +22,7 @@ def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> l
     return [bool(found) for found in comm.all_reduce(present, "max").tolist()]
 
 
-def gradients_of_any_rank(comm: Communicator, parameters: Sequence[Tensor]) -> list[Tensor]:
+def fill_missing_gradients(comm: Communicator, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients that any rank has, set to zero on ranks that lack them.
 
     Every rank must call with the same parameters; all ranks get the same number of gradients.

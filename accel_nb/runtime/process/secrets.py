@@ -19,7 +19,7 @@ def redact(text: str) -> str:
     return hide_secrets(text)
 
 
-def redacted_words(words: Sequence[str]) -> tuple[str, ...]:
+def redact_command_line(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command line with their secrets hidden: ``--hf-token ***``."""
     return tuple(
         HIDDEN if flag_takes_secret(before) and not word.startswith("-") else redact(word)

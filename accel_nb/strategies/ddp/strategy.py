@@ -23,7 +23,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import gradients_of_any_rank
+from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -210,7 +210,7 @@ class Ddp(ReplicaStrategy):
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
         """Average gradients over ranks; a missing gradient counts as zero if any rank has one."""
         replica.has_local_gradients = False
-        for gradient in gradients_of_any_rank(self._comm, parameters):
+        for gradient in fill_missing_gradients(self._comm, parameters):
             self._comm.all_reduce(gradient, "mean")
 
 

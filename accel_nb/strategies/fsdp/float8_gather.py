@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.precision.fp8 import WeightCasting, casting_of
+from accel_nb.precision.fp8 import WeightCasting, get_weight_casting
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.torch_private import is_checked
 
@@ -107,6 +107,6 @@ class Float8Gather:
 def _casting_for(param: Any) -> WeightCasting | None:
     info = param._module_info
     users = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-    if any(name != "weight" or casting_of(module) is None for module, name in users):
+    if any(name != "weight" or get_weight_casting(module) is None for module, name in users):
         return None
-    return casting_of(info.module)
+    return get_weight_casting(info.module)

@@ -40,7 +40,7 @@ TRACKER_GROUP = "accel_nb.trackers"
 """The group of entry points by which other packages add trackers."""
 
 
-def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
+def parse_log_with(log_with: Any) -> tuple[str | GeneralTracker, ...]:
     """Return the names and trackers in ``log_with``; raises `ConfigError` for unknown names and missing packages.
 
     ``all`` stands for every installed tracker, including those of other packages.
@@ -75,7 +75,7 @@ def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def chosen_trackers(
+def build_trackers(
     choice: tuple[str | GeneralTracker, ...],
     run: str,
     folder: str | os.PathLike[str] | None,
