@@ -168,7 +168,7 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
         quantize_model(transformer(), "int3")
     with pytest.raises(ConfigError, match="match no module of the model: tail"):
         quantize_model(transformer(), Quantization(skip_modules=("tail",)))
-    with pytest.raises(ConfigError, match=r"blocks\.0\.mix cannot be quantised: its 48 inputs are no multiple"):
+    with pytest.raises(ConfigError, match=r"blocks\.0\.mix cannot be quantised: its 48 inputs are not a multiple"):
         quantize_model(Transformer(width=48), "int4")
     with pytest.raises(ConfigError, match="no quantised layers"):
         save_quantized(transformer(), tmp_path / "a")
