@@ -1,4 +1,4 @@
-"""Host memory in huge pages: the page fault of a small page costs more than filling it."""
+"""Allocation of host memory in huge pages: a page fault of a small page takes longer than filling the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Alignment of tensors in bytes, the same as torch's own allocations, so that kernels take the same paths."""
+"""Alignment of tensors in bytes, the same as in torch's own allocations, so that kernels choose the same code."""
 _PAGE_BYTES = 2 << 20
 _REGION_BYTES = 256 << 20
 """Tensors allocated together share regions of about this size; a region is freed with its last tensor."""

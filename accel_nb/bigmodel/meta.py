@@ -22,7 +22,7 @@ from accel_nb.runtime.devices.registry import device_type
 def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
     """Build modules in the block with parameters on torch's meta device, which takes no memory.
 
-    Buffers are made normally by default, since their values are often computed and not in checkpoints. Modules built
+    Buffers are created normally by default, since their values are often computed and not in checkpoints. Modules built
     by other threads are not affected.
     """
     with init_on_device("meta", include_buffers=include_buffers):
@@ -36,22 +36,22 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool = Fal
     Each parameter moves when it is registered, so that its first values are drawn on the device. Tied parameters stay
     tied.
     """
-    moves = _Moves(torch.device(device))
+    moves = _MoveHooks(torch.device(device))
     on_parameter: Any = nn_module.register_module_parameter_registration_hook  # annotated as if hooks returned None
     on_buffer: Any = nn_module.register_module_buffer_registration_hook
     handles = [on_parameter(moves.parameter)]
     if include_buffers:
         handles.append(on_buffer(moves.buffer))
     try:
-        with _ReturnedAtOnce():
+        with _MmapAllocation():
             yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-class _ReturnedAtOnce(TorchFunctionMode):
-    """Allocates large empty tensors by mmap, so that their memory returns to the system as soon as they have moved.
+class _MmapAllocation(TorchFunctionMode):
+    """Allocates large empty tensors by mmap, so that their memory returns to the system when they are freed.
 
     malloc retains freed memory between live allocations, until a memory limit is reached.
     """
@@ -68,7 +68,7 @@ class _ReturnedAtOnce(TorchFunctionMode):
         return empty_tensors([(like.shape, like.dtype)])[0]
 
 
-class _Moves:
+class _MoveHooks:
     """Registration hooks that act only in the thread that created them; torch's are process-wide."""
 
     def __init__(self, device: torch.device) -> None:
@@ -77,20 +77,20 @@ class _Moves:
         self._moved: Any = WeakIdKeyDictionary()
 
     def parameter(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or not self._concerns(parameter):
+        if parameter is None or not self._must_move(parameter):
             return None
         if parameter not in self._moved:
             self._moved[parameter] = clone_parameter_onto(parameter, parameter.detach().to(self._device))
         return self._moved[parameter]
 
     def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> Tensor | None:
-        if buffer is None or not self._concerns(buffer):
+        if buffer is None or not self._must_move(buffer):
             return None
         if buffer not in self._moved:
             self._moved[buffer] = buffer.to(self._device)
         return self._moved[buffer]
 
-    def _concerns(self, tensor: Tensor) -> bool:
+    def _must_move(self, tensor: Tensor) -> bool:
         return threading.get_ident() == self._thread and tensor.device != self._device and not is_lazy(tensor)
 
 

@@ -61,8 +61,8 @@ class SafetensorsFile:
         self._direct: int | None = None
         self._mapping: mmap.mmap | None = None
         self._staging: list[mmap.mmap] = []
-        self._holding = threading.Lock()
-        self._num_holders = 0
+        self._lease_lock = threading.Lock()
+        self._num_leases = 0
         try:
             status = os.fstat(self.fd)
             if not stat.S_ISREG(status.st_mode):
@@ -87,7 +87,7 @@ class SafetensorsFile:
         while out:
             count = os.preadv(self.fd, [out], offset)
             if count == 0:
-                raise self._cut_short(offset)
+                raise self._truncation_error(offset)
             offset += count
             out = out[count:]
 
@@ -114,7 +114,7 @@ class SafetensorsFile:
         return self._mapping
 
     def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
-        """Return bytes over a copy-on-write map of a part of the file; ``whole``: all pages are read at once.
+        """Return the bytes of a part of the file, in a copy-on-write memory map; ``whole``: all pages are read at once.
 
         Raises `OSError` if they cannot be read, or the file was truncated. Access to mapped bytes that are truncated
         later ends the process: call `acquire_lease`, and check the length.
@@ -137,19 +137,19 @@ class SafetensorsFile:
         Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
         writing, a process waits to write, or the file system does not support leases.
         """
-        with self._holding:
-            if not self._num_holders:
+        with self._lease_lock:
+            if not self._num_leases:
                 fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
                 raise OSError(errno.EBUSY, f"another process waits to write to {self.path}")
-            self._num_holders += 1
+            self._num_leases += 1
 
     def release_lease(self) -> None:
         """Release the lease of `acquire_lease`."""
-        with self._holding:
-            self._num_holders -= 1
-            if not self._num_holders:
+        with self._lease_lock:
+            self._num_leases -= 1
+            if not self._num_leases:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def can_lease(self) -> bool:
@@ -167,10 +167,10 @@ class SafetensorsFile:
         """Raise `OSError` if the file was truncated."""
         length = os.fstat(self.fd).st_size
         if length < self.nbytes:
-            raise self._cut_short(length)
+            raise self._truncation_error(length)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes are in the page cache, by samples of them."""
+        """Whether a range of bytes is in the page cache; only a sample of its pages is checked."""
         if self._direct is not None or not nbytes:
             return self._direct is None
         places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
@@ -195,13 +195,13 @@ class SafetensorsFile:
                 skipped = (offset + done) % _SECTOR_BYTES
                 count = min(os.preadv(fd, [staging], offset + done - skipped) - skipped, len(out) - done)
                 if count <= 0:
-                    raise self._cut_short(offset + done)
+                    raise self._truncation_error(offset + done)
                 ctypes.memmove(target + done, source + skipped, count)  # releases the GIL
                 done += count
         finally:
             self._staging.append(staging)
 
-    def _cut_short(self, offset: int) -> OSError:
+    def _truncation_error(self, offset: int) -> OSError:
         return OSError(f"{self.path} ends before byte {offset}: it was truncated while in use")
 
 
@@ -248,7 +248,7 @@ class FileTensor:
         self.file.advise_read(self.offset, self.nbytes)
 
     def read_into(self, out: Tensor) -> None:
-        """Fill a contiguous CPU tensor with as many elements, converted in chunks to its dtype if that differs."""
+        """Fill a contiguous CPU tensor of the same number of elements; other dtypes are converted in chunks."""
         if out.dtype == self.dtype:
             if self.numel:
                 self.file.read(self.offset, as_bytes(out))
@@ -257,7 +257,7 @@ class FileTensor:
             out.view(-1)[begin : begin + part.numel()].copy_(part)
 
     def chunks(self, allocate: Callable[[int], Tensor] | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield the index of the first element and the chunk, as stored; all in one buffer without ``allocate``."""
+        """Yield the first index of each chunk, and the chunk as stored; without ``allocate`` all share a buffer."""
         per_chunk = max(1, CHUNK_BYTES // self.dtype.itemsize)
         nbytes = min(per_chunk, self.numel) * self.dtype.itemsize
         buffer = None if allocate else empty_tensors([((nbytes,), torch.uint8)])[0]
@@ -379,9 +379,8 @@ def _open_index(path: Path) -> SafetensorsCheckpoint:
             problems.append(f"{path.name} lists {_quoted(tensor)} in {name}, which does not contain it")
         elif file is not None:
             tensors[tensor] = file.tensors[tensor]
-    for (
-        file
-    ) in files.values():  # tensors missing in the index are reported as unexpected if the model does not use them
+    # Tensors missing in the index are reported as unexpected if the model does not use them.
+    for file in files.values():
         for tensor in file.tensors.values():
             tensors.setdefault(tensor.name, tensor)
     if problems:
@@ -411,9 +410,9 @@ def _read_index(path: Path) -> dict[str, str]:
 
 def _checked(root: Path, name: str, index: Path) -> Path:
     """Return the path of a file that an index names; raises `ConfigError` if it may not be opened."""
-    where = f"{index.name} leads to the file {_quoted(name)}"
+    where = f"{index.name} names the file {_quoted(name)}"
     if not name or "\0" in name or "\\" in name or os.path.isabs(name) or ".." in Path(name).parts:
-        raise ConfigError(f"{where}; only names of files beside it are allowed")
+        raise ConfigError(f"{where}; only names of files in the folder of the index are allowed")
     if not name.endswith(SUFFIX):
         _refuse_pickled(Path(name))
         raise ConfigError(f"{where}, which is not a {SUFFIX} file")

@@ -85,7 +85,8 @@ def read_accelerate_folder(path: str | os.PathLike[str]) -> AccelerateState:
         state.precision = _unpickled(folder / "scaler.pt")
     for kind in ("sampler", "dl_state_dict"):
         state.unread += [
-            f"{file.name} was left alone: a loader begins its epoch anew; skip_first_batches passes what was trained on"
+            f"{file.name} was not read: loaders start their epoch again; skip_first_batches skips the batches that "
+            "were trained on"
             for file in _numbered(folder, kind, ".bin")
         ]
     return state

@@ -77,9 +77,10 @@ class CheckpointSaver:
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return its URL.
 
-        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve_folder`, if it
-        was called; with ``may_replace`` a checkpoint of another run with this name is replaced. With ``blocking=False``
-        it returns once the tensors are copied. Raises `CheckpointError` for this save, or for the previous one.
+        ``keep`` is the number of checkpoints of this run to retain; ``reserved`` is the result of `reserve_folder`, if
+        it was called; with ``may_replace`` a checkpoint of another run with this name is replaced. With
+        ``blocking=False`` it returns once the tensors are copied. Raises `CheckpointError` for this save, or for the
+        previous one.
         """
         self.wait()
         started = time.monotonic()
@@ -149,7 +150,7 @@ class CheckpointSaver:
 
 
 class StagingBuffer:
-    """A buffer reused for each save: copying into mapped memory costs a fraction of cloning."""
+    """A buffer reused for each save: copying to memory that is mapped already is several times faster than cloning."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -161,7 +162,7 @@ class StagingBuffer:
         for task in draft.tasks:
             places.append(end)
             end += -(-task.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = self._room(end)
+        buffer = self._allocate(end)
         staged: dict[int, memoryview] = {}
         with torch.no_grad():
             for task, start in zip(draft.tasks, places, strict=True):
@@ -180,7 +181,7 @@ class StagingBuffer:
         """Free the memory."""
         self._buffer = None
 
-    def _room(self, num_bytes: int) -> Tensor:
+    def _allocate(self, num_bytes: int) -> Tensor:
         if self._buffer is None or self._buffer.numel() < num_bytes:
             self._buffer = None  # freed first, so that the two do not coexist
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device_type(self._device).pins_memory)
@@ -205,7 +206,7 @@ class _Finish:
             if self._keep is not None:
                 remove_oldest(draft.store, draft.origin.run, self._keep, newest=draft.name)
         except (AccelNbError, OSError) as error:
-            return f"{draft.url} is saved and complete, but tidying up after it failed: {error}"
+            return f"{draft.url} is saved and complete, but updating latest or removing old checkpoints failed: {error}"
         return None
 
 
@@ -273,7 +274,7 @@ class _Job:
         parts = [part]
         names = [write_report_file(rank, draft.suffix) for rank in range(1, self._world_size)]
         for rank, name in enumerate(names, 1):
-            parts.append(self._await_part(rank, name) if "problem" not in part else {"problem": "rank 0 failed"})
+            parts.append(self._await_report(rank, name) if "problem" not in part else {"problem": "rank 0 failed"})
         draft.store.remove_files(draft.folder, names)
         return self._finish(parts)
 
@@ -284,7 +285,7 @@ class _Job:
                 raise CheckpointError(self._reason)
             yield self._staged[id(task)]
 
-    def _await_part(self, rank: int, name: str) -> WriteReport:
+    def _await_report(self, rank: int, name: str) -> WriteReport:
         pause, last = _POLL_S
         deadline = time.monotonic() + REPORT_TIMEOUT_S
         while not self._is_cancelled.is_set():

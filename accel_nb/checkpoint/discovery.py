@@ -28,8 +28,8 @@ def find_checkpoints(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
     store = open_store(url)
     names = list_checkpoints(store)
     if not names:
-        beside = list_checkpoints(open_store(root))[:3] if name else []
-        hint = f"; beside it there is {', '.join(beside)}" if beside else ""
+        siblings = list_checkpoints(open_store(root))[:3] if name else []
+        hint = f"; its parent folder has {', '.join(siblings)}" if siblings else ""
         what = "there is no complete checkpoint, neither itself nor a step_N in it"
         raise NoCheckpoint(f"{os.fspath(url)}: {what}{hint}")
     return store, names

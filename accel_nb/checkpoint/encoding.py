@@ -1,8 +1,8 @@
 """Encoding of state trees as strict JSON and back: exact types by tags, tensors by reference.
 
 A *state tree* consists of dicts, lists, tuples, numbers, text and tensors. Types that JSON lacks are objects with one
-key that begins with ``$``. `decode` builds plain values only: types and functions are never looked up by a name from
-the file. Other values are refused with their path.
+key that begins with ``$``. `decode` builds plain values only: it never looks up types or functions by a name from
+the file. `encode` raises an error, with the path, for other values.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def leaf_tensor(leaf: StateLeaf) -> Tensor:
 
 
 def leaf_region(leaf: StateLeaf) -> tuple[Region, tuple[int, ...]]:
-    """Return the region of the global tensor that the leaf is, and the global shape."""
+    """Return the region of the global tensor that the leaf holds, and the global shape."""
     if isinstance(leaf, Slice):
         return Region(tuple(leaf.offsets), tuple(leaf.tensor.shape)), tuple(leaf.shape)
     shape = tuple(leaf_tensor(leaf).shape)
@@ -125,9 +125,9 @@ class _Encoder:
             return {"$set" if kind is set else "$frozenset": self._items(sorted(value, key=repr), path, depth)}
         if isinstance(value, Tensor | Slice | FromRankZero):
             return {"$tensor": self._tensor(value, path)}
-        return self._rare(value, path)
+        return self._encode_rare(value, path)
 
-    def _rare(self, value: Any, path: tuple[str, ...]) -> Any:
+    def _encode_rare(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if kind is bytes:
             return {"$bytes": base64.b64encode(value).decode()}
@@ -143,7 +143,7 @@ class _Encoder:
             try:
                 tensor = torch.from_numpy(np.array(value))  # a copy: it may be read-only, or strided backwards
             except TypeError:
-                raise _refusal(path, f"it is an array of {value.dtype}, which tensors do not have") from None
+                raise _refusal(path, f"it is an array of {value.dtype}, which torch does not support") from None
             return {"$array": self._tensor(tensor, path)}
         raise _refusal(
             path,
@@ -243,7 +243,7 @@ class _Decoder:
         tag = next(iter(value), "")
         if len(value) != 1 or not tag.startswith("$"):
             if any(key.startswith("$") for key in value):
-                raise self._error("a tag is among other keys")
+                raise self._error("an object with a tag has other keys too")
             return {key: self.decode(item, depth + 1) for key, item in value.items()}
         make = _TAGS.get(tag)
         if make is None:
@@ -251,25 +251,25 @@ class _Decoder:
         try:
             return make(self, value[tag], depth + 1)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise self._error(f"what follows {tag} is wrong ({str(error)[:100]})") from None
+            raise self._error(f"the content of {tag} is invalid ({str(error)[:100]})") from None
 
     def pairs(self, value: Any, depth: int) -> list[tuple[Any, Any]]:
         return [(self.decode(key, depth), self.decode(item, depth)) for key, item in value]
 
     def items(self, value: Any, depth: int) -> list[Any]:
         if not isinstance(value, list):
-            raise TypeError("no list")
+            raise TypeError("not a list")
         return [self.decode(item, depth) for item in value]
 
     def tensor(self, path: Any) -> Any:
         if not isinstance(path, str):
-            raise TypeError("no path")
+            raise TypeError("not a path")
         return self._tensor(path)
 
     def number(self, value: Any) -> float:
         number = self.decode(value, 0)
         if type(number) not in (int, float):
-            raise TypeError("no number")
+            raise TypeError("not a number")
         return number
 
     def _error(self, why: str) -> CorruptCheckpoint:
@@ -278,7 +278,7 @@ class _Decoder:
 
 def _float(value: Any) -> float:
     if value not in ("inf", "-inf", "nan"):
-        raise ValueError("no special number")
+        raise ValueError("not a special number")
     return float(value)
 
 
@@ -286,7 +286,7 @@ def _numpy(decoder: _Decoder, value: Any) -> Any:
     name, content = value
     if name == "bool":
         if type(content) is not bool:
-            raise TypeError("no truth value")
+            raise TypeError("not a boolean")
         return np.bool_(content)
     return _NUMPY_SCALARS[name](decoder.number(content))
 

@@ -109,8 +109,8 @@ class StoredCheckpoint:
             entry = self._header(piece.file).get(piece.key)
             if entry is None or entry.dtype != record.dtype or entry.shape != piece.region.shape:
                 raise CorruptCheckpoint(
-                    f"{self.url}/{piece.file}: it holds no {record.dtype} of shape {list(piece.region.shape)} as "
-                    f"{piece.key[:200]!a}, as the manifest states for {path[:200]!a}"
+                    f"{self.url}/{piece.file}: it has no {record.dtype} of shape {list(piece.region.shape)} under "
+                    f"the key {piece.key[:200]!a}, which the manifest lists for {path[:200]!a}"
                 )
 
 
@@ -129,7 +129,7 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCh
     sent = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
     if sent["names"] is None:
         raise problem or CorruptCheckpoint(f"rank 0: {sent['problem']}")
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for name in sent["names"]:
         opened: StoredCheckpoint | None = None
         reason = "rank 0 finds a checkpoint here, but this rank does not: the folder must be shared by all ranks"
@@ -145,14 +145,14 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> StoredCh
         if first is None and len({save_id for _, save_id in reasons}) > 1:
             first = f"{name}: ranks read different checkpoints"
         if first is None and opened is not None:
-            opened.skipped.extend(passed_over)
+            opened.skipped.extend(skipped)
             return opened
-        passed_over.append(str(first))
-    raise CorruptCheckpoint("\n".join(passed_over))
+        skipped.append(str(first))
+    raise CorruptCheckpoint("\n".join(skipped))
 
 
 def materialize(tree: Any) -> Any:
-    """Return a tree with every stored tensor read whole; references to one tensor stay references to one."""
+    """Return a tree with every stored tensor read whole; references to one tensor remain references to one."""
     read: dict[int, Tensor] = {}
 
     def read_leaf(leaf: Any) -> Any:

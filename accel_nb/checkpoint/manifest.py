@@ -2,7 +2,7 @@
 
 Checksums are XXH3 (64 bits), one for each `CHUNK_BYTES` of a file, so that threads and ranks share the work; the
 manifest itself has a BLAKE2b digest. They detect damage, not forgery: an attacker with write access can replace the
-manifest too. All values are therefore validated besides.
+manifest too. Therefore all values are validated as well.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
     """
     content = parse_json(text, where)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CorruptCheckpoint(f"{where}: it is no manifest of {FORMAT}")
+        raise CorruptCheckpoint(f"{where}: it is not a manifest of {FORMAT}")
     version = content.get("version")
     if version != VERSION:
         newer = isinstance(version, int) and version > VERSION
@@ -146,7 +146,7 @@ def read_manifest(text: bytes, where: str) -> Manifest:
         )
     digest = content.pop("digest", None)
     if digest != _digest(content):
-        raise CorruptCheckpoint(f"{where}: its digest does not fit its content; it was damaged or edited")
+        raise CorruptCheckpoint(f"{where}: its digest does not match its content; it was damaged or edited")
     if content.get("chunk_bytes") != CHUNK_BYTES:
         raise CorruptCheckpoint(f"{where}: chunk_bytes is not {CHUNK_BYTES}")
     files = {name: _file(name, entry, where) for name, entry in _object(content, "files", where).items()}
@@ -200,11 +200,11 @@ def _file(name: str, entry: Any, where: str) -> FileRecord:
     (size,) = checked_shape([entry["size"]], f"{where}: size of {name}")
     sums = entry["xxh3"]
     if not isinstance(sums, list) or len(sums) != -(-size // CHUNK_BYTES):
-        raise CorruptCheckpoint(f"{where}: the checksums of {name} do not fit its size of {size} bytes")
+        raise CorruptCheckpoint(f"{where}: the checksums of {name} do not match its size of {size} bytes")
     try:
         return FileRecord(size, tuple(int(value, 16) for value in sums))
     except (TypeError, ValueError):
-        raise CorruptCheckpoint(f"{where}: a checksum of {name} is no hexadecimal number") from None
+        raise CorruptCheckpoint(f"{where}: a checksum of {name} is not a hexadecimal number") from None
 
 
 def _tensor(path: str, entry: Any, files: Mapping[str, FileRecord], where: str) -> TensorRecord:
@@ -235,14 +235,14 @@ def _piece(entry: Any, files: Mapping[str, FileRecord], where: str) -> StoredPie
 def _object(content: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = content.get(name)
     if not isinstance(value, dict):
-        raise CorruptCheckpoint(f"{where}: {name} is no object")
+        raise CorruptCheckpoint(f"{where}: {name} is not an object")
     return value
 
 
 def _text(content: Mapping[str, Any], name: str, where: str) -> str:
     value = content.get(name)
     if not isinstance(value, str) or len(value) > 256 or not value.isprintable():
-        raise CorruptCheckpoint(f"{where}: {name} is no short text")
+        raise CorruptCheckpoint(f"{where}: {name} is not a short text")
     return value
 
 

@@ -240,7 +240,7 @@ def write_share(draft: SavePlan, buffers: Callable[[Sequence[WriteTask]], Iterat
             header = encode_header({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
             with _ChunkChecksums() as sums:
                 content = _join_small([memoryview(header)], buffers(tasks))
-                draft.store.write(draft.folder, file, sums.over(content))
+                draft.store.write(draft.folder, file, sums.update(content))
                 files[file] = [sums.size, sums.values()]
         if draft.rank == 0:
             name = state_file(draft.suffix)
@@ -340,8 +340,8 @@ class _ChunkChecksums:
 
     def __init__(self) -> None:
         self.size = 0
-        self._done: list[int] = []
-        self._open = incremental_checksum()
+        self._finished: list[int] = []
+        self._current = incremental_checksum()
         self._pool = ThreadPoolExecutor(1, "accel_nb-checksums")
         self._last: Future[None] | None = None
 
@@ -351,7 +351,7 @@ class _ChunkChecksums:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
 
-    def over(self, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+    def update(self, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
         """Yield the bytes, divided at the ends of chunks, and add them to the checksums."""
         for buffer in buffers:
             view = buffer
@@ -366,10 +366,10 @@ class _ChunkChecksums:
         """Return the checksum of each chunk."""
         if self._last is not None:
             self._last.result()  # the pool has one thread, so all earlier ones are done too
-        return self._done + ([self._open.intdigest()] if self.size % CHUNK_BYTES else [])
+        return self._finished + ([self._current.intdigest()] if self.size % CHUNK_BYTES else [])
 
     def _add(self, piece: memoryview, is_end: bool) -> None:
-        self._open.update(piece)
+        self._current.update(piece)
         if is_end:
-            self._done.append(self._open.intdigest())
-            self._open.reset()
+            self._finished.append(self._current.intdigest())
+            self._current.reset()

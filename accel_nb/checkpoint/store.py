@@ -131,7 +131,7 @@ class LocalStore:
             raise CorruptCheckpoint(f"{self._root / folder}: {error.strerror}") from None
 
     def begin(self, name: str, save_id: str) -> str:
-        """Create the temporary folder, with a lock that this process holds until its end."""
+        """Create the temporary folder, with a lock that this process holds until the save ends."""
         folder = temporary_name(name, save_id)
         for _ in range(_NUM_TRIES):
             # Renamed only once it is locked: after a kill in between, `remove_stale` can remove it.
@@ -145,12 +145,12 @@ class LocalStore:
             except OSError as error:
                 if lock >= 0:
                     os.close(lock)
-                if isinstance(error, FileNotFoundError):  # the sweep of another job has removed it
+                if isinstance(error, FileNotFoundError):  # another job has removed it as stale
                     continue
                 raise
             self._locks[folder] = lock
             return folder
-        raise CheckpointError(f"{self._root / folder} cannot be made: something removes it at once")
+        raise CheckpointError(f"{self._root / folder} cannot be created: another process removes it repeatedly")
 
     def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
         """Write and sync a file that must not exist yet."""
@@ -202,7 +202,7 @@ class LocalStore:
             if size == 0:
                 return memoryview(b"")
             mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-            mapping.madvise(mmap.MADV_WILLNEED)  # all of it is going to be verified
+            mapping.madvise(mmap.MADV_WILLNEED)  # all pages are read for the checksums
             return memoryview(mapping)
         finally:
             os.close(descriptor)
@@ -240,7 +240,7 @@ class LocalStore:
         self._remove_folder(name)
 
     def remove_stale(self) -> None:
-        """Remove temporary folders without a locked lock, replaced ones, and partly removed ones."""
+        """Remove temporary folders whose lock is not held, replaced folders, and partly removed ones."""
         names = self.folders()
         for folder in names:
             kind = parse_temporary_name(folder)

@@ -28,14 +28,14 @@ class CheckpointFolders:
             raise ValueError("automatic_checkpoint_naming=True needs project_dir, the folder to keep checkpoints in")
         return Path(self._project.project_dir) / "checkpoints"
 
-    def _found(self) -> list[Path]:
+    def _list_folders(self) -> list[Path]:
         entries = [] if not self._parent.is_dir() else [path for path in self._parent.iterdir() if path.is_dir()]
         numbered = [(int(match[1]), path) for path in entries if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(numbered)]
 
     def newest(self) -> Path:
         """Return the folder with the highest number; raises ValueError if there is none."""
-        found = self._found()
+        found = self._list_folders()
         if not found:
             raise ValueError(f"there is no checkpoint in {self._parent}")
         return found[-1]
@@ -43,11 +43,11 @@ class CheckpointFolders:
     def make_next(self, *, removes: bool) -> Path:
         """Return the next folder, which must not exist; with ``removes`` delete the oldest beyond the limit."""
         limit = self._project.total_limit
-        found = self._found()
+        found = self._list_folders()
         folder = self._parent / f"checkpoint_{self._project.iteration}"
         if folder.exists():
             raise ValueError(
-                f"{folder} is there already: another run has written it. Set ProjectConfiguration(iteration=...) to "
+                f"{folder} exists: another run has written it. Set ProjectConfiguration(iteration=...) to "
                 "the number after it, or give another project_dir"
             )
         if removes and limit is not None and len(found) + 1 > limit:

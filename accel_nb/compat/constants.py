@@ -1,4 +1,4 @@
-"""Constants under accelerate's names: file names of its formats, spellings of options, versions that it asks for."""
+"""Constants under accelerate's names: file names of its formats, spellings of options, required versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launchers under accelerate's name: workers import accel_nb under it too."""
+"""accelerate's launchers: ``import accelerate`` finds accel_nb in the workers too."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class _Alias:
     """Installs the alias where it is unpickled."""
 
     def __reduce__(self) -> Any:
-        return _installed, ()
+        return _install_alias, ()
 
 
-def _installed() -> _Alias:
+def _install_alias() -> _Alias:
     install()
     return _Alias()
 
@@ -29,7 +29,7 @@ def _call(alias: _Alias, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _under_alias(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a part that is unpickled before it: modules that the function needs find the alias."""
+    """Return the function in a partial that, when it is unpickled, installs the alias before the function's imports."""
     if not callable(function):
         return function
     wrapped = functools.partial(_call, _Alias(), function)

@@ -1,4 +1,4 @@
-"""Accelerate's logger of several processes."""
+"""accelerate's logger for several processes."""
 
 from __future__ import annotations
 

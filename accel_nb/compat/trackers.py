@@ -1,4 +1,4 @@
-"""Accelerate's registry of trackers by name; names that are registered are accepted by ``log_with``."""
+"""accelerate's registry of trackers by name; ``log_with`` accepts registered names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
 
 
 def get_available_trackers() -> list[str]:
-    """Return the names of the trackers whose packages are installed, and of those that were registered."""
+    """Return the names of trackers whose packages are installed, and of registered trackers."""
     return [
         name for name in LOGGER_TYPE_TO_CLASS if name not in BUILT_IN or importlib.util.find_spec(BUILT_IN[name][1])
     ]
@@ -29,7 +29,7 @@ def get_available_trackers() -> list[str]:
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralTracker]:
     """Add a class of trackers under its ``name``; raises ValueError for a class that is not complete."""
     if not isinstance(tracker_class, type) or not issubclass(tracker_class, GeneralTracker):
-        raise ValueError(f"{tracker_class!r} is no subclass of GeneralTracker")
+        raise ValueError(f"{tracker_class!r} is not a subclass of GeneralTracker")
     lacking = [
         name
         for name, kind in (("name", str), ("requires_logging_directory", bool))
@@ -40,15 +40,15 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> type[GeneralT
         raise ValueError(f"{tracker_class.__name__} has no class attribute {' and '.join(lacking)}")
     name = str(tracker_class.name)
     if name in LOGGER_TYPE_TO_CLASS:
-        warnings.warn(f"the tracker {name!r} was registered before; the new class takes its place", stacklevel=2)
+        warnings.warn(f"the tracker {name!r} was registered before and is replaced by the new class", stacklevel=2)
     LOGGER_TYPE_TO_CLASS[name] = tracker_class
     return tracker_class
 
 
 def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
-    """Return the trackers of a choice that can be used: names of installed ones, and trackers.
+    """Return the usable trackers of ``log_with``: names of installed ones, and tracker objects.
 
-    Raises ValueError for an unknown name, and for one that needs a folder where there is none.
+    Raises ValueError for an unknown name, and for one that needs a folder if there is none.
     """
     wanted = list(log_with) if isinstance(log_with, list | tuple) else [] if log_with is None else [log_with]
     known = get_available_trackers()
@@ -63,13 +63,13 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
     for name in (item for item in chosen if isinstance(item, str)):
         kind = LOGGER_TYPE_TO_CLASS.get(name)
         if kind is None:
-            raise ValueError(f"log_with: {name!r} is no tracker; there are {', '.join(LOGGER_TYPE_TO_CLASS)}")
+            raise ValueError(f"log_with: {name!r} is not a tracker; available are {', '.join(LOGGER_TYPE_TO_CLASS)}")
         if kind.requires_logging_directory and logging_dir is None:
             raise ValueError(f"log_with: {name!r} writes files, and needs a folder: give project_dir")
     return list(dict.fromkeys(item for item in chosen if not isinstance(item, str) or item in known))
 
 
 def registered_names(log_with: Any) -> list[str]:
-    """Return the names of a choice that were registered, and are not of accel_nb."""
+    """Return the names in ``log_with`` that were registered, without those of accel_nb itself."""
     wanted = log_with if isinstance(log_with, list | tuple) else [log_with]
     return [name for name in wanted if isinstance(name, str) and name in LOGGER_TYPE_TO_CLASS and name not in BUILT_IN]

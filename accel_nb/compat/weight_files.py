@@ -68,7 +68,7 @@ def save_offloaded(
 
     if not writes:
         return
-    repeated = {name for held in list_tensors(model) for name in held.names[1:]}
+    repeated = {name for tensor in list_tensors(model) for name in tensor.names[1:]}
     files = WeightWriter(folder, max_shard_size)
     for name, value in read_weights(model):
         if name not in repeated:

@@ -80,10 +80,10 @@ def refused(world: World) -> list[str]:
 def test_wrong_uses_are_refused_on_every_rank() -> None:
     for reported in run_ranks(refused, 2):
         assert len(reported) == 3
-        assert "'tail', which is no module" in reported[0]
+        assert "'tail', which is not a module" in reported[0]
         assert "2 ranks need 1" in reported[0]
         assert "num_chunks is 0" in reported[1]
-        assert "hold no tensor" in reported[2]
+        assert "have no tensor" in reported[2]
 
 
 def test_alone_the_model_stays_as_it_is() -> None:

@@ -195,4 +195,4 @@ def test_a_pace_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Pace(0, 1, -1, float("nan"))
     assert len(caught.value.problems) == 3
-    assert "flops_per_s is 0; give what is done in a second" in str(caught.value)
+    assert "flops_per_s is 0; give a rate per second" in str(caught.value)

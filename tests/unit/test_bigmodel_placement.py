@@ -170,7 +170,7 @@ def test_room_is_kept_for_activations_and_cache() -> None:
 
 
 def test_a_part_larger_than_its_device_is_named_with_the_lack() -> None:
-    with pytest.raises(ConfigError, match=r"blocks\.0 \(Block\) needs .* 'cpu'.*may hold 1000 B: .* too little"):
+    with pytest.raises(ConfigError, match=r"blocks\.0 \(Block\) needs .* 'cpu'.*has a limit of 1000 B: .* too little"):
         infer_auto_device_map(Transformer(), {"cpu": 1000})
 
 

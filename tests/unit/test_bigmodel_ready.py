@@ -87,8 +87,8 @@ def test_the_demand_of_a_forward_is_found_without_values() -> None:
     [
         ({}, "neither is given"),
         ({"model_class": Transformer, "builder": Transformer}, "both are given"),
-        ({"builder": Transformer, "config": {}}, "config goes with model_class"),
-        ({"builder": dict}, "what was built is dict"),
+        ({"builder": Transformer, "config": {}}, "config is only for model_class"),
+        ({"builder": dict}, "load built a dict"),
         ({"builder": Transformer, "device_map": "best"}, "'best' is unknown"),
     ],
 )

@@ -55,7 +55,7 @@ def test_names_and_limit_are_automatic(tmp_path: Path, blocking: bool) -> None:
     accelerator.wait_for_checkpoint()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_3", "step_4"]
     assert (tmp_path / "latest").read_text() == "step_4\n"
-    with pytest.raises(NoCheckpoint, match="beside it there is step_4, step_3"):
+    with pytest.raises(NoCheckpoint, match="its parent folder has step_4, step_3"):
         accelerator.load_state(tmp_path / "checkpoint_3")  # what the other package would have called it
     before = model.weight.detach().clone()
     train(accelerator, model, optimizer, 3)

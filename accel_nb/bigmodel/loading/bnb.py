@@ -25,9 +25,9 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class BnbQuantizationConfig:
     """Options of bitsandbytes by accelerate's names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
 
-    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` the dtype of other weights (None:
-    float16 with 8 bits, else the computing one). ``skip_modules`` are not quantised (None: tied layers and the head);
-    ``keep_in_fp32_modules`` too, in float32.
+    ``bnb_4bit_compute_dtype`` is the dtype in which 4-bit layers compute, ``torch_dtype`` that of other weights (None:
+    float16 with 8 bits, else the compute dtype). ``skip_modules`` are not quantised (None: tied layers and the head),
+    nor are ``keep_in_fp32_modules``, which are kept in float32.
     """
 
     load_in_8bit: bool = False
@@ -43,8 +43,8 @@ class BnbQuantizationConfig:
     def __post_init__(self) -> None:
         problems: list[str] = []
         if self.load_in_4bit == self.load_in_8bit:
-            both = "both are" if self.load_in_4bit else "neither is"
-            problems.append(f"{both} set of load_in_8bit and load_in_4bit; set one")
+            which = "both are set" if self.load_in_4bit else "neither is set"
+            problems.append(f"of load_in_8bit and load_in_4bit {which}; set one")
         if self.bnb_4bit_quant_type not in ("fp4", "nf4"):
             problems.append(f"bnb_4bit_quant_type is {self.bnb_4bit_quant_type!r}; allowed are 'fp4' and 'nf4'")
         for name in ("bnb_4bit_compute_dtype", "torch_dtype"):
@@ -82,11 +82,11 @@ def load_and_quantize_model(
     max_memory: Mapping[Device, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """Quantise linear layers by bitsandbytes, while they are loaded or in place; returns the model, changed in place.
+    """Quantise linear layers by bitsandbytes, in place or while they are loaded; return the same model.
 
     A model with values is quantised in place; one on the meta device needs ``weights_location``, safetensors whose
-    linear layers are quantised one at a time. What ``device_map`` puts on disk is written quantised to
-    ``offload_folder``. Raises `ConfigError` with all that is wrong.
+    linear layers are quantised one at a time. Weights that ``device_map`` places on disk are written quantised to
+    ``offload_folder``. Raises `ConfigError` with all problems.
     """
     config = bnb_quantization_config
     is_empty = any(parameter.is_meta for parameter in model.parameters())
@@ -105,7 +105,7 @@ def load_and_quantize_model(
         places = _places(model, device_map, no_split_module_classes, max_memory, config)
         if places is not None and "disk" in places.values():
             if offload_folder is None:
-                raise ConfigError("offload_folder is not given, and quantised weights are to go to disk")
+                raise ConfigError("device_map places quantised weights on disk, and offload_folder is not given")
             quantize_checkpoint(
                 model,
                 weights_location,

@@ -54,10 +54,10 @@ def load(
     """Build a model on the meta device, plan the placement of its weights, load them, and return it in evaluation mode.
 
     Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. ``verbose`` shows
-    the forecast before anything is loaded: as bars in a notebook, else as a table. ``example`` are the arguments of a
-    forward with the batch size and length to plan for: it runs on fake tensors, and memory is reserved for its
-    activations, and for keys and values of each block (``activations``, ``kv_cache``: explicit sizes in bytes). If not
-    all fits, the speed of the device and of the transfer of weights is measured for some milliseconds (``pace``:
+    the forecast before anything is loaded: as bars in a notebook, else as a table. ``example`` has the arguments of a
+    forward, with the batch size and length to plan for: the forward runs on fake tensors, and memory is reserved for
+    its activations, and for keys and values of each block (``activations``, ``kv_cache``: explicit sizes in bytes). If
+    the model does not fit, the speed of the device and of transfers is measured for some milliseconds (``pace``:
     explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
     ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time while they are
     loaded; it is not needed for a checkpoint that is stored quantised. The other arguments are those of
@@ -70,11 +70,11 @@ def load(
             "builder=lambda: YourModel(...); a checkpoint holds tensors and no code"
         )
     if builder is not None and config is not None:
-        raise ConfigError("config goes with model_class; a builder takes no arguments")
+        raise ConfigError("config is only for model_class; a builder is called without arguments")
     with init_empty_weights():
         model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
+        raise ConfigError(f"load built a {type(model).__name__}, which is not a torch module")
     was_quantized = replace_quantized_layers(model, checkpoint)
     if quantization is not None:
         if was_quantized:
@@ -86,7 +86,7 @@ def load(
     demand = None if example is None else measure_demand(model, example, dtype=dtype)
     flops = {} if demand is None else demand.flops_of
 
-    def planned(pace: Pace | None) -> Mapping[str, Device]:
+    def plan(pace: Pace | None) -> Mapping[str, Device]:
         if not isinstance(device_map, str):
             return device_map
         return plan_device_map(
@@ -101,13 +101,13 @@ def load(
             flops=flops,
         )
 
-    places = planned(pace)
-    if pace is None and demand is not None and any(_bytes_away(model, places, dtype).values()):
+    places = plan(pace)
+    if pace is None and demand is not None and any(_count_offloaded_bytes(model, places, dtype).values()):
         pace = _measure_pace(model, places, checkpoint, dtype)
-        places = planned(pace)
+        places = plan(pace)
     if verbose:
         more = [] if demand is None else [_describe(demand)]
-        if any(_bytes_away(model, places, dtype).values()):
+        if any(_count_offloaded_bytes(model, places, dtype).values()):
             own = pace or Pace.typical(main_device(places.values()))
             expected = estimate_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
             more.append(f"{expected}{'' if pace else ' (on typical hardware; an example= is measured)'}")
@@ -135,9 +135,9 @@ def forecast(
     dtype: torch.dtype | str | None = None,
     notes: Sequence[str] = (),
 ) -> Placement:
-    """Return what each device will hold; its notes begin with the bytes that each forward moves."""
+    """Return what each device will hold; its first notes are the bytes that each forward moves."""
     main = main_device(device_map.values())
-    away = _bytes_away(model, device_map, dtype)
+    away = _count_offloaded_bytes(model, device_map, dtype)
     moves = [
         f"each forward moves {format_bytes(away[place])} from {name} to {main}"
         for place, name in (("disk", "disk"), ("cpu", "memory"))
@@ -146,10 +146,10 @@ def forecast(
     return describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype, notes=[*moves, *notes])
 
 
-def _bytes_away(
+def _count_offloaded_bytes(
     model: nn.Module, device_map: Mapping[str, Device], dtype: torch.dtype | str | None
 ) -> dict[str, int]:  # fmt: skip
-    """Return how many bytes each forward moves from disk, and from memory."""
+    """Return the bytes that each forward moves from ``disk``, and from host memory (``cpu``)."""
     main = main_device(device_map.values())
     away = {"disk": 0, "cpu": 0}
     for tensor in list_tensors(model, dtype):
@@ -162,8 +162,8 @@ def _bytes_away(
 def _describe(demand: ForwardDemand) -> str:
     """Describe the memory and operations of the example's forward."""
     return (
-        f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
-        f"and values a block, {demand.flops / 1e9:.3g} GFLOP"
+        f"the example needs {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
+        f"and values per block, {demand.flops / 1e9:.3g} GFLOP"
     )
 
 

@@ -252,21 +252,21 @@ def _match_on_ranks(
     differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
     if differ:
         raise ConfigError(
-            f"the models of rank 0 and of ranks {differ} have other tensors: build the same one everywhere"
+            f"the models of ranks {differ} have other tensors than that of rank 0: build the same model on every rank"
         )
     return found, loaded
 
 
 def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
-    """Raise `ConfigError` if tensors would stay in files that not all ranks have, or that store them unquantised."""
+    """Raise `ConfigError` if tensors would stay in files that not all ranks have or that store them unquantised."""
     away = [
         slot for slot, _ in matched if device_map is not None and find_place(slot.names[0], device_map) == "disk"
     ]  # fmt: skip
     if any(comm.all_gather_json(bool(away))) and comm.world.size > 1:
-        raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
+        raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all tensors on devices or cpu")
     if left := [slot.names[0] for slot in away if slot.layer is not None]:
         raise ConfigError(
-            f"these are not quantised in the checkpoint, and are to stay on disk: {_join_names(left)}; write a "
+            f"tensors that are not quantised in the checkpoint cannot stay on disk: {_join_names(left)}; write a "
             "quantised checkpoint with accel_nb.quantize_checkpoint first, and load that"
         )
 
@@ -277,7 +277,7 @@ def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
 
 @dataclass
 class ModelTensorSlot:
-    """A tensor of the model with all its names, and its dtype after loading."""
+    """One tensor of the model: all its names, and its dtype after loading."""
 
     names: list[str]
     tensor: Tensor
@@ -378,7 +378,7 @@ def _match(
     if without_value or (strict and missing):
         problems.append(f"{what} lacks: {_join_names([*without_value, *(missing if strict else [])])}")
     if strict and unexpected:
-        problems.append(f"{what} has, and the model does not: {_join_names(unexpected)}")
+        problems.append(f"{what} has tensors that the model lacks: {_join_names(unexpected)}")
     if not problems:
         problems = [
             f"{' and '.join([source.name, *names])} are one tensor in the model and differ in {what}"
@@ -388,9 +388,13 @@ def _match(
     if problems:
         raise ConfigError(problems)
     if missing:
-        warnings.warn(f"{what} lacks, so that these keep their values: {_join_names(missing)}", stacklevel=3)
+        warnings.warn(
+            f"{what} lacks tensors of the model, which keep their values: {_join_names(missing)}", stacklevel=3
+        )
     if unexpected:
-        warnings.warn(f"{what} has tensors that the model has no use for: {_join_names(unexpected)}", stacklevel=3)
+        warnings.warn(
+            f"{what} has tensors that the model lacks, which are not loaded: {_join_names(unexpected)}", stacklevel=3
+        )
     return matched, LoadReport(missing, unexpected)
 
 

@@ -56,7 +56,7 @@ def quantize_checkpoint(
 
     ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantised ones
     (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
-    of the model), except ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
+    of the model), except in ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
     opened = open_safetensors(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)
@@ -100,10 +100,10 @@ def replace_quantized_layers(model: nn.Module, checkpoint: str | os.PathLike[str
         skipped = found.pop("skip_modules")
         how = Quantization(**found, skip_modules=None if skipped is None else tuple(map(str, skipped)))
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
-        raise ConfigError(f"{record} does not describe how the weights beside it are quantised: {error}") from error
+        raise ConfigError(f"{record} does not describe how the weights in its folder are quantised: {error}") from error
     present = dict(model.named_modules())
     if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:
-        raise ConfigError(f"{record} names what are no linear layers of the model: {', '.join(wrong[:50])}")
+        raise ConfigError(f"{record} names modules that are not linear layers of the model: {', '.join(wrong[:50])}")
     for name, dtype in layers.items():
         replace_linear_layers(model, how, [name], dtype)
     return True

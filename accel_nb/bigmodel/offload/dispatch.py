@@ -71,7 +71,7 @@ def dispatch_model(
     ``preload_module_classes`` are loaded whole, since they use weights of their children without calling them (None:
     the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
 
-    Raises `ConfigError` with all that is wrong with the map; a forward raises `OffloadError` if weights cannot be read.
+    Raises `ConfigError` with all problems of the map; a forward raises `OffloadError` if weights cannot be read.
     """
     return _dispatch(
         model,
@@ -230,8 +230,8 @@ def _dispatch(
     if _HANDLE in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)
-    held = list_tensors(model)
-    tree = ModuleTree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
+    tensors = list_tensors(model)
+    tree = ModuleTree(model, tensors, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
     device = (
         transfer.device if transfer else to_torch_device(main if main is not None else main_device(device_map.values()))
     )
@@ -242,16 +242,16 @@ def _dispatch(
         offload_buffers,
         sends_from_cpu=transfer is not None or not device_type(device).is_host,
     )
-    away = [tensor for tensor in held if places.is_away(tensor)]
-    sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
+    offloaded = [tensor for tensor in tensors if places.is_offloaded(tensor)]
+    sources = _sources(model, tensors, offloaded, places, offload_index or {}, offload_dir)
     handle = DispatchRecord(model)
-    units = _units(tree, model, away, sources, handle)
+    units = _units(tree, model, offloaded, sources, handle)
     budget = _budget(units, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
     for piece in handle.weights:
         for holder, leaf in piece.holders:
             holder[leaf] = piece.placeholder
-    for tensor in held:
+    for tensor in tensors:
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
     if units:
@@ -274,22 +274,22 @@ class _Placement:
     offload_buffers: bool
     sends_from_cpu: bool
 
-    def is_away(self, held: ModelTensor) -> bool:
+    def is_offloaded(self, tensor: ModelTensor) -> bool:
         """Whether a tensor is offloaded, and loaded for each forward."""
-        place = str(find_place(held.name, self.device_map))
+        place = str(find_place(tensor.name, self.device_map))
         if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
             return False
-        if held.is_buffer:
-            owner = self.model.get_submodule(held.name.rpartition(".")[0])
+        if tensor.is_buffer:
+            owner = self.model.get_submodule(tensor.name.rpartition(".")[0])
             # Kernels update running statistics without a change of the version counter.
             return self.offload_buffers and not isinstance(owner, _NormBase)
-        return not (self._has_adapters and self.model.get_parameter(held.name).requires_grad)
+        return not (self._has_adapters and self.model.get_parameter(tensor.name).requires_grad)
 
-    def device_of(self, held: ModelTensor) -> torch.device:
+    def device_of(self, tensor: ModelTensor) -> torch.device:
         """Return where a tensor stays."""
-        return self.computes(find_place(held.name, self.device_map))
+        return self.compute_device(find_place(tensor.name, self.device_map))
 
-    def computes(self, place: Device | None) -> torch.device:
+    def compute_device(self, place: Device | None) -> torch.device:
         """Return the device that computes with the weights of a place."""
         return self.main if place is None or str(place) in ("cpu", "disk") else to_torch_device(place)
 
@@ -307,8 +307,8 @@ def _default_device() -> Device:
 
 def _sources(
     model: nn.Module,
-    held: Sequence[ModelTensor],
-    away: Sequence[ModelTensor],
+    tensors: Sequence[ModelTensor],
+    offloaded: Sequence[ModelTensor],
     places: _Placement,
     index: Mapping[str, FileTensor],
     offload_dir: str | os.PathLike[str] | None,
@@ -316,7 +316,7 @@ def _sources(
     """Return the source of each offloaded tensor, by its first name; raises `ConfigError` with all problems."""
     sources: dict[str, WeightSource] = {}
     to_write: dict[str, Tensor] = {}
-    for tensor in away:
+    for tensor in offloaded:
         value = _tensor(model, tensor.name)
         if tensor.name in index:
             sources[tensor.name] = index[tensor.name]
@@ -328,13 +328,17 @@ def _sources(
             sources[tensor.name] = HostTensor(value.detach().cpu())
     problems: list[str] = []
     known = sources.keys() | to_write.keys()
-    lost = [tensor.name for tensor in held if tensor.name not in known and _tensor(model, tensor.name).is_meta]
-    if lost:
-        more = f" and {len(lost) - 50} more" if len(lost) > 50 else ""
-        names = ", ".join(lost[:50]) + more
+    without_value = [
+        tensor.name for tensor in tensors if tensor.name not in known and _tensor(model, tensor.name).is_meta
+    ]
+    if without_value:
+        more = f" and {len(without_value) - 50} more" if len(without_value) > 50 else ""
+        names = ", ".join(without_value[:50]) + more
         problems.append(f"these tensors have no value: {names}; load a checkpoint with load_checkpoint_and_dispatch")
     if to_write and offload_dir is None:
-        problems.append(f"offload_dir is not given, and these are to go to disk: {', '.join(list(to_write)[:50])}")
+        problems.append(
+            f"device_map places these tensors on disk, and offload_dir is not given: {', '.join(list(to_write)[:50])}"
+        )
     if problems:
         raise ConfigError(problems)
     if to_write:
@@ -380,13 +384,13 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 def _units(
     tree: ModuleTree,
     model: nn.Module,
-    away: Sequence[ModelTensor],
+    offloaded: Sequence[ModelTensor],
     sources: Mapping[str, WeightSource],
     handle: DispatchRecord,
 ) -> list[WeightUnit]:
     """Group offloaded tensors by the module that needs them, in the model's order."""
     groups: dict[str, list[OffloadedWeight]] = {}
-    for tensor in away:
+    for tensor in offloaded:
         value = _tensor(model, tensor.name)
         empty = value.detach().to("meta")
         if isinstance(value, nn.Parameter):
@@ -457,16 +461,16 @@ def _place(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return holder, leaf
 
 
-def _move(model: nn.Module, held: ModelTensor, device: torch.device) -> None:
+def _move(model: nn.Module, tensor: ModelTensor, device: torch.device) -> None:
     """Move a tensor that is not offloaded; references to parameters stay valid."""
-    value = _tensor(model, held.name)
+    value = _tensor(model, tensor.name)
     if value.device == device:
         return
     moved = value.detach().to(device)
     if isinstance(value, nn.Parameter):
         value.data = moved
         return
-    for name in held.names:
+    for name in tensor.names:
         holder, leaf = _place(model, name)
         holder[leaf] = moved
 
@@ -489,7 +493,7 @@ def _with_weights(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..
 
 def _wrap_devices(handle: DispatchRecord, tree: ModuleTree, places: _Placement, skip_keys: Sequence[str]) -> None:
     """Wrap forwards to move inputs to the weights' devices, and the output to the device of the input."""
-    devices = {name: places.computes(place) for name, place in places.device_map.items()}
+    devices = {name: places.compute_device(place) for name, place in places.device_map.items()}
     handle.compute_devices = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
         for name, device in handle.compute_devices.items():
@@ -518,13 +522,13 @@ def _with_recorded_order(stream: WeightPrefetcher, inner: Callable[..., Any]) ->
 
 
 def _with_moved_inputs(
-    device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]
+    device: torch.device, skip_keys: Sequence[str], restores_device: bool, inner: Callable[..., Any]
 ) -> Any:
     """Return a forward that moves inputs to a device, and the output back to the device of the first input."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         left = {key: kwargs[key] for key in skip_keys if key in kwargs}
-        first = next(iter(find_tensors((args, kwargs))), None) if goes_back else None
+        first = next(iter(find_tensors((args, kwargs))), None) if restores_device else None
         args, kwargs = to_device((args, {key: value for key, value in kwargs.items() if key not in left}), device)
         output = inner(*args, **kwargs, **left)
         return output if first is None else to_device(output, first.device)

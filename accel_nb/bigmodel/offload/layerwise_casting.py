@@ -24,7 +24,7 @@ def attach_layerwise_casting_hooks(
     skip_modules_pattern: str | Sequence[str] | None = None,
     skip_modules_classes: Sequence[type[nn.Module]] | None = None,
 ) -> None:
-    """Store the weights of linear, embedding and convolution layers in one dtype; each computes in another.
+    """Store the weights of linear, embedding and convolution layers in one dtype, and compute in another.
 
     A layer's weights are converted for the duration of its forward; the stored ones do not change. Layers whose name
     matches a pattern (regular expression, searched) or that are of a given class are skipped.

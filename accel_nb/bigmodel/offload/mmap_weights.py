@@ -61,14 +61,14 @@ class PageLease:
     def __init__(self, tensors: list[Tensor], files: Sequence[SafetensorsFile]) -> None:
         self.tensors = tensors
         self._files = files
-        self._held: list[SafetensorsFile] = []
+        self._leased: list[SafetensorsFile] = []
 
     def acquire(self) -> None:
         """Acquire leases on the files; raises `OSError` if one was truncated or is open for writing."""
         try:
             for file in self._files:
                 file.acquire_lease()
-                self._held.append(file)
+                self._leased.append(file)
                 file.check_length()
         except OSError:
             self.release()
@@ -76,8 +76,8 @@ class PageLease:
 
     def release(self) -> None:
         """Release the leases, so that other processes can write to the files."""
-        while self._held:
-            self._held.pop().release_lease()
+        while self._leased:
+            self._leased.pop().release_lease()
 
 
 def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:

@@ -22,28 +22,28 @@ class UserCpuOffloadHook:
         self._model = model
         self._device = device
         self._previous = previous
-        self._home: list[tuple[Tensor, Tensor, int]] = []
-        self._handle = model.register_forward_pre_hook(self._arrive, with_kwargs=True)
+        self._host_copies: list[tuple[Tensor, Tensor, int]] = []
+        self._handle = model.register_forward_pre_hook(self._move_to_device, with_kwargs=True)
 
     def offload(self) -> None:
         """Free the model's device memory; only weights that changed there are copied back."""
-        for tensor, kept, version in self._home:
+        for tensor, kept, version in self._host_copies:
             tensor.data = kept if tensor._version == version else tensor.data.to(kept.device)
-        self._home.clear()
+        self._host_copies.clear()
 
     def remove(self) -> None:
         """Remove the hook; the model is not moved."""
         self._handle.remove()
 
-    def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _move_to_device(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._previous is not None:
             self._previous.offload()
-        if not self._home:
+        if not self._host_copies:
             for tensor in [*module.parameters(), *module.buffers()]:
                 if tensor.device != self._device:
                     kept = tensor.data
                     tensor.data = kept.to(self._device, non_blocking=True)
-                    self._home.append((tensor, kept, tensor._version))
+                    self._host_copies.append((tensor, kept, tensor._version))
         return to_device((args, kwargs), self._device)
 
 

@@ -188,7 +188,7 @@ class WeightPrefetcher:
                         residency.buffer.lease.acquire()
                     self._install(unit, residency)
             self._transfer.wait(residency.ticket)
-        except BaseException as error:  # an interrupt may come at any point of this
+        except BaseException as error:  # an interrupt may come at any time
             with self._changed:
                 residency.users -= 1
                 self._drop_if_unused(unit, residency)
@@ -211,7 +211,7 @@ class WeightPrefetcher:
                 self._request_upcoming(self._budget)
 
     def saved_tensors_hooks(self, unit: WeightUnit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-        """Return hooks by which autograd saves references to a unit's tensors and fetches them in backward."""
+        """Return hooks by which autograd saves references to a unit's tensors, and reads these again in backward."""
         views = self._residencies[unit].buffer.views[unit]
         spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
         device = self._transfer.device
@@ -440,7 +440,7 @@ class WeightPrefetcher:
                     return
 
     def _distance(self, unit: WeightUnit) -> int:
-        """Return after how many units this one is needed, in the expected order."""
+        """Return the number of units until this one is needed, in the expected order."""
         places = self._positions.get(unit)
         if not places:
             return len(self._order) + 1
@@ -465,7 +465,7 @@ class WeightPrefetcher:
             if now is not view or view._version != version:
                 if now.shape != view.shape or now.dtype != view.dtype:
                     raise MisuseError(
-                        f"a forward has put another {piece.name} in place of the one that is offloaded, of shape "
+                        f"a forward has replaced the offloaded {piece.name} by a tensor of shape "
                         f"{tuple(now.shape)} and {now.dtype}; keep buffers in memory (offload_buffers=False)"
                     )
                 piece.source = HostTensor(now.detach().to("cpu", copy=True))
@@ -505,5 +505,5 @@ def _views(unit: WeightUnit, memory: Tensor) -> list[Tensor]:
 
 
 def _view(piece: OffloadedWeight, part: Tensor) -> Tensor:
-    """Return what modules hold: a frozen parameter or a buffer, with a separate version counter."""
+    """Return the tensor for modules: a frozen parameter or a buffer, with a separate version counter."""
     return nn.Parameter(part, requires_grad=False) if isinstance(piece.placeholder, nn.Parameter) else part.data

@@ -104,8 +104,8 @@ def lease_weights(sources: Sequence[WeightSource], *, rows_only: bool = False) -
 class HostTransfer:
     """Maps pages of files for the CPU, or reads into memory; a filled buffer can be used at once.
 
-    Reading what is in the page cache is a copy, which competes with the computation for cores. It is therefore done
-    right before the computation, by as many threads as torch computes with.
+    Reads from the page cache are copies, which compete with the computation for cores. They are therefore made right
+    before the computation, by as many threads as torch computes with.
     """
 
     device = torch.device("cpu")
@@ -129,14 +129,14 @@ class HostTransfer:
 
     def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> None:
         """Read now; the calling thread is one of the readers."""
-        away = [source for source, _ in jobs if not source.is_in_memory()]
-        for source in away:
+        on_disk = [source for source, _ in jobs if not source.is_in_memory()]
+        for source in on_disk:
             source.advise_read()
-        num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
+        num_threads = max(self._num_threads, _DISK_THREADS) if on_disk else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
         if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
-            # With more cores the copying threads find idle ones, and restarting all others takes longer.
+            # With more cores the copying threads run on idle ones, and a restart of all OpenMP threads takes longer.
             openmp.end_idle_threads()
         _read_with(num_helpers, parts)
 

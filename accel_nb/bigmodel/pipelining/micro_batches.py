@@ -35,15 +35,15 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
         )
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
-    turns = _DeviceLocks(devices)
+    locks = _DeviceLocks(devices)
     for name, device in handle.compute_devices.items():
-        handle.wrap(model.get_submodule(name), functools.partial(_with_device, turns, device))
-    handle.wrap(model, functools.partial(_in_micro_batches, turns, num_chunks or 2 * len(devices)))
+        handle.wrap(model.get_submodule(name), functools.partial(_with_device, locks, device))
+    handle.wrap(model, functools.partial(_in_micro_batches, locks, num_chunks or 2 * len(devices)))
     return model
 
 
 class _DeviceLocks:
-    """Locks: each device computes one part of the batch at a time; parts start in the order of the batch."""
+    """One lock for each device, which computes one part of the batch at a time; parts start in the batch's order."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = list(devices)
@@ -51,26 +51,26 @@ class _DeviceLocks:
         self._own = threading.local()
 
     @contextmanager
-    def part(self, before: threading.Event, begun: threading.Event) -> Iterator[None]:
-        """Run one part in this thread after event ``before``; set ``begun`` when it has acquired its first device."""
+    def part(self, before: threading.Event, started: threading.Event) -> Iterator[None]:
+        """Run one part in this thread after event ``before``; set ``started`` when it has acquired its first device."""
         before.wait()
-        self._own.begun = begun
+        self._own.started = started
         try:
             yield
         finally:
-            self.leave()
-            begun.set()
+            self.release_device()
+            started.set()
 
-    def take(self, device: torch.device) -> None:
+    def acquire_device(self, device: torch.device) -> None:
         """Release this thread's device and acquire another."""
         if getattr(self._own, "device", None) != device:
-            self.leave()
+            self.release_device()
             self._locks[device].acquire()
             self._own.device = device
-            if (begun := getattr(self._own, "begun", None)) is not None:
-                begun.set()
+            if (started := getattr(self._own, "started", None)) is not None:
+                started.set()
 
-    def leave(self) -> None:
+    def release_device(self) -> None:
         """Release this thread's device."""
         device = getattr(self._own, "device", None)
         if device is not None:
@@ -78,17 +78,17 @@ class _DeviceLocks:
             self._locks[device].release()
 
 
-def _with_device(turns: _DeviceLocks, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_device(locks: _DeviceLocks, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that first acquires its device."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        turns.take(device)
+        locks.acquire_device(device)
         return inner(*args, **kwargs)
 
     return forward
 
 
-def _in_micro_batches(turns: _DeviceLocks, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _in_micro_batches(locks: _DeviceLocks, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that runs ``inner`` on parts of the batch, each in a thread."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -97,22 +97,22 @@ def _in_micro_batches(turns: _DeviceLocks, num_chunks: int, inner: Callable[...,
             try:
                 return inner(*args, **kwargs)
             finally:
-                turns.leave()
+                locks.release_device()
         count = min(num_chunks, size)
         bounds = [size * at // count for at in range(count + 1)]
-        modes = _current_modes(turns.devices)
-        begun = [threading.Event() for _ in bounds]
-        begun[0].set()
+        modes = _current_modes(locks.devices)
+        started = [threading.Event() for _ in bounds]
+        started[0].set()
 
         def run(number: int, start: int, stop: int) -> Any:
             with ExitStack() as stack:
-                stack.enter_context(turns.part(begun[number], begun[number + 1]))
+                stack.enter_context(locks.part(started[number], started[number + 1]))
                 for mode in modes:
                     stack.enter_context(mode())
                 own_args, own_kwargs = slice_batch((args, kwargs), start, stop)
                 return inner(*own_args, **own_kwargs)
 
-        with ThreadPoolExecutor(min(count, len(turns.devices) + 1), "accel_nb-part") as pool:
+        with ThreadPoolExecutor(min(count, len(locks.devices) + 1), "accel_nb-part") as pool:
             return concat_batches(list(pool.map(run, range(count), bounds[:-1], bounds[1:])))
 
     return forward

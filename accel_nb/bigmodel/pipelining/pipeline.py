@@ -28,12 +28,12 @@ def prepare_pipeline(
     num_chunks: int | None = None,
     gather_output: bool = False,
 ) -> nn.Module:
-    """Cut a model into one stage a rank, for inference in micro-batches; returns the model, changed in place.
+    """Divide a model into one stage per rank, for inference in micro-batches; return the same model.
 
     Every rank must call it, and then the model. ``split_points`` names the modules that start a stage, one less than
     ranks; ``auto`` cuts before blocks (``no_split_module_classes``; None: those that the model repeats) so that stages
-    hold about as many bytes. The examples are a whole batch, of which each of ``num_chunks`` (None: as many as ranks)
-    takes its part; batches of other sizes are padded, or processed in several rounds. Rank 0's inputs are used. The
+    have about the same size. The examples are a whole batch, which is divided into ``num_chunks`` micro-batches (None:
+    as many as ranks); batches of other sizes are padded, or processed in several rounds. Rank 0's inputs are used. The
     output is that of the last rank, and None elsewhere, unless ``gather_output``. With one rank the model is unchanged.
 
     torch must be able to trace the model. Raises `ConfigError` or `MisuseError` on every rank.
@@ -48,7 +48,7 @@ def prepare_pipeline(
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
     if not size:
         raise ConfigError(
-            "example_args and example_kwargs hold no tensor: give a batch as the model will be called with"
+            "example_args and example_kwargs have no tensor: give the arguments of a call with a whole batch"
         )
     points = _split_points(model, split_points, no_split_module_classes, world.size)
     rows = -(-size // chunks)
@@ -72,7 +72,7 @@ class _Forward:
         world = self._comm.world
         size = self._comm.broadcast_json(first_batch_size((args, kwargs)))
         if not size:
-            raise MisuseError("rank 0 gave no tensor with samples to a model in stages")
+            raise MisuseError("the arguments of rank 0 for the pipeline have no tensor with samples")
         outputs: list[Any] = []
         for begin in range(0, size, self._round):
             end = min(size, begin + self._round)
@@ -109,7 +109,9 @@ def _split_points(
         points = [given] if isinstance(given, str) else list(given)
         names = {name for name, _ in model.named_modules()}
         problems = [
-            f"split_points names {point!r}, which is no module of the model" for point in points if point not in names
+            f"split_points names {point!r}, which is not a module of the model"
+            for point in points
+            if point not in names
         ]
         if len(points) != num_stages - 1:
             problems.append(f"split_points has {len(points)} names; {num_stages} ranks need {num_stages - 1}")
@@ -117,8 +119,7 @@ def _split_points(
             raise ConfigError(problems)
         return points
     blocks = [no_split] if isinstance(no_split, str) else list(no_split or find_blocks(model))
-    held = list_tensors(model)
-    tree = ModuleTree(model, held, blocks)
+    tree = ModuleTree(model, list_tensors(model), blocks)
     parts = [part for part in tree.leaf_parts("") if part in tree.modules]
     sizes = [tree.nbytes(tree.tensor_indices(part)) for part in parts]
     before = list(accumulate(sizes, initial=0))[:-1]

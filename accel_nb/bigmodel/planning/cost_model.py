@@ -31,7 +31,7 @@ class Pace:
 
     def __post_init__(self) -> None:
         rates = ("flops_per_s", "memory_bytes_per_s", "cpu_bytes_per_s", "disk_bytes_per_s")
-        if problems := [f"{name} is {getattr(self, name)!r}; give what is done in a second, above 0"
+        if problems := [f"{name} is {getattr(self, name)!r}; give a rate per second, above 0"
                         for name in rates if not getattr(self, name) > 0]:  # fmt: skip
             raise ConfigError(problems)
 
@@ -77,21 +77,21 @@ def forward_time(
     has ended. With ``overlaps``, reads overlap with the computation; otherwise a part is read right before its use.
     """
     computed = read = before = 0.0
-    held: deque[tuple[int, float]] = deque()
+    buffered: deque[tuple[int, float]] = deque()
     free = budget
     for _ in range(_FORWARDS):
         before = computed
-        for own, arrives, nbytes in zip(computing, reading, sizes, strict=True):
-            if not arrives:
+        for own, read_s, nbytes in zip(computing, reading, sizes, strict=True):
+            if not read_s:
                 computed += own
                 continue
             start = read if overlaps else computed
-            while free < nbytes and held:
-                size, over = held.popleft()
+            while free < nbytes and buffered:
+                size, computed_at = buffered.popleft()
                 free += size
-                start = max(start, over)
-            read = start + arrives
+                start = max(start, computed_at)
+            read = start + read_s
             computed = max(computed, read) + own
-            held.append((nbytes, computed))
+            buffered.append((nbytes, computed))
             free -= nbytes
     return ForwardTime(computed - before, sum(reading), sum(computing))

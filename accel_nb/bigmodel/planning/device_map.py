@@ -285,7 +285,7 @@ def _refuse_too_large(
             beside = f" with {format_bytes(work.activations)} of activations" if work.activations else ""
             problems.append(
                 f"{part or 'the model'} ({kind}) needs {format_bytes(needed)}{beside}, and {main!r}, which computes "
-                f"it, may hold {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
+                f"it, has a limit of {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
                 f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
             )
     if sum(tree.tensors[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
@@ -318,7 +318,7 @@ def _greedy(tree: ModuleTree, room: Mapping[Device, int], work: Workload, *, fal
                     queue.appendleft(part)
                     break
         queue.extendleft(reversed(passed))
-    plan.room["disk"] = sum(held.nbytes for held in tree.tensors) + work.kv_cache * len(tree.modules)
+    plan.room["disk"] = sum(tensor.nbytes for tensor in tree.tensors) + work.kv_cache * len(tree.modules)
     while queue:
         part = queue.popleft()
         if part in plan.places:
@@ -448,8 +448,8 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
         raise ConfigError(
             f'device_map is {device_map!r}; write names and devices, as {{"": "cpu"}} for the whole model'
         )
-    held = list_tensors(model)
-    known = {name for tensor in held for own in tensor.names for name in list_ancestors(own)}
+    tensors = list_tensors(model)
+    known = {name for tensor in tensors for own in tensor.names for name in list_ancestors(own)}
     known |= {name for name, _ in model.named_modules(remove_duplicate=False)}
     problems: list[str] = []
     for name, device in device_map.items():
@@ -458,15 +458,15 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
             near = _nearest(str(name), known)
             problems.append(f"device_map names {name!r}, which the model does not have{near}")
         elif above := [other for other in list_ancestors(name)[:-1] if other in device_map]:
-            problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
-    places = {own: find_place(own, device_map) for tensor in held for own in tensor.names}
+            problems.append(f"device_map places {name!r} and also {above[-1]!r}, which contains it; leave one out")
+    places = {own: find_place(own, device_map) for tensor in tensors for own in tensor.names}
     if uncovered := [name for name, place in places.items() if place is None]:
         problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that contains them")
-    for tensor in held:
+    for tensor in tensors:
         own = {str(place) for name in tensor.names if (place := places[name]) is not None}
         if len(own) > 1:
             where = ", ".join(f"{name} on {places[name]!r}" for name in tensor.names)
-            problems.append(f"one tied tensor is placed on several devices: {where}; give them one")
+            problems.append(f"one tied tensor is placed on several devices: {where}; give one device")
     if problems:
         raise ConfigError(problems)
 

@@ -12,19 +12,19 @@ from accel_nb.bigmodel.planning.sizes import ModelTensor, list_ancestors
 class ModuleTree:
     """A model's modules and tensors by name, and the tensors that they share."""
 
-    def __init__(self, model: nn.Module, held: Sequence[ModelTensor], no_split: Iterable[str]) -> None:
-        self.tensors = held
+    def __init__(self, model: nn.Module, tensors: Sequence[ModelTensor], no_split: Iterable[str]) -> None:
+        self.tensors = tensors
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self._no_split = frozenset(no_split)
-        self._inside: dict[str, set[int]] = {name: set() for name in self.modules}
-        for index, tensor in enumerate(held):
+        self._indices: dict[str, set[int]] = {name: set() for name in self.modules}
+        for index, tensor in enumerate(tensors):
             for name in tensor.names:
                 for prefix in list_ancestors(name):
-                    self._inside.setdefault(prefix, set()).add(index)
+                    self._indices.setdefault(prefix, set()).add(index)
 
     def tensor_indices(self, name: str) -> set[int]:
         """Return the indices of the tensors in a part, shared ones included."""
-        return self._inside[name]
+        return self._indices[name]
 
     def nbytes(self, indices: Iterable[int]) -> int:
         """Return the total size of tensors."""
@@ -45,7 +45,7 @@ class ModuleTree:
         own = {**module._parameters, **module._buffers}
         direct = [tensor for tensor, value in own.items() if value is not None]
         below = (f"{name}.{part}" if name else part for part in [*direct, *children])
-        return [part for part in below if self._inside.get(part)]
+        return [part for part in below if self._indices.get(part)]
 
     def leaf_parts(self, name: str) -> list[str]:
         """Return the parts of a part that cannot be split further, in the model's order."""
@@ -60,10 +60,10 @@ class ModuleTree:
         return tensor
 
     def parts_sharing_tensors(self, name: str) -> set[str]:
-        """Return the part and all others that share tensors with it, directly or transitively: they need one device."""
+        """Return the part and all that share tensors with it, directly or transitively: they need the same device."""
         family, waiting = {name}, [name]
         while waiting:
-            for index in self._inside[waiting.pop()]:
+            for index in self._indices[waiting.pop()]:
                 for alias in self.tensors[index].names:
                     if any(is_within(alias, member) for member in family):
                         continue

@@ -87,7 +87,7 @@ class Arrangement:
         )
 
     def initial_placements(self) -> Iterator[list[Device]]:
-        """Yield initial places that fit: for each size, larger parts stay, then others while there is memory."""
+        """Yield initial places that fit: for each size, larger parts stay on the device, then others that fit."""
         *faster, slowest = self._room
         for size in sorted(set(self._largest)):
             places = [self._main if largest > size else slowest for largest in self._largest]

@@ -62,10 +62,10 @@ def format_bytes(nbytes: float) -> str:
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """Return the dtype that ``torch.float16``, ``"float16"`` or ``"torch.float16"`` means; raises `ConfigError`."""
+    """Return the dtype for ``torch.float16``, ``"float16"`` or ``"torch.float16"``; raises `ConfigError`."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
-        raise ConfigError(f"dtype {dtype!r} is none of torch's; write one like torch.bfloat16")
+        raise ConfigError(f"dtype {dtype!r} is not a dtype of torch; give one such as torch.bfloat16")
     return found
 
 
@@ -137,7 +137,7 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
     Raises `ConfigError` with all problems.
     """
     if max_memory is not None:
-        return _given(max_memory)
+        return _parse_limits(max_memory)
     found: dict[Device, int] = {}
     host = available_host_memory()
     kind = default_type()
@@ -203,7 +203,7 @@ def _free_in_cgroup(limit: Path, usage: Path, stat: Path) -> int | None:
     return int(allowed) - used + sum(cached)
 
 
-def _given(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
+def _parse_limits(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
     problems: list[str] = []
     if not isinstance(max_memory, Mapping) or not max_memory:
         raise ConfigError(f'max_memory is {max_memory!r}; write devices and bytes, as {{0: "10GB", "cpu": "30GB"}}')

@@ -49,7 +49,7 @@ def measure_demand(
     *,
     dtype: torch.dtype | str | None = None,
 ) -> ForwardDemand:
-    """Run a model on fake tensors and return what a forward takes; ``args`` have the batch size and length to plan for.
+    """Run a model on fake tensors and return the memory and operations of a forward with these arguments.
 
     The model may be on the meta device. ``dtype`` is that of the weights (None: their own). Keys and values are
     measured where a model calls ``scaled_dot_product_attention``. Raises `ConfigError` if the control flow of the model
@@ -77,7 +77,7 @@ def measure_demand(
                 functional_call(model, state, own_args, own_kwargs)
     except Exception as error:
         raise ConfigError(
-            f"what a forward of {type(model).__name__} takes cannot be measured without values: {error}; give "
+            f"the memory of a forward of {type(model).__name__} cannot be measured without values: {error}; give "
             "activations= and kv_cache= in bytes instead of an example"
         ) from error
     root = type(model).__name__
@@ -86,7 +86,7 @@ def measure_demand(
         for name, counts in counter.get_flop_counts().items()
         if name == root or name.startswith(f"{root}.")
     }
-    return ForwardDemand(live.peak, attention.most, counter.get_total_flops(), flops_of)
+    return ForwardDemand(live.peak, attention.max_nbytes, counter.get_total_flops(), flops_of)
 
 
 def measure_pace(checkpoint: SafetensorsCheckpoint, device: torch.device, dtype: torch.dtype) -> Pace:
@@ -109,11 +109,11 @@ def measure_pace(checkpoint: SafetensorsCheckpoint, device: torch.device, dtype:
     matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
     table = torch.ones(_PROBE_BYTES // dtype.itemsize // _PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
     # `.item()` waits until the device has computed.
-    multiplying = _seconds(lambda: (matrix @ matrix)[0, 0].item(), again=True)
-    going_through = _seconds(lambda: (table @ matrix[0])[0].item(), again=True)
+    matmul_s = _seconds(lambda: (matrix @ matrix)[0, 0].item(), again=True)
+    matvec_s = _seconds(lambda: (table @ matrix[0])[0].item(), again=True)
     return Pace(
-        flops_per_s=2 * _PROBE_WIDTH**3 / multiplying,
-        memory_bytes_per_s=table.nbytes / going_through,
+        flops_per_s=2 * _PROBE_WIDTH**3 / matmul_s,
+        memory_bytes_per_s=table.nbytes / matvec_s,
         cpu_bytes_per_s=sending,
         disk_bytes_per_s=min(reading, sending),
         reads_beside=not device_type(device).is_host or not is_cached,
@@ -154,10 +154,10 @@ class _LiveBytes(TorchDispatchMode):
                 self._now += storage.nbytes()
                 self.peak = max(self.peak, self._now)
             self._users[key] = self._users.get(key, 0) + 1
-            weakref.finalize(tensor, self._leave, key)
+            weakref.finalize(tensor, self._remove_user, key)
         return output
 
-    def _leave(self, key: int) -> None:
+    def _remove_user(self, key: int) -> None:
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
@@ -169,11 +169,11 @@ class _Attention(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.max_nbytes = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            self.most = max(self.most, given["key"].nbytes + given["value"].nbytes)
+            self.max_nbytes = max(self.max_nbytes, given["key"].nbytes + given["value"].nbytes)
         return func(*args, **kwargs)

@@ -93,8 +93,8 @@ def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torc
     if quantization.method == "int4":
         if shape[1] % quantization.group_size:
             raise ConfigError(
-                f"its {shape[1]} inputs are no multiple of group_size={quantization.group_size}; give another, or its "
-                "name in skip_modules"
+                f"its {shape[1]} inputs are not a multiple of group_size={quantization.group_size}; give another "
+                "group_size, or its name in skip_modules"
             )
         return _PackedInt4(quantization, shape, dtype)
     return _Torchao(quantization, shape, dtype)

@@ -147,7 +147,7 @@ def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
     else:
         names = {name for name, _ in model.named_modules()}
         if wrong := [skip for skip in how.skip_modules if not any(_matches(name, skip) for name in names)]:
-            raise ConfigError(f"skip_modules names what the model does not have: {', '.join(wrong)}")
+            raise ConfigError(f"skip_modules has names that match no module of the model: {', '.join(wrong)}")
         chosen = [name for name in linear if not any(_matches(name, skip) for skip in how.skip_modules)]
     if not chosen:
         raise ConfigError("no linear layer is left to quantise; see skip_modules")
