@@ -19,6 +19,9 @@ from accel_nb.config.sections import Section
 STRATEGY_GROUP = "accel_nb.strategies"
 """The group of entry points by which packages add strategies."""
 
+ENGINE_GROUP = "accel_nb.engines"
+"""The group of entry points by which packages add engines."""
+
 OPTIONS_GROUP = "accel_nb.options"
 """The group of entry points by which packages add sections of options for strategies."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_origin
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+from accel_nb.config.engine_section import EngineOptions
 from accel_nb.config.installed import STRATEGY_GROUP, installed_entry_points, with_installed_sections
 from accel_nb.config.sections import (
     AccumulationOptions,
@@ -233,6 +234,7 @@ class _Options(Section):
         allowed="the path of a YAML file, or none",
         scope="cell",
     )
+    engine: EngineOptions = Field(default_factory=EngineOptions, description="Where workers run.")
     data: DataOptions = Field(default_factory=DataOptions, description="How batches are loaded.")
     metrics: MetricsOptions = Field(
         default_factory=MetricsOptions, description="Metrics of a run for monitoring systems."

@@ -20,7 +20,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.cells.call import FunctionCall
-from accel_nb.notebook.session.local_workers import make_local_engine
+from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
@@ -224,7 +224,7 @@ def _find_session() -> Session:
         return session_of(shell)
     namespace = sys.modules["__main__"].__dict__
     if _SCRIPT_SESSION not in namespace:
-        namespace[_SCRIPT_SESSION] = Session(namespace, make_local_engine)
+        namespace[_SCRIPT_SESSION] = Session(namespace, start_engine)
         atexit.register(namespace[_SCRIPT_SESSION].stop)
     return namespace[_SCRIPT_SESSION]
 
@@ -233,7 +233,7 @@ def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) 
     """Return a session with its own workers, to which only its own GPUs are visible."""
     kinds = [kind for spec in specs if (kind := device_type(spec.device)).one_per_worker]
     overrides = kinds[0].visible_variables(first, len(kinds)) if kinds else {}
-    return Session(main.namespace, main.make_engine, main.hidden_names, overrides=overrides)
+    return Session(main.namespace, main.start_engine, main.hidden_names, overrides=overrides)
 
 
 def _set_remote_traceback(error: BaseException) -> None:

@@ -31,8 +31,8 @@ from accel_nb.notebook.reports.doctor import diagnose
 from accel_nb.notebook.reports.forecasting import forecast_notebook
 from accel_nb.notebook.reports.plan import describe_plan
 from accel_nb.notebook.session.background import BackgroundRun
+from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.error_translation import with_traceback
-from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_controls import describe_outcome
 from accel_nb.notebook.session.run_state import Cell
@@ -64,7 +64,7 @@ class AccelerateMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell: Any = shell
-        self.session = Session(shell.user_ns, make_local_engine, hidden_names=frozenset(shell.user_ns_hidden))
+        self.session = Session(shell.user_ns, start_engine, hidden_names=frozenset(shell.user_ns_hidden))
         self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
         self._last_resolved: tuple[object, Resolved] | None = None
@@ -192,10 +192,11 @@ class AccelerateMagics(Magics):
         lines = [f"pool: {status.state}"]
         if status.zygote_pid is not None:
             lines.append(f"workers are forked from process {status.zygote_pid}")
-        lines += [
-            f"rank {rank}: {spec.device}, threads: {spec.num_threads}, process {status.pids.get(rank, '?')}"
-            for rank, spec in enumerate(status.specs)
-        ]
+        for rank, spec in enumerate(status.specs):
+            node = f" on {status.nodes[spec.node]}" if status.nodes else ""
+            process = status.pids.get(rank, "?")
+            lines.append(f"rank {rank}: {spec.device}{node}, threads: {spec.num_threads}, process {process}")
+        lines += status.lost_nodes.values()
         if self.session.background is not None:
             lines.append(self.session.background.status())
         if status.last_cell_s is not None:
@@ -241,7 +242,7 @@ class AccelerateMagics(Magics):
     def _start(self, words: list[str]) -> str:
         config = self._resolve(shlex.join(words), "%accelerate start").config
         specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
-        self.session.start_workers(specs)
+        self.session.start_workers(specs, config.engine)
         return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 
     def _stop(self, words: list[str]) -> str:

@@ -37,7 +37,12 @@ def describe_state(session: Session) -> SidebarState:
     cpu = DeviceLine(f"{machine.num_cores} CPU cores", "cpu", machine.total_bytes, machine.free_bytes)
     gpus = [DeviceLine(gpu.name, "cuda", gpu.total_bytes, gpu.free_bytes) for gpu in machine.gpus]
     workers = [
-        WorkerLine(rank, spec.device, status.pids[rank], _resident_bytes(status.pids[rank]))
+        WorkerLine(
+            rank,
+            f"{spec.device} on {status.nodes[spec.node]}" if status.nodes else spec.device,
+            status.pids[rank],
+            status.resident_bytes.get(rank, 0) if status.nodes else _resident_bytes(status.pids[rank]),
+        )
         for rank, spec in enumerate(status.specs)
         if rank in status.pids
     ]

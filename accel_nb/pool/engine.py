@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from accel_nb.config.engine_section import EngineOptions
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, PayloadFactory, Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 from accel_nb.telemetry.events import Event
@@ -13,10 +14,17 @@ from accel_nb.telemetry.events import Event
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The torch device of one worker and the number of threads that it may use."""
+    """The torch device of one worker, the number of threads that it may use, and the node that it runs on."""
 
     device: str
     num_threads: int
+    node: int = 0
+    """The number of the node, from 0. The local rank of a worker is its position among the workers of its node."""
+
+
+def ranks_of_node(specs: Sequence[WorkerSpec], node: int) -> list[int]:
+    """Return the ranks of the workers on a node, in the order of their local ranks."""
+    return [rank for rank, spec in enumerate(specs) if spec.node == node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,18 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLost:
+    """The loss of a node with all workers on it; the engine reports no `WorkerEnded` for them and cannot replace them.
+
+    ``reason`` states the node and what was observed, as in ``node 10.0.0.3 has not answered for 2.1 s``.
+    """
+
+    node: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedState:
     """A rank as observed from outside: the letter of its process state as in ``ps``, and its Python stack.
 
@@ -72,7 +92,7 @@ class ObservedState:
     read_stack: Callable[[], str]
 
 
-Arrival = RecordArrived | OutputArrived | EventsArrived | WorkerEnded | ObservedState
+Arrival = RecordArrived | OutputArrived | EventsArrived | WorkerEnded | NodeLost | ObservedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,13 @@ class EngineFacts:
     pids: Mapping[int, int]
     """Process ids of the workers by rank."""
     zygote_pid: int | None
-    """The process that workers are forked from, if there is one."""
+    """The process that workers are forked from, if there is one on this machine."""
+    nodes: tuple[str, ...] = ()
+    """The names of the nodes by number; empty if all workers run on this machine."""
+    lost_nodes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The reason, by number, for each node that was lost."""
+    resident_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
+    """The memory of workers on other machines, by rank."""
 
 
 class Engine(Protocol):
@@ -130,10 +156,27 @@ class Engine(Protocol):
         """Start fresh workers in place of ended ones.
 
         Returns the payloads of the ``reopen`` request with which the other ranks join them in a new process group.
-        The engine closes the payloads.
+        The engine closes the payloads. Raise PoolError if a rank cannot be replaced, since its node is lost.
         """
         ...
 
     def stop(self) -> None:
         """End every process and release all resources; a second call does nothing."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What an engine is started with."""
+
+    program: str
+    """The program of its workers, as ``module:attribute``."""
+    preload: Sequence[str]
+    """Modules and functions (``module:function``) to load before workers are started."""
+    options: EngineOptions
+    overrides: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables of the workers that replace the notebook's."""
+
+
+EngineFunction = Callable[[EngineRequest], Engine]
+"""Starts an engine; the value of an entry point in the group ``accel_nb.engines``."""

@@ -34,6 +34,9 @@ class WorkerStart:
     cwd: str
     sys_path: list[str]
     timeout_s: float
+    node: int
+    local_rank: int
+    local_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from accel_nb.pool.engine import (
     Arrival,
     Engine,
     EventsArrived,
+    NodeLost,
     ObservedState,
     OutputArrived,
     RecordArrived,
@@ -168,7 +169,7 @@ class Pool:
         )
         coordinator = ControlCoordinator(self._engine, self._number, ControlQueue() if controls is None else controls)
         results: list[RankResult] = []
-        waiting = set(bodies)
+        waiting, lost = set(bodies), set[int]()
         unsent = {
             rank
             for rank, body in bodies.items()
@@ -190,9 +191,10 @@ class Pool:
                     escalation, hang_detector, coordinator, arrival, self._number
                 ):
                     continue
+                if isinstance(arrival, NodeLost):
+                    lost.update(arrival.ranks)
                 hang_detector.record_progress()
-                result = self._handle_arrival(arrival, listener, waiting, escalation.killed)
-                if result is not None:
+                for result in self._handle_arrival(arrival, listener, waiting, escalation.killed):
                     results.append(result)
                     if result.outcome == "died":
                         escalation.record_death()
@@ -213,7 +215,7 @@ class Pool:
                 )
         coordinator.close()
         self._repair(
-            {result.rank for result in results if result.outcome == "died"},
+            lost.union(result.rank for result in results if result.outcome == "died"),
             must_reopen_group=escalation.must_reopen_group,
         )
         return results, escalation.reason
@@ -223,7 +225,12 @@ class Pool:
         all_ranks = set(range(self.size))
         if self._state == "failed" or not self._await_replaced():
             return all_ranks
-        dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, WorkerEnded)}
+        dead: set[int] = set()
+        for arrival in self._engine.poll(0):
+            if isinstance(arrival, WorkerEnded):
+                dead.add(arrival.rank)
+            elif isinstance(arrival, NodeLost):
+                dead.update(arrival.ranks)
         if dead:
             self._repair(dead, must_reopen_group=False)
         return all_ranks if self._state == "failed" or not self._await_replaced() else dead
@@ -247,8 +254,8 @@ class Pool:
 
     def _handle_arrival(
         self, arrival: Arrival, listener: RequestListener, waiting: set[int], killed: Collection[int]
-    ) -> RankResult | None:
-        """Pass an arrival to the listener; return the rank's result if its request or its process has ended."""
+    ) -> list[RankResult]:
+        """Pass an arrival to the listener; return the results of ranks whose request or process it ends."""
         if isinstance(arrival, OutputArrived):
             listener.on_output(arrival.rank, arrival.stream, arrival.data)
         elif isinstance(arrival, EventsArrived):
@@ -256,16 +263,22 @@ class Pool:
         elif isinstance(arrival, WorkerEnded):
             waiting.discard(arrival.rank)
             death = WorkerDeath(arrival.code, arrival.rank in killed, arrival.killed_for, arrival.stack)
-            return RankResult(arrival.rank, "died", death=death)
+            return [RankResult(arrival.rank, "died", death=death)]
+        elif isinstance(arrival, NodeLost):
+            lost = sorted(waiting.intersection(arrival.ranks))
+            waiting.difference_update(lost)
+            death = WorkerDeath(-signal.SIGKILL, False, lost_node=arrival.reason)
+            return [RankResult(rank, "died", death=death) for rank in lost]
         elif isinstance(arrival, RecordArrived):
             record = arrival.record
             if isinstance(record, Note):
                 listener.on_note(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                return RankResult(arrival.rank, record.outcome, record.body, arrival.payloads, is_torn=record.is_torn)
+                result = RankResult(arrival.rank, record.outcome, record.body, arrival.payloads, is_torn=record.is_torn)
+                return [result]
             close_all(arrival.payloads.values())
-        return None
+        return []
 
     def _repair(self, dead: Collection[int], *, must_reopen_group: bool) -> None:
         """Replace dead ranks and make every rank open a new process group, without waiting for the ranks."""
@@ -292,6 +305,8 @@ class Pool:
             if arrival.reason:
                 self._fail(f"rank {arrival.rank} {arrival.reason}", output)
             self._restart_all_after_end(arrival.rank, output)
+        elif isinstance(arrival, NodeLost):
+            self._fail(f"{arrival.reason}, while its ranks started", output)
         elif self._ending:
             pass  # all ranks are being killed to be started again: their reports are obsolete
         elif isinstance(arrival, RecordArrived) and isinstance(arrival.record, WorkerReady):

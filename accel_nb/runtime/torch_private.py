@@ -254,7 +254,7 @@ PRIVATE_USES = (
             "accelerator/prepare/compiling.py",
             "compat/model_parts.py",
             "compat/module_tensors.py",
-            "notebook/session/local_workers.py",
+            "notebook/session/engines.py",
             "notebook/worker/program.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),

@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from accel_nb.config import parse_flags, resolve
+from accel_nb.config.engine_section import EngineOptions
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
 from accel_nb.notebook.messages import RankAnswer, read_answer
 from accel_nb.notebook.output.receipt import receipt_line
+from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.error_translation import error_from_answers
-from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.namespace_session import NamespaceSession
 from accel_nb.notebook.session.replica_check import describe_divergence
 from accel_nb.notebook.session.run_state import Cell
@@ -145,7 +146,7 @@ class Workers:
 def running_workers(flags: str = "") -> Iterator[Workers]:
     """Yield workers that are not started yet, and end them afterwards. The cells have more ``flags``."""
     with TemporaryDirectory(prefix="accel_nb_properties_") as folder:
-        workers = Workers(make_local_engine({}), Path(folder), flags)
+        workers = Workers(start_engine(EngineOptions(), {}), Path(folder), flags)
         try:
             yield workers
         finally:

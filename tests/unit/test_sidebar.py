@@ -15,7 +15,7 @@ import pytest
 from accel_nb.config import OPTIONS, parse_flags, resolve
 from accel_nb.notebook.output.rank_logs import HEAD_BYTES, TAIL_BYTES, RankLog
 from accel_nb.notebook.reports.recent_runs import MAX_POINTS, flags_of_run
-from accel_nb.notebook.session.local_workers import make_local_engine
+from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.session import Session
 from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, describe_state, request_handlers
 from accel_nb.runs import Run, RunRegistry
@@ -43,7 +43,7 @@ class Line(comm.base_comm.BaseComm):
 
 @pytest.fixture
 def session() -> Session:
-    return Session({}, make_local_engine)
+    return Session({}, start_engine)
 
 
 @pytest.fixture

@@ -85,6 +85,13 @@ def _make_died_error(
     has_pool: bool,
 ) -> WorkerDied:
     dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
+    if death.lost_node:
+        lost = _join([answer.rank for answer in answers if answer.death is not None and answer.death.lost_node])
+        return WorkerDied(
+            f"{death.lost_node}, and rank {lost} with it. The next cell runs on the nodes that remain, and starts with "
+            "the notebook's values on every rank.",
+            rank=rank,
+        )
     what = (
         "A fresh worker takes its place; the next cell"
         if has_pool

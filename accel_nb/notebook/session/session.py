@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
+from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
 from accel_nb.notebook.cells.cell_analysis import analyze_cell
@@ -40,8 +41,9 @@ from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 
-EngineFactory = Callable[[Mapping[str, str]], Engine]
-"""Creates the engine of a session; the given environment variables replace the notebook's in its workers."""
+EngineFactory = Callable[[EngineOptions, Mapping[str, str]], Engine]
+"""Starts the engine of a session; the given environment variables replace the notebook's in its workers."""
+LOCAL = EngineOptions()
 
 
 @dataclass(slots=True)
@@ -52,6 +54,11 @@ class SessionStatus:
     specs: tuple[WorkerSpec, ...]
     pids: dict[int, int]
     zygote_pid: int | None
+    nodes: tuple[str, ...]
+    """The names of the nodes by number; empty if all workers run on this machine."""
+    lost_nodes: Mapping[int, str]
+    resident_bytes: Mapping[int, int]
+    """The memory of workers on other machines, by rank."""
     only_on_workers: dict[str, str]
     last_cell_s: float | None
 
@@ -61,7 +68,7 @@ class Session:
     """The engine and the pool of one kernel. No process starts before `warm_up` or the first cell."""
 
     namespace: dict[str, Any]
-    make_engine: EngineFactory
+    start_engine: EngineFactory
     hidden_names: Collection[str] = ()
     logs: dict[int, RankLog] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None
@@ -83,6 +90,8 @@ class Session:
     earlier_runs: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs, for comparison on the panel."""
     _engine: Engine | None = None
+    _engine_options: EngineOptions = LOCAL
+    """The options that the engine was started with."""
     _pool: Pool | None = None
     _last_cell_s: float | None = None
     _has_pending_sigterm: bool = False
@@ -111,10 +120,11 @@ class Session:
         """Release the workers after a successful `reserve` in this thread."""
         self._busy.release()
 
-    def warm_up(self) -> None:
-        """Start the zygote in the background. Returns at once."""
+    def warm_up(self, options: EngineOptions = LOCAL) -> None:
+        """Start the engine; the local one starts its zygote in the background and returns at once."""
         if self._engine is None:
-            self._engine = self.make_engine(self.overrides)
+            self._engine = self.start_engine(options, self.overrides)
+            self._engine_options = options
 
     def run(
         self,
@@ -396,6 +406,9 @@ class Session:
             specs=pool.specs if pool else (),
             pids=dict(facts.pids) if facts and pool else {},
             zygote_pid=facts.zygote_pid if facts else None,
+            nodes=facts.nodes if facts else (),
+            lost_nodes=facts.lost_nodes if facts else {},
+            resident_bytes=facts.resident_bytes if facts else {},
             only_on_workers=dict(self.namespace_session.only_on_workers),
             last_cell_s=self._last_cell_s,
         )
@@ -407,11 +420,11 @@ class Session:
             self._pool = None
             self.namespace_session.reset()
 
-    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
+    def start_workers(self, specs: Sequence[WorkerSpec], options: EngineOptions = LOCAL) -> None:
         """Start workers on these devices now instead of with the first cell."""
         try:
             with self._reserved():
-                self._ensure_pool(specs, START_TIMEOUT_S)
+                self._ensure_pool(specs, options, START_TIMEOUT_S)
         finally:
             self.on_change()
 
@@ -436,7 +449,7 @@ class Session:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.closing_lines
         patience_s = START_TIMEOUT_S if cell.call is None else cell.call.patience_s
-        pool = self._ensure_pool(specs, patience_s, on_phase=running.output.set_phase)
+        pool = self._ensure_pool(specs, resolved.config.engine, patience_s, on_phase=running.output.set_phase)
         assert self._engine is not None
         facts = self._engine.facts()
         if facts.num_threads > 1:
@@ -511,12 +524,19 @@ class Session:
             self.namespace_session.reset()
 
     def _ensure_pool(
-        self, specs: Sequence[WorkerSpec], patience_s: float, on_phase: Callable[[str], object] = lambda phase: None
+        self,
+        specs: Sequence[WorkerSpec],
+        options: EngineOptions,
+        patience_s: float,
+        on_phase: Callable[[str], object] = lambda phase: None,
     ) -> Pool:
         """Return a pool of live workers on these devices; start or replace workers as needed.
 
-        ``on_phase`` is called with a description of what it waits for.
+        An engine that was started with other options is stopped first. ``on_phase`` is called with a description of
+        what it waits for.
         """
+        if self._engine is not None and self._engine_options != options:
+            self.stop()
         if self._pool is not None:
             try:
                 has_replaced = self._pool.specs == tuple(specs) and self._pool.replace_dead()
@@ -532,7 +552,7 @@ class Session:
         if self._pool is None:
             if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
                 self.stop()
-            self.warm_up()
+            self.warm_up(options)
             engine = self._engine
             assert engine is not None
             try:

@@ -52,6 +52,8 @@ class WorkerDeath:
     killed_for: KillCause = "unknown"
     stack: str = ""
     """The last Python stack of a process that crashed."""
+    lost_node: str = ""
+    """The reason of the loss of the rank's node; empty if only the process ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,14 @@ from accel_nb.pool.channel import Channel, ChannelError
 from accel_nb.pool.engine import (
     Arrival,
     EngineFacts,
+    EngineRequest,
     EventsArrived,
     ObservedState,
     OutputArrived,
     RecordArrived,
     WorkerEnded,
     WorkerSpec,
+    ranks_of_node,
 )
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
@@ -310,6 +312,7 @@ class LocalEngine:
             trace = os.memfd_create("accel_nb_trace", os.MFD_CLOEXEC)
             on_failure.callback(os.close, trace)
             spec = self._specs[rank]
+            neighbours = ranks_of_node(self._specs, spec.node)
             start = WorkerStart(
                 rank=rank,
                 size=len(self._specs),
@@ -319,6 +322,9 @@ class LocalEngine:
                 cwd=os.getcwd(),
                 sys_path=[entry for entry in sys.path if isinstance(entry, str)],
                 timeout_s=self._timeout_s,
+                node=spec.node,
+                local_rank=neighbours.index(rank),
+                local_size=len(neighbours),
             )
             assert self._store is not None
             (stdout, their_stdout), (stderr, their_stderr) = ends
@@ -417,3 +423,8 @@ class LocalEngine:
         link.close()
         killed_for = self._kills.kill_cause() if code == -signal.SIGKILL else "unknown"
         return [*arrivals, WorkerEnded(rank, code, reason, stack, killed_for)]
+
+
+def start_local_engine(request: EngineRequest) -> LocalEngine:
+    """Start the process that workers on this machine are forked from."""
+    return LocalEngine(request.program, preload=request.preload, overrides=request.overrides)

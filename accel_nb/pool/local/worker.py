@@ -67,11 +67,11 @@ class Worker:
         self.world = World(
             rank=start.rank,
             size=start.size,
-            local_rank=start.rank,
-            local_size=start.size,
+            local_rank=start.local_rank,
+            local_size=start.local_size,
             device=start.device,
         )
-        set_rank_variables(self.world)
+        set_rank_variables(self.world, node=start.node)
         self.payloads = SharedPayloads()
         self._control = control
         self._monitor = monitor

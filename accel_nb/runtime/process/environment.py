@@ -116,14 +116,14 @@ def launch_store() -> str | None:
     return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
-def set_rank_variables(world: World) -> None:
+def set_rank_variables(world: World, *, node: int = 0) -> None:
     """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell."""
     variables = {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
         "LOCAL_RANK": str(world.local_rank),
         "LOCAL_WORLD_SIZE": str(world.local_size),
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(node),
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "_ACCEL_NB_WORKER_DEVICE": world.device,

@@ -108,6 +108,12 @@ export interface IDeepspeedOptions {
   allow_untested_optimizer?: boolean;
 }
 
+/** Where workers run. */
+export interface IEngineOptions {
+  /** Engine that starts the workers; local is this machine. */
+  kind?: 'local';
+}
+
 /** Options of 8-bit floating point (precision fp8), by torchao. */
 export interface IFp8Options {
   /** Granularity of scales: one for a tensor, which is fastest, or one for each row, which is more exact; the last recipe computes the gradients of weights in bf16. */
@@ -285,6 +291,8 @@ export interface IOptions {
   debug?: boolean;
   /** YAML file with options; environment, notebook, flags and code override it. */
   config?: string | null;
+  /**  */
+  engine?: IEngineOptions;
   /** How batches are loaded. */
   data?: IDataOptions;
   /** Metrics of a run for monitoring systems. */
@@ -380,6 +388,7 @@ export type OptionName =
   | 'compile.regional'
   | 'group.backend'
   | 'group.timeout'
+  | 'engine.kind'
   | 'data.dispatch_batches'
   | 'data.even_batches'
   | 'data.use_seedable_sampler'

@@ -1,0 +1,139 @@
+"""Engines of other packages, and what a pool does when an engine loses a node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_nb.errors import ConfigError, PoolError, WorkerDied
+from accel_nb.notebook.messages import read_answer
+from accel_nb.notebook.session.error_translation import error_from_answers
+from accel_nb.pool.engine import Arrival, EngineFacts, NodeLost, RecordArrived, WorkerSpec, ranks_of_node
+from accel_nb.pool.messages import Reply, TaskRequest, WorkerReady
+from accel_nb.pool.payload import NO_PAYLOADS, MemoryPayloads, Payloads
+from accel_nb.pool.pool import Pool
+from accel_nb.pool.registry import find_engine
+from tests.support.pools import Recorder
+
+SPECS = [WorkerSpec("cpu", 1, node=node) for node in (0, 0, 1, 1)]
+REASON = "node far has not answered for 2.1 s"
+
+
+class TwoNodes:
+    """Ranks in memory on two nodes; node 1 is lost when a request reaches rank 3, or when a test calls `lose`."""
+
+    def __init__(self) -> None:
+        self.payloads = MemoryPayloads()
+        self.arrivals: list[Arrival] = []
+        self.is_lost = False
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self.arrivals.append(NodeLost(1, (2, 3), REASON))
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts(True, 1, {}, {}, None, ("near", "far"), {1: REASON} if self.is_lost else {})
+
+    def refresh(self) -> None:
+        pass
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        self.arrivals = [RecordArrived(rank, WorkerReady(rank, rank)) for rank in range(len(specs))]
+
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        if rank == 3 and not self.is_lost:
+            self.lose()
+        elif rank < 2 and isinstance(record, TaskRequest):
+            self.arrivals.append(RecordArrived(rank, Reply(record.number, "done", {})))
+        return not self.is_lost or rank < 2
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        arrived, self.arrivals = self.arrivals, []
+        return arrived
+
+    def kill(self, rank: int) -> None:
+        raise AssertionError("nothing is to be killed")
+
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        raise PoolError(REASON)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> TwoNodes:
+    return TwoNodes()
+
+
+@pytest.fixture
+def pool(engine: TwoNodes) -> Pool:
+    pool = Pool(engine, SPECS)
+    pool.wait_ready()
+    return pool
+
+
+def test_a_lost_node_ends_the_request_and_names_what_was_lost(pool, engine):
+    results, reason = pool.run("run", {rank: {} for rank in range(4)}, Recorder())
+    assert reason == "death"
+    assert sorted(result.rank for result in results if result.outcome == "died") == [2, 3]
+    assert pool.state == "failed", "its ranks cannot be replaced"
+    error = error_from_answers([read_answer(result) for result in results if result.death], reason, {}, None)
+    assert isinstance(error, WorkerDied)
+    assert f"{REASON}, and rank 2, 3 with it" in str(error)
+    smaller = Pool(engine, SPECS[:2])
+    smaller.wait_ready()
+    assert smaller.state == "ready"
+
+
+def test_a_node_that_is_lost_between_requests_takes_the_pool_with_it(pool, engine):
+    engine.lose()
+    assert pool.replace_dead() == {0, 1, 2, 3}
+    assert pool.state == "failed"
+
+
+def test_a_node_that_is_lost_while_ranks_start_is_an_error(engine):
+    pool = Pool(engine, SPECS)
+    engine.arrivals.clear()
+    engine.lose()
+    with pytest.raises(PoolError, match=f"{REASON}, while its ranks started"):
+        pool.wait_ready()
+
+
+def test_local_ranks_count_on_each_node():
+    specs = [WorkerSpec("cpu", 1, node) for node in (0, 1, 0, 1)]
+    assert ranks_of_node(specs, 1) == [1, 3]
+
+
+def test_an_engine_that_is_not_installed_is_refused():
+    with pytest.raises(ConfigError, match=r"engine 'moon' is unknown; installed are .*local"):
+        find_engine("moon")
+
+
+ENGINE = """
+def start(request):
+    print(request.program, dict(request.overrides), request.options.kind)
+    return "an engine"
+"""
+USE = """
+from accel_nb.config import parse_flags, resolve
+from accel_nb.notebook.session.engines import start_engine
+options = resolve([parse_flags("--engine elsewhere", "%%accelerate")]).config.engine
+print(start_engine(options, {"A": "b"}))
+"""
+
+
+def test_a_package_adds_an_engine(tmp_path: Path):
+    facts = tmp_path / "elsewhere-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[accel_nb.engines]\nelsewhere = elsewhere_engine:start\n")
+    (tmp_path / "elsewhere_engine.py").write_text(ENGINE)
+    command: list[Any] = [sys.executable, "-c", f"import sys\nsys.path.append({str(tmp_path)!r})\n{USE}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "accel_nb.notebook.worker.program:CellProgram {'A': 'b'} elsewhere\nan engine\n"
