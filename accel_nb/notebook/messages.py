@@ -68,6 +68,8 @@ class RunRequest:
     lines: tuple[str, ...]
     """Lines of the kernel to show below the output; rank 0 returns them before its own."""
     default_dtype: str | None
+    entropy: int
+    """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
     rng_digest: str | None
     """The digest of the kernel's random states; None: the worker does not return its own."""
     has_rng: bool

@@ -450,7 +450,25 @@ def branch_without_effect(run: Run) -> None:
     train(run, Clipping(), squared, loader())
 
 
+def gradients_assigned_by_data(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    for x, y, _ in loader(shuffle=True):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        for value in model.parameters():
+            assert value.grad is not None
+            value.grad.data = 0.5 * value.grad.data
+            value.grad[:1].data = torch.zeros(
+                1
+            ).double()  # other memory for the view, which leaves the gradient as it is
+            run.print(value.grad.norm())
+        optimizer.step()
+
+
 DIVIDED = [
+    gradients_assigned_by_data,
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
@@ -502,6 +520,49 @@ def codebook_in_buffers(run: Run) -> None:
             return out - self.mean
 
     train(run, Averaging(), squared)
+
+
+def codebook_in_parameters(run: Run) -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.mean = nn.Parameter(torch.zeros(1).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            self.mean = nn.Parameter(0.9 * self.mean + 0.1 * out.mean(0))
+            return out - self.mean.detach()
+
+    train(run, Averaging(), squared)
+
+
+def parameter_written_by_the_model(run: Run) -> None:
+    class Centering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.mean = nn.Parameter(torch.zeros(1).double(), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.inner(x)
+            self.mean.data.mul_(0.9).add_(0.1 * out.detach().mean(0))
+            return out - self.mean
+
+    train(run, Centering(), squared)
+
+
+def embedding_of_limited_norm(run: Run) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Embedding(3, 6, max_norm=0.5, dtype=torch.float64)
+            self.inner = mlp()
+
+        def forward(self, x: Tensor, label: Tensor) -> Tensor:
+            return self.inner(x * self.codes(label))
+
+    train(run, Bag(), lambda model, x, y, label: F.mse_loss(model(x, label), y).sqrt())
 
 
 def loss_that_compares_inside(run: Run) -> None:
@@ -564,6 +625,7 @@ def branch_on_the_batch(run: Run) -> None:
 UNDIVIDED = [
     branch_on_the_batch,
     samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
+    codebook_in_parameters, parameter_written_by_the_model, embedding_of_limited_norm,
     hooks_on_parameters, submodules_called_directly, other_parameters,
 ]  # fmt: skip
 

@@ -44,6 +44,9 @@ Result = TypeVar("Result")
 _HALF_TOLERANCE = 3e-2
 _MIN_ROWS_PER_RANK = 2
 """With one row, code such as ``squeeze()`` behaves differently, and batch normalisation has no variance."""
+_NUM_COMPARED = 32
+"""How many elements of a call's arguments the ranks compare, in the first call, the second, the fourth, and so on."""
+_ROUNDING = 1e-3
 
 
 class DividedCalls:
@@ -56,20 +59,21 @@ class DividedCalls:
         *,
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
+        on_unequal: Callable[[str], object],
     ) -> None:
         self._stepper = stepper
         self._comm = comm
         self._is_compiled = is_compiled
         # Returns whether the user has registered hooks inside of a model: they would receive some of the rows only.
         self._has_hooks = has_hooks
+        # Called with the name of a model that the ranks call with different values; then calls are not divided.
+        self._on_unequal = on_unequal
         self.exchange = RowExchange(comm)
         self.is_on = False
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
-        # By model, then by kind of call: the row layout, or why the call is not divided.
-        self._layouts: weakref.WeakKeyDictionary[nn.Module, dict[Any, RowLayout | DivisionRefusal]] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By model, then by kind of call.
+        self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Any, _KindOfCall]] = weakref.WeakKeyDictionary()
         # By class name, since `start_record`: the models whose calls were divided, and why other calls were not.
         self.divided: dict[str, None] = {}
         self.undivided: dict[str, DivisionRefusal] = {}
@@ -82,7 +86,7 @@ class DividedCalls:
 
     def clear_layouts(self) -> None:
         """Clear the row layouts, so that the next calls check the models again; call after hooks were registered."""
-        self._layouts.clear()
+        self._kinds.clear()
 
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
@@ -106,7 +110,7 @@ class DividedCalls:
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
             return self._compute_whole(forward, args, kwargs)
-        snapshot = _Snapshot(model, self._comm.world.device) if any(layout.compared_reads) else None
+        snapshot = self._take_snapshot(model) if any(layout.compared_reads) else None
         try:
             result = self._compute_rows(
                 model, forward, args, kwargs, layout, number, compares_reads=snapshot is not None
@@ -118,6 +122,10 @@ class DividedCalls:
             return self._call(model, forward, args, kwargs)
         self.divided[name] = None
         return result
+
+    def _take_snapshot(self, model: nn.Module) -> _Snapshot:
+        shards_params = self._stepper.strategy.capabilities.shards_params
+        return _Snapshot(model, self._comm.world.device, shards_params=shards_params)
 
     def _record_read_effect(
         self,
@@ -144,8 +152,9 @@ class DividedCalls:
         if not any(self._gather_codes(int(not is_same))):
             compared = tuple(item and number != read for number, item in enumerate(layout.compared_reads))
             updated = dataclasses.replace(layout, compared_reads=compared)
-        layouts = self._layouts[model]
-        layouts.update({key: updated for key, item in layouts.items() if item is layout})
+        for kind in self._kinds[model].values():
+            if kind.layout is layout:
+                kind.layout = updated
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._mark_inside():
@@ -237,20 +246,49 @@ class DividedCalls:
     def _get_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> RowLayout | DivisionRefusal:
-        layouts = self._layouts.get(model)
-        if layouts is None:
-            layouts = self._layouts[model] = {}
+        kinds = self._kinds.get(model)
+        if kinds is None:
+            kinds = self._kinds[model] = {}
         has_gradients = torch.is_grad_enabled()
         if has_gradients and _has_swapped_parameters(model):
             return DivisionRefusal("it is called with other parameters than its own")
         key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
-        layout = layouts.get(key)
-        if layout is None:
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = _KindOfCall()
+        kind.num_calls += 1
+        if not kind.num_calls & (kind.num_calls - 1) and not self._has_equal_arguments(args, kwargs):
+            self._on_unequal(type(model).__name__)
+            return DivisionRefusal("the workers call it with different values", is_final=False)
+        if kind.layout is None:
             found = self._find_layout(model, forward, args, kwargs)
             layout = self._agree_on_layout(found)
-            if isinstance(layout, RowLayout) or layout.is_final:
-                layouts[key] = layout
-        return layout
+            if isinstance(layout, DivisionRefusal) and not layout.is_final:
+                return layout
+            kind.layout = layout
+        return kind.layout
+
+    def _has_equal_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether all ranks call a model with the same values, compared at a few elements of each tensor."""
+        return self.has_equal_values(list(find_tensors([args, kwargs])))
+
+    def has_equal_values(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether tensors have the same shapes and, at a few elements, the same values on all ranks.
+
+        All ranks must call it. Values may differ by rounding, as between machines.
+        """
+        few = [torch.zeros(0, dtype=torch.float64), *map(_few_values, tensors)]
+        sample = torch.cat(few)[:_NUM_COMPARED]
+        shapes = zlib.crc32(repr([tuple(tensor.shape) for tensor in tensors]).encode())
+        message = torch.zeros(1 + _NUM_COMPARED, dtype=torch.float64)
+        message[0], message[1 : 1 + len(sample)] = shapes, sample
+        first, *others = self._comm.all_gather(message)
+        scale = torch.nan_to_num(first[1:].abs(), posinf=0.0).max()
+        return all(
+            bool(first[0] == other[0])
+            and torch.allclose(first[1:], other[1:], rtol=_ROUNDING, atol=float(_ROUNDING * scale), equal_nan=True)
+            for other in others
+        )
 
     def _find_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -270,6 +308,7 @@ class DividedCalls:
                 kwargs,
                 batch_size=None if share is None else share.total_samples,
                 tolerance=self._tolerance,
+                shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
             )
 
@@ -293,12 +332,21 @@ class DividedCalls:
         return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_TOLERANCE
 
 
+@dataclasses.dataclass
+class _KindOfCall:
+    """The calls of a model with arguments of one signature."""
+
+    layout: RowLayout | DivisionRefusal | None = None
+    """The row layout, or why the calls are not divided; None: not known yet."""
+    num_calls: int = 0
+
+
 class _Snapshot:
     """A snapshot of a model's state and of the random states."""
 
-    def __init__(self, model: nn.Module, device: str) -> None:
+    def __init__(self, model: nn.Module, device: str, *, shards_params: bool) -> None:
         self._device = device
-        self._model, self._random = ModuleSnapshot(model), rng.capture(device)
+        self._model, self._random = ModuleSnapshot(model, shards_params=shards_params), rng.capture(device)
 
     def restore(self) -> None:
         """Restore the model's state and the random states; may be called several times."""
@@ -312,6 +360,15 @@ class _ReadsDiffer(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def _few_values(tensor: Tensor) -> Tensor:
+    """Return a few elements of a tensor, as real numbers on the CPU."""
+    if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
+        return torch.zeros(0, dtype=torch.float64)
+    flat = tensor.detach().reshape(-1)
+    few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
+    return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
 
 
 def _num_hooks(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""Snapshot of a model's state other than its parameters: its buffers, and the attributes of its modules."""
+"""Snapshot of a model's state: its buffers, its parameters as objects, and the attributes of its modules."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import torch
 from torch import Tensor, nn
 
 _CONTAINERS = (list, dict, set)
-_EXCLUDED = frozenset({"_parameters", "_modules"})
-"""Attributes that are not restored: a strategy may replace parameters in a forward pass, and restores them itself."""
 
 
 class ModuleSnapshot:
-    """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass."""
+    """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass.
 
-    def __init__(self, model: nn.Module) -> None:
+    Parameters that the code of the model replaces by others are restored too, unless ``shards_params``: then the
+    strategy replaces parameters in a forward pass, and restores them itself. For changes of their values see
+    `ParameterWrites`.
+    """
+
+    def __init__(self, model: nn.Module, *, shards_params: bool) -> None:
+        excluded = ("_modules", "_parameters") if shards_params else ("_modules",)
         self._parts = [(name, part) for name, part in model.named_modules()]
         self._attributes = [dict(vars(part)) for _, part in self._parts]
         self._contents = [
             {
                 key: copy.copy(value)
                 for key, value in vars(part).items()
-                if isinstance(value, _CONTAINERS) and key not in _EXCLUDED
+                if isinstance(value, _CONTAINERS) and key not in excluded
             }
             for _, part in self._parts
         ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
+from accel_nb.accelerator.model_division.parameter_writes import ParameterWrites
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
@@ -89,12 +90,14 @@ def find_layout(
     *,
     batch_size: int | None,
     tolerance: float,
+    shards_params: bool = False,
     is_compiled: bool = False,
 ) -> RowLayout | DivisionRefusal:
     """Return the row layout of a model's call, found by computing a few rows; the model and random states are restored.
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
+    With ``shards_params`` the strategy replaces parameters in a forward pass.
     """
     for leaf in find_leaves([args, kwargs]):
         if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
@@ -104,7 +107,8 @@ def find_layout(
         return DivisionRefusal("it takes tensors of a special kind")
     found: RowLayout | DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        found = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, is_compiled).run()
+        check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)
+        found = check.run()
         if isinstance(found, RowLayout) or found.is_reduced:
             return found
     return found or DivisionRefusal("no dim of its inputs is that of the samples")
@@ -147,11 +151,12 @@ class _LayoutCheck:
         dims: tuple[int | None, ...],
         total: int,
         tolerance: float,
+        shards_params: bool,
         is_compiled: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
-        self._is_compiled = is_compiled
+        self._shards_params, self._is_compiled = shards_params, is_compiled
         self._first_dim = next(dim for dim in dims if dim is not None)
 
     def run(self) -> RowLayout | DivisionRefusal:
@@ -245,7 +250,9 @@ class _LayoutCheck:
         args, kwargs = map_tensors(choose, self._nested)
         draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
         device = next(iter(self._tensors)).device
-        state, states = ModuleSnapshot(self._model), rng.capture(device)
+        state = ModuleSnapshot(self._model, shards_params=self._shards_params)
+        writes = None if self._shards_params or self._is_compiled else ParameterWrites(self._model)
+        states = rng.capture(device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
         for part in norms:
             part.training = False
@@ -253,6 +260,8 @@ class _LayoutCheck:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                if writes is not None:
+                    stack.enter_context(writes)
                 if draw is not None:
                     stack.enter_context(draw)
                     stack.enter_context(observed_reads(reads.append))
@@ -261,7 +270,7 @@ class _LayoutCheck:
         finally:
             for part in norms:
                 part.training = True
-            effects = state.restore()
+            effects = state.restore() | ({} if writes is None else writes.restore())
             rng.restore(states, device)
         return output, draw, effects, reads
 

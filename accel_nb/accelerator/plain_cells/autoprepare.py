@@ -28,9 +28,12 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_tensors_without_module,
     warn_undivided_loader,
     warn_unequal_shares,
+    warn_unequal_values,
     warn_unprepared_model,
 )
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
+from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
+from accel_nb.accelerator.plain_cells.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
@@ -109,6 +112,7 @@ class PlainCells:
             components.comm,
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
+            on_unequal=self._handle_unequal_calls,
         )
         self._division = LoopDivision(accelerator, self._divided_calls, self._loss_check, self._used)
         # Whether an object was prepared that no name of the notebook references.
@@ -128,6 +132,8 @@ class PlainCells:
         # By owner and name: a function of torch, and what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
         self._files = file_writes.PrivateFiles()
+        self._fresh_seeds = FreshSeeds()
+        self._gradient_data = GradientData(self._prepared_parameters)
         self._writes_once = False
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
@@ -163,13 +169,13 @@ class PlainCells:
         return found
 
     @contextmanager
-    def run_cell(self, *, may_depend_on_rank: bool = False) -> Iterator[None]:
+    def run_cell(self, *, may_depend_on_rank: bool = False, entropy: int | None = None) -> Iterator[None]:
         """Replace functions of torch while the block runs, so that code for one device runs on many workers.
 
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
-        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, and of a
-        file that every rank writes, the first rank's version is kept. The replacements apply to the whole process until
-        the block ends.
+        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
+        first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
+        on all ranks, which pass the same ``entropy``. The replacements apply to the whole process until the block ends.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
@@ -179,6 +185,7 @@ class PlainCells:
         self._stale_tensors = None
         self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
+        self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
         self._divided_calls.is_on = self._stepper.world.size > 1 and self._division.divides_models
         accelerator = self._accelerator
         with ExitStack() as stack:
@@ -219,6 +226,10 @@ class PlainCells:
         )
         for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
             replace((owner,), name, torchscript.compile_plain_model)
+        if self._stepper.world.size > 1:
+            replace((Tensor,), "data", self._gradient_data.make_property)
+            for owner, name, make in self._fresh_seeds.replacements():
+                replace((owner,), name, make)
         if self._writes_once:
             files = None if world.is_main else self._files
             if files is not None:
@@ -298,6 +309,11 @@ class PlainCells:
             self._read_undivided()
             return None
         return code
+
+    def _prepared_parameters(self) -> Iterator[nn.Parameter]:
+        # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.
+        parts = (part for model in self._stepper.bundle.models for part in model.modules())
+        return (value for part in parts for value in part._parameters.values() if value is not None)
 
     def _end_division(self) -> None:
         self._division.end_cell()
@@ -416,8 +432,14 @@ class PlainCells:
         if self._pending and is_called_by_user() and not is_run_by_library(self._namespace):
             self._prepare_new_optimizers()
 
+    def _handle_unequal_calls(self, name: str) -> None:
+        """Stop dividing models for the rest of the cell, since the ranks compute different values; all ranks call."""
+        self._divided_calls.is_on = False
+        warn_unequal_values(self._accelerator, name)
+
     def _check_before_backward(self, loss: Tensor) -> None:
-        self._needs_backward_check = False
+        # Rank 0 also checks each kind of loss when it occurs first; the other checks run on all ranks together.
+        is_on_all_ranks, self._needs_backward_check = self._needs_backward_check, False
         if is_called_by_user():  # a library's trainer decides how its training is distributed
             self._prepare_new_optimizers()
         stepper = self._stepper
@@ -434,6 +456,10 @@ class PlainCells:
                 stepper.window.set_share(None)  # the share belongs to an earlier loop that was left
             if stepper.window.share is None and not self._divided_calls.is_on:
                 warn_undivided_loader(self._accelerator)
+        has_whole_batch = self._divided_calls.is_on and not stepper.window.is_divided and not stepper.has_rank_rng
+        is_compared = is_on_all_ranks and has_whole_batch and stepper.bundle.models
+        if is_compared and not self._divided_calls.has_equal_values([loss]):
+            self._handle_unequal_calls("the loss")
         self._loss_check.check_loss(loss)
 
     def _wrap_backward(self, plain: Callable[..., None]) -> Callable[..., None]:

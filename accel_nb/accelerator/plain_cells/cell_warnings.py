@@ -138,6 +138,16 @@ def warn_unequal_batches(accelerator: Accelerator) -> None:
     )
 
 
+def warn_unequal_values(accelerator: Accelerator, name: str) -> None:
+    """Warn that the ranks compute ``name``, a model or the loss, from different values."""
+    _warn(
+        accelerator,
+        f"the workers compute {name} from different values, such as random numbers of a source of their own: each "
+        "computes its own, and gradients are averaged, which differs from one device. Seed what draws them, or draw "
+        "from random, numpy or torch",
+    )
+
+
 def warn_changed_buffers(accelerator: Accelerator) -> None:
     """Warn that a forward pass changes buffers by values that depend on the share of the batch."""
     _warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,6 +120,7 @@ class NamespaceSession:
             is_empty=names.is_empty,
             config=resolved.to_json(),
             cwd=os.getcwd(),
+            entropy=secrets.randbits(62),
             rng_digest=digest,
             has_rng=states is not None,
             sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),

@@ -312,7 +312,9 @@ class CellProgram:
                     stack.enter_context(warn_if_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._get_plain_cells(accelerator)
-                    stack.enter_context(cells.run_cell(may_depend_on_rank=request.may_depend_on_rank))
+                    stack.enter_context(
+                        cells.run_cell(may_depend_on_rank=request.may_depend_on_rank, entropy=request.entropy)
+                    )
                     transformers = [_PrepareInserter()]
                     names = [*request.used, *request.bound]
                     bound = set(request.bound) - set(request.used)
@@ -583,6 +585,7 @@ def warm() -> None:
         reloaded={},
         lines=(),
         default_dtype=None,
+        entropy=0,
         rng_digest=None,
         has_rng=False,
         is_partial=False,

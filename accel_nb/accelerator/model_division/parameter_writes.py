@@ -1,0 +1,48 @@
+"""Changes of parameters by the code of a forward pass, such as a codebook that follows its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class ParameterWrites(TorchDispatchMode):
+    """Copies each parameter of a model before an operation writes to its memory, while the mode is on."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._by_memory: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, value in model.named_parameters():
+            if type(value) is nn.Parameter and value.layout is torch.strided and not value.is_meta:
+                self._by_memory.setdefault(value.untyped_storage().data_ptr(), []).append((name, value))
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for number, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = args[number] if number < len(args) else kwargs.get(argument.name)
+                    for tensor in value if isinstance(value, list | tuple) else [value]:
+                        self._keep(tensor)
+        return func(*args, **kwargs)
+
+    def _keep(self, tensor: Any) -> None:
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            return
+        for name, value in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
+            if name not in self._before:
+                self._before[name] = value, value.detach().clone()
+
+    @torch.no_grad()
+    def restore(self) -> dict[str, Tensor]:
+        """Restore the parameters that were written; return the changed values, by name."""
+        changed: dict[str, Tensor] = {}
+        for name, (value, before) in self._before.items():
+            if not torch.equal(value, before):
+                changed[f"parameter {name}"] = value.detach().clone()
+                value.data.copy_(before)
+        return changed

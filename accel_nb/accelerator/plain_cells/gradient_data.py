@@ -1,0 +1,56 @@
+"""Assignment to ``parameter.grad.data`` in plain cells.
+
+DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
+its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
+gradient as it is, in every later step. So the values are copied into the bucket instead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class GradientData:
+    """Replaces ``Tensor.data`` by a property that keeps gradients of ``parameters()`` in their memory."""
+
+    def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
+        self._parameters = parameters
+        # By address of a gradient that is a view of a bucket: its parameter.
+        self._owners: dict[int, weakref.ref[nn.Parameter]] = {}
+
+    def make_property(self, plain: Any) -> property:
+        """Return the property to use in place of torch's attribute ``plain``."""
+
+        def assign(tensor: Tensor, value: Tensor) -> None:
+            if self._is_in_bucket(tensor) and _fits(tensor, value):
+                with torch.no_grad():
+                    tensor.copy_(value)
+            else:
+                plain.__set__(tensor, value)
+
+        return property(plain.__get__, assign)
+
+    def _is_in_bucket(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the gradient of a parameter, and a view of larger memory."""
+        if not tensor._is_view() or tensor.requires_grad:
+            return False
+        address = tensor.data_ptr()
+        if address not in self._owners:
+            owners = [value for value in self._parameters() if value.grad is not None and value.grad._is_view()]
+            self._owners = {value.grad.data_ptr(): weakref.ref(value) for value in owners if value.grad is not None}
+        reference = self._owners.get(address)
+        owner = None if reference is None else reference()
+        return owner is not None and owner.grad is tensor  # and no view of the gradient
+
+
+def _fits(tensor: Tensor, value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and (value.shape, value.dtype, value.device) == (tensor.shape, tensor.dtype, tensor.device)
+        and value.layout is torch.strided
+    )
