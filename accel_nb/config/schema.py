@@ -23,6 +23,7 @@ from accel_nb.config.sections import (
     DataOptions,
     Fp8Options,
     GroupOptions,
+    MeshOptions,
     MetricsOptions,
     NotifyOptions,
     ScalerOptions,
@@ -67,6 +68,9 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """The values of ``strategy``, without the strategies of other packages."""
+
+WITH_DIVIDED_LAYERS = ("auto", "ddp", "fsdp")
+"""The values of ``strategy`` that can be combined with ``mesh.tp``."""
 
 
 def _strategy(value: str) -> str:
@@ -233,6 +237,7 @@ class _Options(Section):
         allowed="the path of a YAML file, or none",
         scope="cell",
     )
+    mesh: MeshOptions = Field(default_factory=MeshOptions, description="Dimensions in which the workers are arranged.")
     data: DataOptions = Field(default_factory=DataOptions, description="How batches are loaded.")
     metrics: MetricsOptions = Field(
         default_factory=MetricsOptions, description="Metrics of a run for monitoring systems."
