@@ -120,7 +120,7 @@ def build_components(
     groups = getattr(strategy, "groups", None) if strategy.capabilities.divides_layers else None
     groups = groups or MeshGroups.of_data(comm)
     sink = current_sink.get() if sink is None else sink
-    stepper = _build_stepper(strategy, comm, device, sink, settings)
+    stepper = _build_stepper(strategy, comm, device, sink, settings, counts_samples=groups.mesh.tp_index == 0)
     compiler, recomputer = Compiler(options.compile), ActivationCheckpointer(options.activation_checkpointing)
     float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
     run = TrainingRun(stepper, comm, sink, options.checkpoint, current_control_receiver.get())
@@ -153,7 +153,13 @@ def build_components(
 
 
 def _build_stepper(
-    strategy: Strategy, comm: Communicator, device: torch.device, sink: EventSink, settings: Settings
+    strategy: Strategy,
+    comm: Communicator,
+    device: torch.device,
+    sink: EventSink,
+    settings: Settings,
+    *,
+    counts_samples: bool,
 ) -> Stepper:
     options, rank, precision = settings.options, comm.world.rank, strategy.precision
     return Stepper(
@@ -167,4 +173,5 @@ def _build_stepper(
         time_use=TimeMeter(rank, device, sink),
         window=options.accumulation,
         has_sentinels=options.sentinels,
+        counts_samples=counts_samples,
     )

@@ -47,7 +47,7 @@ class Gpt(nn.Module):
     def __init__(self, num_heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(num_heads, dropout) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(num_heads, dropout) for _ in range(2))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
         self.scale = nn.Parameter(torch.tensor(1.5))

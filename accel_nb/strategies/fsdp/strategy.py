@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -347,7 +348,13 @@ class Fsdp(Stepping):
             num_divided, num_layers = (
                 sum(counts) for counts in zip(*((p.num_divided, p.num_layers) for p in plans), strict=True)
             )
-            facts["mesh"] = f"{self._place.describe()}, {num_divided} of {num_layers} linear layers divided"
+            last = replace(self._place, rank=self._world.size - 1)
+            facts["mesh"] = (
+                f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()}), "
+                f"{num_divided} of {num_layers} linear layers divided"
+            )
+            if any(group.draws for plan in plans for group in plan.groups):
+                facts["dropout"] = "in divided layers differs from that of one device"
             for plan in plans:
                 facts |= {f"{kind} not divided:": why for kind, why in plan.left_whole.items()}
         if self.options.float8_gather and parts:

@@ -27,7 +27,8 @@ class DividedGroup:
     """Layers that are divided together, by their names inside of the module ``owner``, itself a name in the model.
 
     ``whole`` are modules that compute with parts of activations and whole parameters, whose gradients are summed.
-    ``attributes`` are numbers of the owner, such as the number of heads, that are divided while it computes.
+    ``attributes`` are numbers of the owner, such as the number of heads, that are divided while it computes. If
+    ``draws``, random numbers such as those of dropout are drawn for parts of activations.
     """
 
     owner: str
@@ -35,6 +36,7 @@ class DividedGroup:
     rows: tuple[str, ...]
     whole: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    draws: bool = False
 
     def part_names(self) -> list[tuple[str, int]]:
         """Return the names of the divided parameters inside of the owner, and the dim that is divided."""

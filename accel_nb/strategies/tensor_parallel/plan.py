@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.base import Refusal
@@ -59,7 +60,7 @@ def plan_division(model: nn.Module, size: int) -> DivisionPlan | Refusal:
     A model without layers to divide gets an empty plan.
     """
     plan = DivisionPlan(num_layers=sum(isinstance(part, nn.Linear) for part in model.modules()))
-    own = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    own = getattr(model, "tp_plan", None)
     refused = _follow(model, own, size, plan) if isinstance(own, Mapping) and own else _search(model, size, plan)
     return plan if refused is None else refused
 
@@ -103,8 +104,15 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
         refused = _check_numbers(model, owner, columns, rows, size)
         if refused is not None:
             return refused
-        plan.groups.append(DividedGroup(owner, columns, rows, whole))
+        plan.groups.append(DividedGroup(owner, columns, rows, whole, draws=_has_dropout(module)))
     return None
+
+
+def _has_dropout(owner: nn.Module) -> bool:
+    """Whether a module may draw random numbers in training, by its dropout layers and its numbers."""
+    rates = [part.p for part in owner.modules() if isinstance(part, _DropoutNd)]
+    rates += [value for name, value in vars(owner).items() if "dropout" in name and isinstance(value, float)]
+    return any(rate > 0 for rate in rates)
 
 
 def _check_numbers(
@@ -167,7 +175,7 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
         if isinstance(verdict, str):
             plan.left_whole[kind] = verdict
         else:
-            plan.groups.append(DividedGroup(name, verdict.columns, verdict.rows, verdict.whole, verdict.attributes))
+            plan.groups.append(replace(verdict, owner=name))
     return None
 
 
@@ -218,11 +226,9 @@ def _try_candidates(
         for attributes in _attribute_choices(owner, heads, layers[-1].in_features, size):
             tried = DividedGroup("", group.columns, group.rows, (), attributes)
             try:
-                try_group(owner, tried, width, size)
+                return replace(tried, draws=try_group(owner, tried, width, size))
             except TrialFailed as failed:
                 reason = reason or str(failed)
-            else:
-                return tried
     return reason
 
 

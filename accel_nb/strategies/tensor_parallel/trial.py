@@ -39,10 +39,11 @@ class _Outcome:
     gradients: dict[str, Tensor | None]
 
 
-def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> None:
+def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> bool:
     """Compute ``owner`` whole and in ``size`` parts, on random numbers; raises `TrialFailed` if results differ.
 
     Outputs, the gradient of the input and those of all parameters are compared, the latter put together from the parts.
+    Return whether the parts draw random numbers, as for dropout, which are not those that the whole draws.
     """
     if not _takes_one_argument(owner):
         raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
@@ -74,6 +75,24 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> N
         for ours, theirs in pairs:
             if ours.shape != theirs.shape or not _is_close(ours, theirs):
                 raise TrialFailed("its parts compute something else than the whole")
+    return _draws_in_parts(owner, own, data, size)
+
+
+def _draws_in_parts(owner: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
+    """Whether a part draws other random numbers in training than the whole: then their generators end differently."""
+    states: list[Tensor] = []
+    part = _part(owner, group, 0, size)
+    LayerDivision(part, [group], LayerExchange(_NoSum()), size)
+    for module in (_copy(owner), part):
+        module.train()
+        with rng.fork_rng(), redirect_stdout(io.StringIO()), torch.no_grad():
+            rng.set_seed(0)
+            try:
+                module(data)
+            except Exception as error:
+                raise TrialFailed(f"in training it raises {type(error).__name__}: {error}") from None
+            states.append(torch.get_rng_state())
+    return not torch.equal(*states)
 
 
 def _takes_one_argument(owner: nn.Module) -> bool:
@@ -139,6 +158,14 @@ class _ThreadRank:
         summed = torch.stack([value for value in total.values if value is not None]).sum(0)
         total.barrier.wait(_TIMEOUT_S)
         return tensor.copy_(summed)
+
+
+class _NoSum:
+    """A communicator that reduces nothing, where values do not matter."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
 
 
 def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, weights: Tensor) -> list[_Outcome]:
