@@ -165,6 +165,7 @@ nightly: $(STAMPS)/develop
 	    --timeout 3600
 	REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesses logical --maxprocesses 4 --dist loadscope
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
+	MESH=all $(BIN)/python -m pytest tests/ranks/test_mesh.py --timeout 3600
 	FUZZ=15000 $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 3600
 	$(MAKE) test-environments
 	$(BIN)/python -m tests.faults.chaos

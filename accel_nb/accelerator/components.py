@@ -26,10 +26,11 @@ from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Strategy, StrategyRegistry, choose
-from accel_nb.strategies.choice import AUTO
+from accel_nb.strategies import Strategy, StrategyRegistry
+from accel_nb.strategies.choice import AUTO, build
 from accel_nb.telemetry.events import EventSink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
@@ -56,6 +57,8 @@ class Components:
     tracked: TrackedRun
     state: TrainingState
     run: TrainingRun
+    groups: MeshGroups
+    """The mesh of the ranks, and the communicators of its dimensions."""
 
     @property
     def world(self) -> World:
@@ -109,13 +112,15 @@ def build_components(
     world = comm.world
     registry = registry or StrategyRegistry()
     requested = AUTO if settings.ignores_plugin(world) else options.strategy
-    strategy_class = choose(requested, world, registry)
-    device = strategy_class.capabilities.open_device(world)
+    builder = build(requested, options, world, registry)
+    device = builder.kind.capabilities.open_device(world)
     precision = build_precision(options.precision, device, autocast=options.autocast, scaler=options.scaler)
-    strategy = strategy_class(getattr(options, strategy_class.name, None), precision)
+    strategy = builder.build(precision)
     strategy.open(world, comm)
+    groups = getattr(strategy, "groups", None) if strategy.capabilities.divides_layers else None
+    groups = groups or MeshGroups.of_data(comm)
     sink = current_sink.get() if sink is None else sink
-    stepper = _build_stepper(strategy, comm, device, sink, settings)
+    stepper = _build_stepper(strategy, comm, device, sink, settings, counts_samples=groups.mesh.tp_index == 0)
     compiler, recomputer = Compiler(options.compile), ActivationCheckpointer(options.activation_checkpointing)
     float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
     run = TrainingRun(stepper, comm, sink, options.checkpoint, current_control_receiver.get())
@@ -143,12 +148,18 @@ def build_components(
     selection = StrategySelection(strategy, settings.resolved, comm, device, registry)
     return Components(
         settings.resolved, comm, group, collectives, device, sink, stepper, compiler, float8, recomputer, selection,
-        preparer, tracked, state, run,
+        preparer, tracked, state, run, groups,
     )  # fmt: skip
 
 
 def _build_stepper(
-    strategy: Strategy, comm: Communicator, device: torch.device, sink: EventSink, settings: Settings
+    strategy: Strategy,
+    comm: Communicator,
+    device: torch.device,
+    sink: EventSink,
+    settings: Settings,
+    *,
+    counts_samples: bool,
 ) -> Stepper:
     options, rank, precision = settings.options, comm.world.rank, strategy.precision
     return Stepper(
@@ -162,4 +173,5 @@ def _build_stepper(
         time_use=TimeMeter(rank, device, sink),
         window=options.accumulation,
         has_sentinels=options.sentinels,
+        counts_samples=counts_samples,
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
+from accel_nb.config.schema import OPTIONS, STRATEGIES, STRATEGY_SECTIONS, WITH_DIVIDED_LAYERS, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,45 @@ def find_clashes(config: Config) -> list[OptionClash]:
                 "auto searches checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
             )
         )
+    found += _mesh_clashes(config)
     size_from = "cpus" if config.gpus is None else "gpus"
     size = getattr(config, size_from)
     if isinstance(size, int) and (config.gpus is None or config.cpus is None):
-        found += [OptionClash((option, size_from), message) for option, message in rank_problems(config, size).items()]
+        found += [OptionClash((option, size_from), message) for option, message in world_problems(config, size).items()]
+    return found
+
+
+def world_problems(config: Config, size: int) -> dict[str, str]:
+    """Return a message for each option that does not fit a world of ``size``, by option."""
+    problems = rank_problems(config, size)
+    if size % config.mesh.tp:
+        degrees = ", ".join(str(degree) for degree in range(1, size + 1) if size % degree == 0)
+        problems["mesh.tp"] = f"{config.mesh.tp} does not divide {size} workers; use {degrees}"
+    return problems
+
+
+def _mesh_clashes(config: Config) -> list[OptionClash]:
+    if config.mesh.tp == 1:
+        return []
+    found: list[OptionClash] = []
+    if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
+        possible = ", ".join(WITH_DIVIDED_LAYERS)
+        message = f"strategy {config.strategy} does not divide layers; use {possible}, or remove mesh.tp"
+        found.append(OptionClash(("strategy", "mesh.tp"), message))
+    if config.tpus is not None:
+        found.append(OptionClash(("tpus", "mesh.tp"), "on a TPU layers are not divided; remove one of the two"))
+    if config.precision in ("fp16", "fp8"):
+        message = "divided layers compute in no, bf16 or auto; change one of the two"
+        found.append(OptionClash(("precision", "mesh.tp"), message))
+    if config.compile.backend != "no":
+        found.append(
+            OptionClash(("compile.backend", "mesh.tp"), "divided layers are not compiled; remove one of the two")
+        )
     return found
 
 
 def rank_problems(config: Config, size: int) -> dict[str, str]:
-    """Return a message for each option that names a rank outside of a world of ``size``."""
+    """Return a message for each option that names a rank outside of a world of ``size``, by option."""
     problems: dict[str, str] = {}
     for option in ("ranks", "show_ranks"):
         value = getattr(config, option)

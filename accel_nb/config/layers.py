@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from accel_nb.config.conflicts import ALTERNATIVES, find_clashes, find_idle_options, rank_problems
+from accel_nb.config.conflicts import ALTERNATIVES, find_clashes, find_idle_options, rank_problems, world_problems
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.config.yaml_documents import read_options
@@ -133,8 +133,14 @@ class Resolved:
         )
 
     def check_world(self, size: int) -> None:
+        """Raise ConfigError for options that do not fit a world of ``size`` workers: ranks, and the mesh."""
+        self._raise_for(world_problems(self.config, size))
+
+    def check_ranks(self, size: int) -> None:
         """Raise ConfigError if an option names a rank that does not exist in a world of ``size`` workers."""
-        problems = rank_problems(self.config, size)
+        self._raise_for(rank_problems(self.config, size))
+
+    def _raise_for(self, problems: Mapping[str, str]) -> None:
         if problems:
             raise ConfigError(
                 [f"{option} from {self.origins[option]}: {message}" for option, message in problems.items()]

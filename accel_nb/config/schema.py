@@ -24,6 +24,7 @@ from accel_nb.config.sections import (
     DataOptions,
     Fp8Options,
     GroupOptions,
+    MeshOptions,
     MetricsOptions,
     NotifyOptions,
     ScalerOptions,
@@ -68,6 +69,9 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """The values of ``strategy``, without the strategies of other packages."""
+
+WITH_DIVIDED_LAYERS = ("auto", "ddp", "fsdp")
+"""The values of ``strategy`` that can be combined with ``mesh.tp``."""
 
 
 def _strategy(value: str) -> str:
@@ -235,6 +239,7 @@ class _Options(Section):
         scope="cell",
     )
     engine: EngineOptions = Field(default_factory=EngineOptions, description="Where workers run.")
+    mesh: MeshOptions = Field(default_factory=MeshOptions, description="Dimensions in which the workers are arranged.")
     data: DataOptions = Field(default_factory=DataOptions, description="How batches are loaded.")
     metrics: MetricsOptions = Field(
         default_factory=MetricsOptions, description="Metrics of a run for monitoring systems."

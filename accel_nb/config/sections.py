@@ -276,6 +276,18 @@ class GroupOptions(Section):
     )
 
 
+class MeshOptions(Section):
+    """How the workers are arranged in dimensions: those that are not named here divide the data."""
+
+    tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+        1,
+        "Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of "
+        "linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model.",
+        unit="workers",
+        flag="tp",
+    )
+
+
 class CompileOptions(Section):
     """Options of torch.compile for prepared models."""
 

@@ -65,7 +65,7 @@ class LaunchJob:
                 "workers itself; start one, or convert it to a script with accel-nb export"
             )
         if request.target.kind == "notebook" and config.ranks is not None:
-            resolved.check_world(max(config.ranks) + 1)
+            resolved.check_ranks(max(config.ranks) + 1)
         specs = () if _is_submitted_later(request) else _assign_workers(request, resolved, place)
         machines = request.machines
         if place is not None and place.is_machine:

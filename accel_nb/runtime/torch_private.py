@@ -122,6 +122,17 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "tensor_parallel",
+        ("strategies/tensor_parallel/divided_layers.py", "strategies/tensor_parallel/plan.py"),
+        (
+            "Module._backward_hooks",
+            "Module._backward_pre_hooks",
+            "Module._forward_hooks",
+            "Module._forward_pre_hooks",
+            "Module._parameters",
+        ),
+    ),
+    PrivateUse(
         "fsdp.meta_weights",
         ("strategies/fsdp/meta_weights.py",),
         ("Module._apply", "Module._buffers", "Module._parameters"),

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -39,10 +40,12 @@ class Capabilities:
     ``rank`` is the priority of the strategy with ``--strategy auto``: of those that fit the world, the highest is used.
     ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
     precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
-    `Strategy.keep_local` is supported. ``hides_gradients``: gradients are not in ``parameter.grad``. ``stepped_dtype``:
-    the only dtype of weights that can be stepped; None for any. ``places_batches``: batches are moved to the device by
-    `Strategy.place`. ``open_device`` makes a world's device the current one of this process and returns it.
-    ``problem`` returns what is missing on this machine and what to do about it; None if nothing is.
+    `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
+    ``groups``, as of `LayerDividing`. ``replicates``: ranks hold copies, for which a strategy that divides layers can
+    stand in if layers are to be divided as well. ``hides_gradients``: gradients are not in ``parameter.grad``.
+    ``stepped_dtype``: the only dtype of weights that can be stepped; None for any. ``places_batches``: batches are
+    moved to the device by `Strategy.place`. ``open_device`` makes a world's device the current one of this process
+    and returns it. ``problem`` returns what is missing on this machine and what to do about it; None if nothing is.
     """
 
     min_world: int = 1
@@ -53,6 +56,8 @@ class Capabilities:
     native_precision: bool = False
     native_step: bool = False
     keeps_local: bool = True
+    divides_layers: bool = False
+    replicates: bool = False
     hides_gradients: bool = False
     stepped_dtype: torch.dtype | None = None
     places_batches: bool = False
@@ -223,6 +228,20 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Unwrap everything and leave the world."""
+        ...
+
+
+class LayerDividing(Protocol):
+    """What a strategy has in addition if ``capabilities.divides_layers`` is set."""
+
+    groups: MeshGroups | None
+    """The mesh, after `Strategy.open`, if layers are divided."""
+
+    def divide_layers(self, size: int, *, replicates: bool) -> None:
+        """Divide layers among ``size`` ranks; called before `Strategy.open`.
+
+        With ``replicates`` the ranks that read different data hold copies of the model, and not parts of it.
+        """
         ...
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from accel_nb.config.schema import Config
 from accel_nb.errors import ConfigError
+from accel_nb.precision.policy import Precision
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Strategy
+from accel_nb.strategies.base import LayerDividing, Strategy
 from accel_nb.strategies.registry import StrategyRegistry
 
 AUTO = "auto"
@@ -36,6 +37,46 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
             return strategy
     reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
     raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
+
+
+def build(requested: str, config: Config, world: World, registry: StrategyRegistry) -> StrategyBuilder:
+    """Return how the strategy ``requested`` is built in this world, with the config's options.
+
+    If layers are divided (``mesh.tp``), a strategy that can do so stands in for one that holds copies. Raises
+    `ConfigError` if the strategy cannot run, or cannot divide layers.
+    """
+    size = config.mesh.tp
+    if size == 1:
+        return StrategyBuilder(choose(requested, world, registry), config)
+    able = [name for name in registry.names if registry.get(name).capabilities.divides_layers]
+    usable = [name for name in able if registry.get(name).capabilities.fits(world)]
+    wanted = None if requested == AUTO else registry.get(requested)
+    if wanted is None or wanted.capabilities.replicates or not wanted.capabilities.divides_layers:
+        if not usable or not (wanted is None or wanted.capabilities.replicates):
+            copies = [name for name in registry.names if registry.get(name).capabilities.replicates]
+            raise ConfigError(
+                f"mesh.tp {size} cannot be combined with strategy {requested!r} on {world.device}; "
+                f"layers are divided with {', '.join([AUTO, *copies, *able])}"
+            )
+        return StrategyBuilder(registry.get(usable[0]), config, size, replicates=True)
+    return StrategyBuilder(choose(requested, world, registry), config, size)
+
+
+class StrategyBuilder:
+    """A strategy's class, and the degree to which it divides layers."""
+
+    def __init__(self, kind: type[Strategy], config: Config, tp: int = 1, *, replicates: bool = False) -> None:
+        self.kind = kind
+        self._config = config
+        self._tp = tp
+        self._replicates = replicates
+
+    def build(self, precision: Precision) -> Strategy:
+        """Return the strategy, which is not opened yet."""
+        strategy = self.kind(getattr(self._config, self.kind.name, None), precision)
+        if self._tp > 1:
+            cast(LayerDividing, strategy).divide_layers(self._tp, replicates=self._replicates)
+        return strategy
 
 
 def with_options(config: Config, options: Mapping[str, Any]) -> Config:

@@ -109,7 +109,7 @@ class PlainCells:
         components = accelerator.components
         self._divided_calls = DividedCalls(
             self._stepper,
-            components.comm,
+            components.groups.data,
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
@@ -186,7 +186,8 @@ class PlainCells:
         self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
         self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
-        self._divided_calls.is_on = self._stepper.world.size > 1 and self._division.divides_models
+        is_divided = self._accelerator.components.data_world.size > 1
+        self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
         with ExitStack() as stack:
             self._replace_functions(stack)
@@ -288,7 +289,8 @@ class PlainCells:
     def wrap_forward(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a forward that divides its rows among the ranks; None to leave that of a model without tensors."""
         has_tensors = any(True for _ in chain(model.parameters(), model.buffers()))
-        if self._stepper.world.size == 1 or not has_tensors or isinstance(model, torch.jit.ScriptModule):
+        is_alone = self._accelerator.components.data_world.size == 1
+        if is_alone or not has_tensors or isinstance(model, torch.jit.ScriptModule):
             return None
         return self._divided_calls.wrap_forward(model, forward)
 
@@ -611,7 +613,12 @@ def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callab
             return stepper.clip_norm(clipped, max_norm, norm_type)
         for optimizer in bundle.optimizers:
             stepper.strategy.unscale(optimizer)
-        norm = plain(clipped, max_norm, norm_type, *args, **kwargs)
+        if accelerator.components.groups.mesh.tp > 1:  # torch's cannot combine tensors of several meshes
+            norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
+            if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
+                raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")
+        else:
+            norm = plain(clipped, max_norm, norm_type, *args, **kwargs)
         stepper.meter.report_norm(norm)
         return norm
 

@@ -283,7 +283,9 @@ class Preparer:
         for scheduler in kinds.schedulers:
             is_early = bool(kinds.loaders) and batch == "per-worker" and self._schedule == "steps"
             self.has_early_schedule |= (
-                is_early and self._comm.world.size > 1 and not isinstance(scheduler, ReduceLROnPlateau)
+                is_early
+                and self._stepper.strategy.data_coords()[1] > 1
+                and not isinstance(scheduler, ReduceLROnPlateau)
             )
         for loader in kinds.loaders:
             self._observer.on_loader_prepared(loader)
@@ -486,7 +488,7 @@ class Preparer:
             # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
             # ``samples`` advances schedules by so many. ReduceLROnPlateau counts metrics, not steps.
             is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
-            num_calls = self._comm.world.size if is_ahead else 1
+            num_calls = self._stepper.strategy.data_coords()[1] if is_ahead else 1
             wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)
         if plain_class(scheduler) is not type(scheduler):
             setattr(type(scheduler), _OWNERSHIP, Ownership(self._owner, unwrap_scheduler))

@@ -405,8 +405,8 @@ class TrainingState:
     # --- random numbers ---
 
     def _random_state(self, world: World) -> dict[str, Any]:
-        """Return the states of generators, with a row for each rank, and the seed to use with other world sizes."""
-        rank, size = world.rank, world.size
+        """Return the states of generators, with a row for each share of the data, and the seed to use with others."""
+        rank, size = (0, 1) if world.size == 1 else self._stepper.strategy.data_coords()
         states = rng.capture(self._device)
         seed = self._resolved.config.seed
         if seed is None:
@@ -419,9 +419,9 @@ class TrainingState:
         return {"seed": seed, "states": rows, "apart": self._stepper.has_rank_rng}
 
     def _restore_random(self, tree: dict[str, Any], checkpoint: StoredCheckpoint) -> list[str]:
-        rank, size = self._comm.world.rank, self._comm.world.size
+        rank, size = self._stepper.strategy.data_coords()
         saved: dict[str, StoredTensor] = tree["rng"]["states"]
-        before = checkpoint.manifest.origin.world_size
+        before = next(iter(saved.values())).shape[0]
         row = rank if before == size else 0
         rng.restore({name: _row(value, row).clone() for name, value in saved.items()}, self._device)
         self._stepper.has_rank_rng = tree["rng"]["apart"]
@@ -438,7 +438,7 @@ class TrainingState:
 
         Sharded gradients have a single row, their mean over ranks.
         """
-        rank, size = self._comm.world.rank, self._comm.world.size
+        rank, size = self._stepper.strategy.data_coords()
         parameters = [
             (index, name, value)
             for index, model in enumerate(self._stepper.bundle.models)
@@ -453,10 +453,10 @@ class TrainingState:
             own = sharded.local_part(value)
             gradient = torch.zeros_like(own) if value.grad is None else sharded.local_part(value.grad)
             if sharded.is_sharded(value):  # one row, the mean over ranks; each rank stores its part
-                start, num_rows, place = sharded.first_row(value), 1, 0
+                start, num_rows, place = sharded.own_region(value)[0], 1, 0
             else:
-                start, num_rows, place = 0, size, rank
-            offsets = (place, start, *(0 for _ in value.shape[1:])) if value.dim() else (place,)
+                start, num_rows, place = (0,) * value.dim(), size, rank
+            offsets = (place, *start)
             found[index][name] = Slice(gradient.detach()[None], offsets, (num_rows, *value.shape))
         return found
 
@@ -484,7 +484,7 @@ class TrainingState:
 
     def _restore_gradients(self, model: nn.Module, saved: dict[str, StoredTensor]) -> None:
         """Restore each rank's gradients; with another number of ranks, rank 0 gets the sum, scaled to the same mean."""
-        rank, size = self._comm.world.rank, self._comm.world.size
+        rank, size = self._stepper.strategy.data_coords()
         for name, value in model.named_parameters():
             if name not in saved:
                 continue

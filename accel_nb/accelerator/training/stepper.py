@@ -47,7 +47,9 @@ class Stepper:
         time_use: TimeMeter,
         window: AccumulationOptions | None = None,
         has_sentinels: bool = False,
+        counts_samples: bool = True,
     ) -> None:
+        """``counts_samples`` is False on a rank whose samples another one counts, which reads the same data."""
         self.strategy = strategy
         # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
@@ -87,6 +89,7 @@ class Stepper:
         # gradients are averaged.
         self._trainable: dict[int, set[int]] = {}
         self._has_sentinels = has_sentinels
+        self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
         self._last_share: BatchShare | None = None
         self._last_proxy: OptimizerProxy | None = None
@@ -189,7 +192,8 @@ class Stepper:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
             else:
                 samples = share.num_samples
-                self.meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
+                counted = samples if self._counts_samples else 0
+                self.meter.add_loss(shown, samples, counted, is_first=not window.has_backward)
         except RuntimeError:
             if loss.numel() == 1:
                 raise

@@ -120,15 +120,21 @@ class LocalComm:
 
 
 class TorchComm:
-    """The communicator over torch's default process group.
+    """The communicator over torch's default process group, or over a subgroup of it.
 
     Tensors may be on the CPU or on this rank's device. If the backend cannot send from a tensor's device, the tensor is
     copied to a device from which it can, and the result is copied back.
+
+    With a ``subgroup``, ``world`` numbers its ranks from 0, and ``ranks`` are their numbers in the default group.
     """
 
-    def __init__(self, world: World, group: DefaultGroup) -> None:
+    def __init__(
+        self, world: World, group: DefaultGroup, subgroup: dist.ProcessGroup | None = None, ranks: Sequence[int] = ()
+    ) -> None:
         self.world = world
         self.group = group
+        self._subgroup = subgroup
+        self._ranks = tuple(ranks)
         kind = device_type(world.device)
         self._device = kind.make_current(torch.device(world.device))
         self._sends_device_only = not kind.backend_sends_host_tensors and dist.get_backend() == kind.backend
@@ -138,7 +144,7 @@ class TorchComm:
         """Replace ``tensor`` by its reduction over all ranks, and return it."""
         operation = _operation(op)
         work = self._to_sendable(tensor)
-        dist.all_reduce(work, operation)
+        dist.all_reduce(work, operation, group=self._subgroup)
         if op == "mean":
             work.div_(self.world.size)
         return tensor if work is tensor else overwrite(tensor, work)
@@ -150,7 +156,7 @@ class TorchComm:
         work = self._to_sendable(tensor.detach())
         gathered = [torch.empty_like(work) for _ in range(self.world.size)]
         # Call the group directly: the wrapper in torch.distributed needs as much CPU time as the collective.
-        self._default_group().allgather([gathered], [work]).wait()
+        self._process_group().allgather([gathered], [work]).wait()
         return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
 
     def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
@@ -164,10 +170,10 @@ class TorchComm:
         share = work.shape[0] // self.world.size
         if self._sends_device_only:
             result = work.new_empty(share, *work.shape[1:])
-            dist.reduce_scatter_tensor(result, work, operation)
+            dist.reduce_scatter_tensor(result, work, operation, group=self._subgroup)
         else:  # gloo has no reduce_scatter before torch 2.7
             work = work.clone()
-            dist.all_reduce(work, operation)
+            dist.all_reduce(work, operation, group=self._subgroup)
             result = work.narrow(0, self.world.rank * share, share).clone()
         if op == "mean":
             result.div_(self.world.size)
@@ -176,16 +182,17 @@ class TorchComm:
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace the content of ``tensor`` by that of rank ``source``'s tensor, and return it."""
         work = self._to_sendable(tensor)
-        dist.broadcast(work, source)
+        dist.broadcast(work, self._global_rank(source), group=self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
         """Replace ``tensor`` by this rank's part, and return it."""
         work = self._to_sendable(tensor)
         if self.world.rank == source:
-            dist.scatter(work, [self._to_sendable(part) for part in _parts_of(parts, self.world.size)], source)
+            sent = [self._to_sendable(part) for part in _parts_of(parts, self.world.size)]
+            dist.scatter(work, sent, self._global_rank(source), group=self._subgroup)
         else:
-            dist.scatter(work, None, source)
+            dist.scatter(work, None, self._global_rank(source), group=self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
@@ -223,25 +230,33 @@ class TorchComm:
         With ``timeout_s`` it raises `RuntimeError` after that time, if the backend is gloo; others ignore it.
         """
         if timeout_s is not None and dist.get_backend() == "gloo":
-            dist.monitored_barrier(timeout=timedelta(seconds=timeout_s))
+            dist.monitored_barrier(self._subgroup, timeout=timedelta(seconds=timeout_s))
         if self._sends_device_only:
-            dist.barrier(device_ids=[self._device.index])
+            dist.barrier(self._subgroup, device_ids=[self._device.index])
         else:
-            dist.barrier()
+            dist.barrier(self._subgroup)
 
     def _host_group(self) -> Any:
-        """Return a group that can send host tensors: None for the default group, else one opened on first use."""
+        """Return a group that can send host tensors: that of this communicator, else one opened on first use.
+
+        Ranks outside of a subgroup take no part, and opening a group needs all ranks: raises `MisuseError`.
+        """
         if not self._sends_device_only:
-            return None
+            return self._subgroup
+        if self._subgroup is not None:
+            raise MisuseError("flags are exchanged by all ranks, and not by those of a subgroup")
         default: Any = dist.group.WORLD
         if self._host_groups is None or self._host_groups[0] is not default:  # the default group was reopened since
             self._host_groups = (default, dist.new_group(backend="gloo"))
         return self._host_groups[1]
 
-    def _default_group(self) -> dist.ProcessGroup:
-        group = dist.group.WORLD
+    def _process_group(self) -> dist.ProcessGroup:
+        group = self._subgroup or dist.group.WORLD
         assert group is not None
         return group
+
+    def _global_rank(self, rank: int) -> int:
+        return self._ranks[rank] if self._ranks else rank
 
     def _to_sendable(self, tensor: Tensor) -> Tensor:
         if self._sends_device_only and tensor.is_cpu:

@@ -1,8 +1,8 @@
 """Sharded tensors: this rank's part, its position, and collective reads of the full tensor.
 
-A sharded tensor is a `torch.distributed.tensor.DTensor` that is divided along its first dim, as by `fully_shard`, or a
-part of a flattened tensor, as in ZeRO, that was registered with `register_flat_part`. This module imports torch only
-after such a tensor exists.
+A sharded tensor is a `torch.distributed.tensor.DTensor`, of which each rank holds a box, or a part of a flattened
+tensor, as in ZeRO, that was registered with `register_flat_part`. This module imports torch only after such a tensor
+exists.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.mesh import unravel
 from accel_nb.runtime.tensors.overlap import overwrite
 from accel_nb.runtime.torch_private import is_checked
 
@@ -94,28 +95,43 @@ def local_part(tensor: Any) -> Any:
         return tensor.to_local()
 
 
-def num_parts(tensor: Any) -> int:
-    """Return the number of parts of a sharded tensor; with replicas there are fewer parts than ranks."""
-    return math.prod(
-        size for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True) if place.is_shard()
-    )
+def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the offsets and lengths of this rank's part, a box of the full tensor; for a `DTensor`."""
+    return _region(tensor, tuple(tensor.device_mesh.get_coordinate()))
 
 
-def first_row(tensor: Any) -> int:
-    """Return the index of the first row of this rank's part."""
-    rows = -(-tensor.shape[0] // num_parts(tensor))
-    coordinate = next(
-        index
-        for index, place in zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
-        if place.is_shard()
-    )
-    return min(rows * coordinate, tensor.shape[0])
+def num_copies(tensor: Any, world_size: int) -> int:
+    """Return how many of ``world_size`` ranks hold each part of a `DTensor`."""
+    pairs = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return world_size // math.prod(size for size, place in pairs if getattr(place, "dim", None) is not None)
+
+
+def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the offsets and lengths of the part of a `DTensor` at a coordinate of its device mesh.
+
+    A dim is divided by one dimension of the mesh after the other; a strided placement, as `fully_shard` makes of a
+    tensor that was divided before, comes after those to its right.
+    """
+    offsets, lengths = [0] * tensor.dim(), list(tensor.shape)
+    divided = [
+        (place, size, index)
+        for place, size, index in zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True)
+        if getattr(place, "dim", None) is not None
+    ]
+    strided = [item for item in divided if hasattr(item[0], "split_factor")]
+    for place, size, index in [*(item for item in divided if item not in strided), *reversed(strided)]:
+        length = -(-lengths[place.dim] // size)
+        start = min(length * index, lengths[place.dim])
+        offsets[place.dim] += start
+        lengths[place.dim] = min(length, lengths[place.dim] - start)
+    return tuple(offsets), tuple(lengths)
 
 
 def gather_full(tensor: Any, comm: Communicator) -> Tensor:
     """Return the full tensor, on the device of its parts; every rank must call.
 
-    It is gathered over ``comm``. The tensor's device mesh may belong to a process group that has been destroyed.
+    It is gathered over ``comm``, that of the whole world. The tensor's device mesh may belong to a process group that
+    has been destroyed.
     """
     import torch
 
@@ -125,11 +141,27 @@ def gather_full(tensor: Any, comm: Communicator) -> Tensor:
         padded = torch.cat([own, own.new_zeros(longest - own.shape[0])])
         found = zip(comm.all_gather(padded), flat.ranges, strict=True)
         return torch.cat([part[:length] for part, (_, length) in found]).view(flat.shape)
-    part, parts = local_part(tensor).detach(), num_parts(tensor)
-    rows = -(-tensor.shape[0] // parts)
-    if part.shape[0] < rows:
-        part = torch.cat([part, part.new_zeros(rows - part.shape[0], *tensor.shape[1:])])
-    return torch.cat(comm.all_gather(part)[:parts])[: tensor.shape[0]]  # only the last parts are padded
+    mesh = tensor.device_mesh
+    # By region, the first rank of the mesh that holds it.
+    holders: dict[Any, int] = {}
+    for index, rank in enumerate(mesh.mesh.flatten().tolist()):
+        holders.setdefault(_region(tensor, unravel(index, tuple(mesh.shape))), rank)
+    own = local_part(tensor).detach().reshape(-1)
+    longest = max(math.prod(lengths) for _, lengths in holders)
+    if own.shape[0] < longest:
+        own = torch.cat([own, own.new_zeros(longest - own.shape[0])])
+    gathered = comm.all_gather(own)
+    whole = own.new_empty(tensor.shape)
+    for region, rank in holders.items():
+        narrow_to(whole, region).copy_(gathered[rank][: math.prod(region[1])].view(region[1]))
+    return whole
+
+
+def narrow_to(whole: Any, region: tuple[tuple[int, ...], tuple[int, ...]]) -> Any:
+    """Return the view of a tensor that has these offsets and lengths."""
+    for dim, (start, length) in enumerate(zip(*region, strict=True)):
+        whole = whole.narrow(dim, start, length)
+    return whole
 
 
 def shard_like(tensor: Any, part: Tensor) -> Any:
@@ -143,12 +175,19 @@ def shard_like(tensor: Any, part: Tensor) -> Any:
     )
 
 
+def divided_tensor(part: Tensor, device_mesh: Any, dim: int, like: Tensor) -> Any:
+    """Return a tensor of the shape of ``like`` that is divided along ``dim``, with ``part`` as this rank's part."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(part, device_mesh, [Shard(dim)], run_check=False, shape=like.shape, stride=like.stride())
+
+
 def own_part(tensor: Any, whole: Tensor) -> Tensor:
     """Return this rank's part of the full tensor ``whole``, divided like ``tensor``; a view if possible."""
     flat = flat_part(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
-    return whole.narrow(0, first_row(tensor), local_part(tensor).shape[0])
+    return narrow_to(whole, own_region(tensor))
 
 
 def copy_into(tensor: Any, whole: Any) -> None:

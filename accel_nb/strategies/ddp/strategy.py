@@ -38,7 +38,7 @@ class Ddp(ReplicaStrategy):
 
     options: DdpOptions
     name: ClassVar[str] = "ddp"
-    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50)
+    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50, replicates=True)
 
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
         super().__init__(options or DdpOptions(), precision)

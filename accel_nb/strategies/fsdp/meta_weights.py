@@ -73,7 +73,7 @@ class WeightFilling:
             part = sharded.local_part(now)
             row = source.numel // max(1, source.shape[0])
             values = torch.empty(part.shape, dtype=part.dtype)
-            source.slice(sharded.first_row(now) * row, values.numel()).read_into(values)
+            source.slice(sharded.own_region(now)[0][0] * row, values.numel()).read_into(values)
             part.copy_(values)
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -26,6 +26,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
+from accel_nb.runtime.distributed.layer_exchange import LayerExchange
+from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     patch_instance,
@@ -36,6 +38,8 @@ from accel_nb.runtime.tensors.instance_patching import (
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
+from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
+from accel_nb.strategies.tensor_parallel.plan import DivisionPlan
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
 _HOOKS = (
@@ -64,7 +68,7 @@ class ShardedModel:
 
     ``settings`` are arguments of `fully_shard` for the units, ``root_settings`` for the rest of the model. All ranks
     get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
-    the weights of float8 layers in float8.
+    the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class ShardedModel:
         weights: SafetensorsCheckpoint | None = None,
         *,
         float8: bool = False,
+        plan: DivisionPlan | None = None,
+        groups: MeshGroups | None = None,
     ) -> None:
         self.model = model
         self.syncs = True
@@ -103,7 +109,11 @@ class ShardedModel:
         self._classes = [type(unit) for unit in self._units]
         self.float8: Float8Gather | None = None
         self.changed: dict[int, nn.Parameter] = {}
+        self.plan = plan
+        self._layers: LayerDivision | None = None
         try:
+            if plan is not None and groups is not None:
+                self._divide_layers(plan, groups, device)
             for unit in self._units:
                 _shard(unit, {**(root_settings if unit is model else settings), **ignored})
             if float8:
@@ -142,6 +152,8 @@ class ShardedModel:
         for unit, plain in zip(self._units, self._classes, strict=True):
             unit.__class__ = plain
         self._put_originals_back()
+        if self._layers is not None:
+            self._layers.undo()
 
     @property
     def num_units(self) -> int:
@@ -214,7 +226,21 @@ class ShardedModel:
         for unit in self._units:
             unpatch_instance(unit)
         self._put_originals_back()
+        if self._layers is not None:
+            self._layers.undo()
         return back
+
+    def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
+        """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
+        dims, mesh = divided_parameters(self.model, plan.groups), groups.mesh
+        for place in self._slots:
+            value = place.original
+            if id(value) in dims:
+                part = part_of(value, dims[id(value)], mesh.tp_index, mesh.tp).to(device)
+                divided = sharded.divided_tensor(part, groups.device_mesh["tp"], dims[id(value)], value)
+                place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
+        self._layers = LayerDivision(self.model, plan.groups, LayerExchange(groups.tp), mesh.tp)
+        self._classes = [type(unit) for unit in self._units]
 
     def _put_originals_back(self) -> None:
         for module in {id(place.module): place.module for place in self._slots}.values():

@@ -6,11 +6,14 @@ divided in the backward pass. Optimizers stay the same objects: their groups get
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +33,8 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.mesh_groups import MeshGroups
+from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -45,6 +50,7 @@ from accel_nb.strategies.base import (
 )
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
+from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
 class Fsdp(Stepping):
@@ -52,7 +58,9 @@ class Fsdp(Stepping):
 
     options: FsdpOptions
     name: ClassVar[str] = "fsdp"
-    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=40, shards_params=True, keeps_local=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        min_world=2, rank=40, shards_params=True, keeps_local=False, divides_layers=True
+    )
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
         super().__init__(options or FsdpOptions(), precision)
@@ -60,19 +68,26 @@ class Fsdp(Stepping):
         # In the order of `wrap`, which is the same on every rank.
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._mesh: Any = None
+        # How many ranks compute each layer together, and whether the others hold copies in place of parts of the model.
+        self._tp = 1
+        self._replicates = False
+        self.groups: MeshGroups | None = None
+        # By model: its layers to divide, or why it cannot be divided.
+        self._plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan | Refusal] = weakref.WeakKeyDictionary()
+
+    def divide_layers(self, size: int, *, replicates: bool) -> None:
+        """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else parts of the rest."""
+        self._tp, self._replicates = size, replicates
 
     def open(self, world: World, comm: Communicator) -> None:
         """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
         self._device = torch.device(world.device)
-        size = self.options.hybrid_shard_size or world.size
-        if world.size % size:
-            raise ConfigError(
-                f"fsdp.hybrid_shard_size is {size}, which does not divide the {world.size} workers; "
-                f"use one of {', '.join(str(n) for n in range(1, world.size + 1) if world.size % n == 0)}"
-            )
-        self._num_replicas = world.size // size
+        shard = 1 if self._replicates else self.options.hybrid_shard_size
+        self._place = arrange(world.rank, world.size, self._tp, shard)
+        if self._tp > 1:
+            self.groups = MeshGroups.open(self._place, world)
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
@@ -86,8 +101,48 @@ class Fsdp(Stepping):
         if self.options.average_unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
             return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
-        new = (model for model in bundle.models if id(model) not in self._models)
-        return next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
+        new = [model for model in bundle.models if id(model) not in self._models]
+        found = next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
+        return self._refuse_layers(new) if found is None and self._tp > 1 else found
+
+    def _refuse_layers(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return why layers of these models cannot be divided; None if they can, or if other models' layers are."""
+        options = self.options
+        precision = self.precision.policy
+        unsupported = {
+            f"precision {precision.name}": precision.loss_scaling or precision.name == "fp8",
+            "fsdp.weights": options.weights is not None,
+            "fsdp.cpu_offload": options.cpu_offload,
+            "fsdp.float8_gather": options.float8_gather,
+        }
+        for name, is_set in unsupported.items():
+            if is_set:
+                return Refusal(f"mesh.tp {self._tp} cannot be combined with {name}", "leave out one of the two")
+        with_parameters = [model for model in models if any(True for _ in model.parameters())]
+        plans = [self._plan_of(model) for model in with_parameters]
+        refused = next((plan for plan in plans if isinstance(plan, Refusal)), None)
+        if refused is not None or not plans or any(isinstance(plan, DivisionPlan) and plan.groups for plan in plans):
+            return refused
+        if any(part.plan is not None and part.plan.groups for part in self._models.values()):
+            return None
+        named = ", ".join(type(model).__name__ for model in with_parameters)
+        reasons = {
+            f"{kind}: {why}"
+            for plan in plans
+            if isinstance(plan, DivisionPlan)
+            for kind, why in plan.left_whole.items()
+        }
+        return Refusal(
+            f"mesh.tp {self._tp} finds no layers to divide in {named}"
+            + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
+            "train with --tp 1; --strategy fsdp divides any model",
+        )
+
+    def _plan_of(self, model: nn.Module) -> DivisionPlan | Refusal:
+        plan = self._plans.get(model)
+        if plan is None:
+            plan = self._plans[model] = plan_division(model, self._tp)
+        return plan
 
     def wrap(self, bundle: Bundle) -> Bundle:
         """Shard every model that has parameters, and replace the optimizers' parameters by the sharded ones."""
@@ -132,7 +187,19 @@ class Fsdp(Stepping):
         if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
             weights = open_safetensors(options.weights)
         settings = self._settings_for(model)
-        return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
+        plan = self._plan_of(model) if self._tp > 1 else None
+        assert not isinstance(plan, Refusal), "refused before"
+        return ShardedModel(
+            model,
+            units,
+            self._comm,
+            self._device,
+            *settings,
+            weights,
+            float8=options.float8_gather,
+            plan=plan,
+            groups=self.groups,
+        )
 
     def _adapt(self, part: ShardedModel) -> None:
         """Register a divided model's other forward methods, and set its precision, by the options."""
@@ -166,8 +233,8 @@ class Fsdp(Stepping):
         return model
 
     def data_coords(self) -> tuple[int, int]:
-        """Return this rank and the number of ranks: each rank reads a different share of the data."""
-        return self._world.rank, self._world.size
+        """Return the index of this rank's share of the data, and their number: ranks of one layer read the same."""
+        return self._place.data_index, self._place.num_data
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
         """Set whether the next backward pass averages the model's gradients."""
@@ -215,17 +282,27 @@ class Fsdp(Stepping):
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
         gradients = [value.grad for value in clipped if value.grad is not None]
-        parts = [sharded.local_part(gradient) for gradient in gradients if sharded.is_sharded(gradient)]
         whole = [gradient for gradient in gradients if not sharded.is_sharded(gradient)]
-        sharded_norm = self._norm([part for part in parts if part.numel()], norm_type)
+        # By the number of ranks that hold the same part: whatever the mesh is, one message carries the whole norm.
+        parts: dict[int, list[Tensor]] = {}
+        for gradient in gradients:
+            if sharded.is_sharded(gradient):
+                copies = sharded.num_copies(gradient, self._world.size)
+                parts.setdefault(copies, []).append(sharded.local_part(gradient))
+        norms = {
+            copies: self._norm([part for part in own if part.numel()], norm_type) for copies, own in parts.items()
+        } or {1: self._norm([], norm_type)}
         replicated_norm = self._norm(whole, norm_type)
         if math.isinf(norm_type):
+            sharded_norm = functools.reduce(torch.maximum, norms.values())
             total = torch.maximum(self._comm.all_reduce(sharded_norm, "max"), replicated_norm)
         else:
-            sharded_sum = self._comm.all_reduce(sharded_norm**norm_type) / self._num_replicas
+            most = max(norms)
+            powers = [norm**norm_type * (most / copies) for copies, norm in norms.items()]
+            sharded_sum = self._comm.all_reduce(functools.reduce(torch.add, powers)) / most
             total = (sharded_sum + replicated_norm**norm_type) ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        multiply_tensors((*parts, *whole), scale)
+        multiply_tensors((*itertools.chain(*parts.values()), *whole), scale)
         return total
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
@@ -266,6 +343,20 @@ class Fsdp(Stepping):
             kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
         facts |= self.options.model_dump(mode="json", exclude_defaults=True)
+        plans = [part.plan for part in parts if part.plan is not None]
+        if plans:
+            num_divided, num_layers = (
+                sum(counts) for counts in zip(*((p.num_divided, p.num_layers) for p in plans), strict=True)
+            )
+            last = replace(self._place, rank=self._world.size - 1)
+            facts["mesh"] = (
+                f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()}), "
+                f"{num_divided} of {num_layers} linear layers divided"
+            )
+            if any(group.draws for plan in plans for group in plan.groups):
+                facts["dropout"] = "in divided layers differs from that of one device"
+            for plan in plans:
+                facts |= {f"{kind} not divided:": why for kind, why in plan.left_whole.items()}
         if self.options.float8_gather and parts:
             facts["float8_gather"] = f"of {sum(len(part.float8 or ()) for part in parts)} weights"
         return facts
@@ -289,11 +380,14 @@ class Fsdp(Stepping):
 
     def _settings_for(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments of `fully_shard` for a model's units, and those for the model itself."""
-        if self._mesh is None:
-            size = self._world.size // self._num_replicas
-            shape, names = ((size,), ("shard",))
-            if self._num_replicas > 1:
-                shape, names = ((self._num_replicas, size), ("replicate", "shard"))
+        place = self._place
+        if self._mesh is None and self.groups is not None:
+            names = DATA_DIMENSIONS if place.dp_replicate > 1 else DATA_DIMENSIONS[1:]
+            self._mesh = self.groups.device_mesh[names]
+        elif self._mesh is None:
+            shape, names = ((place.dp_shard,), ("shard",))
+            if place.dp_replicate > 1:
+                shape, names = ((place.dp_replicate, place.dp_shard), ("replicate", "shard"))
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
         policy, options = self.precision.policy, self.options
         compute = None if options.autocast else policy.compute
@@ -301,7 +395,8 @@ class Fsdp(Stepping):
         reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
         settings: dict[str, Any] = {
             "mesh": self._mesh,
-            "reshard_after_forward": None if options.reshard_after_forward else False,
+            # With a single part there is nothing to gather again.
+            "reshard_after_forward": None if options.reshard_after_forward and place.dp_shard > 1 else False,
             "mp_policy": MixedPrecisionPolicy(compute, reduce),
         }
         if options.cpu_offload:
@@ -324,8 +419,7 @@ def _sliced(state: Any, copied: bool) -> Any:
     def slice_leaf(leaf: Any) -> Any:
         if sharded.is_sharded(leaf):
             part = sharded.local_part(leaf).detach()
-            offsets = (sharded.first_row(leaf), *(0 for _ in leaf.shape[1:]))
-            return Slice(part.clone() if copied else part, offsets, tuple(leaf.shape))
+            return Slice(part.clone() if copied else part, sharded.own_region(leaf)[0], tuple(leaf.shape))
         return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
 
     return map_state(slice_leaf, state)
@@ -361,8 +455,7 @@ def _shard_value(value: Any, target: Any) -> Any:
     if isinstance(value, Slice):
         part = value.tensor
     elif isinstance(value, StoredTensor):
-        rest = tuple(target.shape[1:])
-        part = value.read(Region((sharded.first_row(target), *(0 for _ in rest)), (held.shape[0], *rest)))
+        part = value.read(Region(*sharded.own_region(target)))
     else:
         part = sharded.own_part(target, value)
     return sharded.shard_like(target, part.to(held.device).clone())

@@ -162,6 +162,12 @@ export interface IGroupOptions {
   timeout?: number;
 }
 
+/** How the workers are arranged in dimensions: those that are not named here divide the data. */
+export interface IMeshOptions {
+  /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
+  tp?: number;
+}
+
 /** Metrics of a run for monitoring systems. All are off by default, and computed in the notebook's process. */
 export interface IMetricsOptions {
   /** Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics, to this machine only; 0 uses a free port. */
@@ -293,6 +299,8 @@ export interface IOptions {
   config?: string | null;
   /**  */
   engine?: IEngineOptions;
+  /** Dimensions in which the workers are arranged. */
+  mesh?: IMeshOptions;
   /** How batches are loaded. */
   data?: IDataOptions;
   /** Metrics of a run for monitoring systems. */
@@ -389,6 +397,7 @@ export type OptionName =
   | 'group.backend'
   | 'group.timeout'
   | 'engine.kind'
+  | 'mesh.tp'
   | 'data.dispatch_batches'
   | 'data.even_batches'
   | 'data.use_seedable_sampler'

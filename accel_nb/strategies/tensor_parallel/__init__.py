@@ -1,0 +1,1 @@
+"""Tensor parallelism: layers of a model that several ranks compute together."""

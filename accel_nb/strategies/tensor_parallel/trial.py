@@ -1,0 +1,200 @@
+"""A trial of a division of layers: whether the parts together compute what the whole module does.
+
+The module is copied in float64 to the CPU, whole and once for each part; threads take the place of ranks. So a trial
+needs no other rank, changes nothing, and cannot leave a rank waiting.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import threading
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.runtime import rng
+from accel_nb.runtime.distributed.layer_exchange import LayerExchange
+from accel_nb.runtime.tensors.nested import find_tensors
+from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, part_of
+
+_BATCH, _LENGTH = 2, 5
+_TOLERANCE = 1e-9
+_TIMEOUT_S = 60.0
+
+
+class TrialFailed(Exception):
+    """Raised if the parts compute something else than the whole module, or if it cannot be tried."""
+
+
+@dataclass
+class _Outcome:
+    outputs: list[Tensor]
+    input_gradient: Tensor
+    gradients: dict[str, Tensor | None]
+
+
+def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> bool:
+    """Compute ``owner`` whole and in ``size`` parts, on random numbers; raises `TrialFailed` if results differ.
+
+    Outputs, the gradient of the input and those of all parameters are compared, the latter put together from the parts.
+    Return whether the parts draw random numbers, as for dropout, which are not those that the whole draws.
+    """
+    if not _takes_one_argument(owner):
+        raise TrialFailed("its forward needs more than one argument, so it cannot be tried")
+    own = replace(group, owner="")
+    with rng.fork_rng():
+        rng.set_seed(0)
+        data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64)
+        weights = torch.randn(4096, dtype=torch.float64)
+    with redirect_stdout(io.StringIO()):  # what the module's code prints
+        try:
+            expected = _run(_copy(owner), data, weights)
+        except Exception as error:
+            raise TrialFailed(f"it cannot be tried: {type(error).__name__}: {error}") from None
+        outcomes = _run_parts([_part(owner, own, index, size) for index in range(size)], own, data, weights)
+    dims = dict(own.part_names())
+    for index, found in enumerate(outcomes):
+        pairs = [*zip(found.outputs, expected.outputs, strict=False), (found.input_gradient, expected.input_gradient)]
+        if len(found.outputs) != len(expected.outputs):
+            raise TrialFailed("its parts return other values")
+        for name, gradient in expected.gradients.items():
+            part = found.gradients[name]
+            if gradient is None or part is None:
+                if gradient is not part:
+                    raise TrialFailed(f"{name} gets a gradient in the whole layer only, or in its parts only")
+                continue
+            if name in dims:
+                gradient = part_of(gradient, dims[name], index, size)
+            pairs.append((part, gradient))
+        for ours, theirs in pairs:
+            if ours.shape != theirs.shape or not _is_close(ours, theirs):
+                raise TrialFailed("its parts compute something else than the whole")
+    return _draws_in_parts(owner, own, data, size)
+
+
+def _draws_in_parts(owner: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
+    """Whether a part draws other random numbers in training than the whole: then their generators end differently."""
+    states: list[Tensor] = []
+    part = _part(owner, group, 0, size)
+    LayerDivision(part, [group], LayerExchange(_NoSum()), size)
+    for module in (_copy(owner), part):
+        module.train()
+        with rng.fork_rng(), redirect_stdout(io.StringIO()), torch.no_grad():
+            rng.set_seed(0)
+            try:
+                module(data)
+            except Exception as error:
+                raise TrialFailed(f"in training it raises {type(error).__name__}: {error}") from None
+            states.append(torch.get_rng_state())
+    return not torch.equal(*states)
+
+
+def _takes_one_argument(owner: nn.Module) -> bool:
+    try:
+        inspect.signature(owner.forward).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _copy(owner: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(owner).to("cpu", torch.float64).eval()
+    return twin.requires_grad_(True)
+
+
+def _part(owner: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Module:
+    twin = _copy(owner)
+    dims = dict(group.part_names())
+    for name, value in list(twin.named_parameters()):
+        if name in dims:
+            value.data = part_of(value, dims[name], index, size)
+    return twin
+
+
+def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
+    """Return what a module computes, and the gradients of a random linear function of it."""
+    given = data.clone().requires_grad_()
+    with torch.enable_grad():
+        outputs = [value for value in find_tensors(module(given)) if value.is_floating_point()]
+        total = torch.zeros((), dtype=torch.float64)
+        for number, value in enumerate(outputs):
+            if value.requires_grad:
+                repeats = -(-value.numel() // weights.numel())
+                factors = weights.roll(number).repeat(repeats)[: value.numel()].view(value.shape)
+                total = total + (value * factors).sum()
+        total.backward()
+    gradient = torch.zeros_like(given) if given.grad is None else given.grad
+    named = {name: value.grad for name, value in module.named_parameters()}
+    return _Outcome([value.detach() for value in outputs], gradient, named)
+
+
+class _ThreadSum:
+    """Sums tensors of threads that take the place of ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.values: list[Tensor | None] = [None] * size
+
+
+class _ThreadRank:
+    """The communicator of one thread; it reduces tensors as a communicator of ranks does."""
+
+    def __init__(self, total: _ThreadSum, index: int) -> None:
+        self._total = total
+        self._index = index
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by the sum over threads."""
+        total = self._total
+        total.values[self._index] = tensor.clone()
+        total.barrier.wait(_TIMEOUT_S)
+        summed = torch.stack([value for value in total.values if value is not None]).sum(0)
+        total.barrier.wait(_TIMEOUT_S)
+        return tensor.copy_(summed)
+
+
+class _NoSum:
+    """A communicator that reduces nothing, where values do not matter."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the tensor."""
+        return tensor
+
+
+def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, weights: Tensor) -> list[_Outcome]:
+    size = len(parts)
+    total = _ThreadSum(size)
+    outcomes: list[Any] = [None] * size
+    errors: list[Exception] = []
+
+    def compute(index: int) -> None:
+        try:
+            LayerDivision(parts[index], [group], LayerExchange(_ThreadRank(total, index)), size)
+            outcomes[index] = _run(parts[index], data, weights)
+        except Exception as error:
+            total.barrier.abort()
+            if not isinstance(error, threading.BrokenBarrierError):
+                errors.append(error)
+
+    threads = [threading.Thread(target=compute, args=(index,), daemon=True) for index in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise TrialFailed(f"its parts raise {type(errors[0]).__name__}: {errors[0]}")
+    if any(outcome is None for outcome in outcomes):
+        raise TrialFailed("its parts do not agree")
+    return outcomes
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    scale = float(theirs.abs().max()) if theirs.numel() else 0.0
+    return bool((ours - theirs).abs().max() <= _TOLERANCE * max(scale, 1.0)) if theirs.numel() else True

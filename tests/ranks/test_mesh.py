@@ -1,0 +1,237 @@
+"""Layers that several ranks compute together: the weights are those of one process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.tensor  # imported once, before ranks are forked
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.sharded import is_sharded, local_part, own_region
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
+
+SIZES = (8, 8, 8, 7)
+CLOSE = 1e-9
+
+
+def build(world: World, tp: int = 2, **options: Any) -> Accelerator:
+    config = {"mesh": {"tp": tp}, "batch": "global", **options.pop("config", {})}
+    return Accelerator(world=world, cpu=True, config=config, **options)
+
+
+def batches(sizes: tuple[int, ...]) -> DataLoader[Any]:
+    """Return a loader of the batches of `by_hand`; only the last one may be short."""
+    x, y = (
+        torch.cat(parts) for parts in zip(*(tokens(number, size) for number, size in enumerate(sizes)), strict=True)
+    )
+    return DataLoader(TensorDataset(x, y), batch_size=sizes[0])
+
+
+def train(
+    accelerator: Accelerator, model: Any, made: list[Any], loader: Any, clip: float | None = None, loss: Any = loss_of
+) -> None:
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(loss(model, x, y))
+            if clip is not None and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), clip)
+            for optimizer in made:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def assert_equal_copies(accelerator: Accelerator, model: nn.Module) -> None:
+    """Raise unless all ranks that hold the same part of a parameter hold the same bits."""
+    for name, value in model.named_parameters():
+        region = own_region(value) if is_sharded(value) else None
+        found = accelerator.gather_object([(str(region), local_part(value).detach().numpy().tobytes().hex())])
+        assert len(dict(found)) == len(set(found)), name
+
+
+def one_case(world: World, kind: str, strategy: str, clip: float | None, accumulate: int) -> Tensor:
+    model = gpt()
+    if not world.is_main:
+        with torch.no_grad():
+            model.embed.weight.zero_()  # rank 0's weights become everyone's
+    made = optimizers(model, kind)
+    accelerator = build(world, strategy=strategy, gradient_accumulation_steps=accumulate)
+    loader = batches(SIZES)
+    accelerator.prepare(model, loader, *made)
+    assert (
+        sharded.num_copies(model.get_parameter("blocks.0.attention.q.weight"), world.size)
+        == accelerator.components.groups.mesh.dp_replicate
+    )
+    train(accelerator, model, made, loader, clip)
+    assert_equal_copies(accelerator, model)
+    whole = accelerator.get_state_dict(model)
+    accelerator.close()
+    assert model.head.weight is model.embed.weight
+    assert all(torch.equal(whole[name], value) for name, value in model.state_dict().items())
+    assert type(model.get_submodule("blocks.0.attention.q")) is nn.Linear
+    return flat(model)
+
+
+CASES = [("adamw", "auto", None, 1), ("sgd", "fsdp", 0.05, 1), ("two", "ddp", 0.05, 2)]
+
+
+def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
+    return [one_case(world, *case) for case in cases]
+
+
+@pytest.mark.parametrize(("size", "cases"), [(2, CASES[:1]), (4, CASES)])
+def test_weights_equal_those_of_one_process(size: int, cases: list[Any]) -> None:
+    expected = [by_hand(gpt(), kind, sizes=SIZES, clip=clip, accumulate=k) for kind, _, clip, k in cases]
+    for rank, found in enumerate(run_ranks(train_cases, size, cases, timeout_s=120)):
+        for case, weights, wanted in zip(cases, found, expected, strict=True):
+            assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)
+
+
+# --- one group of four ranks for everything else ---
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"tp": 1, "strategy": "ddp"},
+    "fsdp": {"tp": 1, "strategy": "fsdp"},
+    "tp": {"tp": 2, "strategy": "ddp"},
+    "tp x fsdp": {"tp": 2, "strategy": "fsdp"},
+}
+
+
+PAIRS = [("ddp", "tp x fsdp"), ("fsdp", "tp"), ("tp", "fsdp"), ("tp x fsdp", "ddp"), ("tp x fsdp", "tp")]
+if os.environ.get("MESH") == "all":
+    PAIRS = list(itertools.product(LAYOUTS, LAYOUTS))
+
+
+def continue_checkpoints(world: World, folder: Path) -> None:
+    """Save in the middle of a training in each layout, and go on in others."""
+    expected = by_hand(gpt(), "adamw", sizes=(8, 8, 8, 8))
+    for saved, options in LAYOUTS.items():
+        model, made, accelerator = prepared(world, **options)
+        train(accelerator, model, made, range_of(accelerator, 0, 2))
+        accelerator.save_state(folder / saved)
+        accelerator.close()
+    for saved, loaded in PAIRS:
+        model, made, accelerator = prepared(world, **LAYOUTS[loaded])
+        accelerator.load_state(folder / saved)
+        train(accelerator, model, made, range_of(accelerator, 2, 4))
+        accelerator.close()
+        assert (flat(model) - expected).abs().max() < CLOSE, (saved, loaded)
+
+
+def prepared(world: World, **options: Any) -> tuple[Any, list[Any], Accelerator]:
+    model = gpt()
+    made = optimizers(model, "adamw")
+    accelerator = build(world, **options)
+    accelerator.prepare(model, *made)
+    return model, made, accelerator
+
+
+def range_of(accelerator: Accelerator, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+    """Return this rank's shares of batches of eight samples."""
+    share = accelerator.components.data_world
+    found = (tokens(number) for number in range(first, last))
+    return [(x[share.rank :: share.size], y[share.rank :: share.size]) for x, y in found]
+
+
+def draw_dropout(world: World) -> None:
+    """Train with dropout: every copy stays equal to the bit, and the data shares draw different masks."""
+    model = gpt(dropout=0.3)
+    made = optimizers(model, "adamw")
+    accelerator = build(world, seed=3)
+    loader = batches((8,) * 8)
+    accelerator.prepare(model, loader, *made)
+    train(accelerator, model, made, loader)
+    assert_equal_copies(accelerator, model)
+    states = accelerator.gather_object([torch.get_rng_state().numpy().tobytes().hex()])
+    assert states[0] == states[1] != states[2] == states[3]
+    accelerator.close()
+
+
+def train_transformers(world: World) -> None:
+    """Train a small Qwen3, by its own plan, with norms of heads whose weights are not divided."""
+
+    def made_model() -> Any:
+        torch.manual_seed(2)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=4, tie_word_embeddings=True,
+        )  # fmt: skip
+        return Qwen3ForCausalLM(config).double()
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(input_ids=x).logits.flatten(0, 1), y.flatten())
+
+    alone, model = made_model(), made_model()
+    [optimizer], made = optimizers(alone, "sgd"), optimizers(model, "sgd")
+    for number in range(3):
+        loss(alone, *tokens(number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator = build(world, strategy="fsdp")
+    accelerator.prepare(model, *made)
+    assert "14 of 15 linear layers divided" in str(accelerator.describe()["notes"])
+    train(accelerator, model, made, range_of(accelerator, 0, 3), loss=loss)
+    accelerator.close()
+    assert (flat(model) - flat(alone)).abs().max() < CLOSE
+
+
+class TwoLayers(nn.Module):
+    """Layers that are used apart as well, which a division cannot serve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def refuse(world: World) -> None:
+    """Refuse, on every rank and before anything is changed, what cannot be exact."""
+    model = gpt(num_heads=1)
+    accelerator = build(world)
+    with pytest.raises(MisuseError, match=r"blocks\.0\.attention\.num_heads of a Attention is 1, which mesh\.tp 2"):
+        accelerator.prepare(model, *optimizers(model, "sgd"))
+    assert not any(map(sharded.is_sharded, model.parameters()))
+    mixing = nn.Sequential(nn.Linear(4, 8), nn.Softmax(-1), nn.Linear(8, 4))
+    with pytest.raises(MisuseError, match=r"finds no layers to divide in Sequential \(Sequential: its parts compute"):
+        accelerator.prepare(mixing, torch.optim.SGD(mixing.parameters(), lr=0.1))
+    layers = TwoLayers()
+    accelerator.prepare(layers, torch.optim.SGD(layers.parameters(), lr=0.1))
+    with pytest.raises(MisuseError, match="would return a part of its output"):
+        layers.up(torch.zeros(2, 4))
+    with pytest.raises(MisuseError, match="each rank holds a part"), accelerator.join_uneven_inputs([layers]):
+        pass
+    accelerator.close()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"tp": 3}, "mesh.tp is 3, which does not divide the 4 workers; use 1, 2, 4"),
+        ({"strategy": "single"}, "strategy single does not divide layers; use auto, ddp, fsdp"),
+        ({"mixed_precision": "fp16"}, "divided layers compute in no, bf16 or auto"),
+    ]
+    for options, problem in wrong:
+        with pytest.raises(ConfigError, match=problem):
+            build(world, **options)
+
+
+def everything_else(world: World, folder: Path) -> None:
+    refuse(world)
+    draw_dropout(world)
+    train_transformers(world)
+    continue_checkpoints(world, folder)
+
+
+def test_checkpoints_dropout_transformers_and_refusals(tmp_path: Path) -> None:
+    run_ranks(everything_else, 4, tmp_path, timeout_s=200)
