@@ -23,7 +23,7 @@ class PaddingCollate:
     batch has the container type of its samples.
 
     Args:
-        pad: The value to pad with, or one for each field by key (position for tuples); fields that are not named: 0.
+        pad: The value to pad with, or one for each field by key (position for tuples); other fields are padded with 0.
         multiple_of: Lengths are padded to a multiple of this, which makes some GPU kernels faster.
         mask: Name of a field to add that is 1 where a sample has values and 0 where it is padded: shape (batch,
             length), int64. It belongs to ``mask_of``, or to the first padded field. In tuples it is the last item;
@@ -94,7 +94,7 @@ class PaddingCollate:
         if isinstance(first, list):
             return values
         make = getattr(first, "_make", None)
-        # A named tuple has no place for a mask.
+        # A named tuple has fixed fields: with a mask, the batch is a plain tuple.
         return make(values) if make is not None and len(values) == len(first) else tuple(values)
 
     def _fields(self, columns: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], Tensor | None]:
@@ -110,7 +110,7 @@ class PaddingCollate:
                 mask = self._mask_from(lengths, batch[key].shape[1])
         if self._mask_of is not None and mask is None:
             raise MisuseError(
-                f"PaddingCollate(mask_of={self._mask_of!r}): samples have no such sequence, only "
+                f"PaddingCollate(mask_of={self._mask_of!r}): samples have no such sequence; their fields are "
                 f"{', '.join(map(str, columns))}"
             )
         return batch, mask

@@ -16,24 +16,24 @@ from accel_nb.errors import MisuseError
 class DrawnIndices:
     """The sampler of rank 0's inner loader, where rank 0 reads for all."""
 
-    def __init__(self, feed: IndexSampler) -> None:
-        self._feed = feed
+    def __init__(self, index_sampler: IndexSampler) -> None:
+        self._index_sampler = index_sampler
 
     def __iter__(self) -> Iterator[Any]:
-        # The loader may ask twice and use one: nothing happens before the first item.
-        yield from self._feed.draw()
+        # The loader may create two iterators and use one, so nothing is drawn before the first item.
+        yield from self._index_sampler.draw()
 
     def __len__(self) -> int:
-        return self._feed.num_items() or 0
+        return self._index_sampler.num_items() or 0
 
 
 class FetchedBatches(Iterator[SharedBatch]):
-    """The batches of this rank's indices, read in this process: what torch's own iterator does, and no more."""
+    """The batches of this rank's indices, read in this process without the overhead of torch's own iterator."""
 
     __slots__ = ("_dataset", "_indices", "_read")
 
-    def __init__(self, feed: IndexSampler, loader: DataLoader[Any]) -> None:
-        self._indices = feed.iter_shares()
+    def __init__(self, index_sampler: IndexSampler, loader: DataLoader[Any]) -> None:
+        self._indices = index_sampler.iter_shares()
         self._dataset = loader.dataset
         self._read = build_reader(loader)
 
@@ -47,18 +47,18 @@ class FetchedBatches(Iterator[SharedBatch]):
 
 
 class MatchedBatches(Iterator[SharedBatch]):
-    """The batches of the inner loader, each with the share that its indices were dealt as."""
+    """The batches of the inner loader, each with the share that was recorded for its indices."""
 
-    __slots__ = ("_feed", "_shares", "_source")
+    __slots__ = ("_index_sampler", "_shares", "_source")
 
-    def __init__(self, source: Iterator[Any], feed: IndexSampler) -> None:
+    def __init__(self, source: Iterator[Any], index_sampler: IndexSampler) -> None:
         self._source = source
-        self._feed = feed
-        self._shares = feed.pending_shares  # None if the loader's own class starts on the first batch only
+        self._index_sampler = index_sampler
+        self._shares = index_sampler.pending_shares  # None if the loader's own class starts on the first batch only
 
     def __next__(self) -> SharedBatch:
         if self._shares is None:
-            self._feed.pending_shares = None
+            self._index_sampler.pending_shares = None
         try:
             batch = next(self._source)
         except StopIteration:
@@ -68,18 +68,18 @@ class MatchedBatches(Iterator[SharedBatch]):
                 self._shares.popleft()  # the batch that failed; the caller may go on with the next one
             raise
         if self._shares is None:
-            self._shares = self._feed.pending_shares
+            self._shares = self._index_sampler.pending_shares
         if not self._shares:
             raise MisuseError("the loader yields more batches than its sampler draws: it cannot be divided by index")
         return batch, self._shares.popleft()
 
 
 def _explain_range(error: IndexError, indices: Any, dataset: Any) -> None:
-    """Raise `MisuseError` if the sampler gave an index that the dataset does not have; else return."""
+    """Raise `MisuseError` if the sampler yielded an index outside of the dataset; else return."""
     length = length_of(dataset)
     outside = [index for index in indices if isinstance(index, int) and not -(length or 0) <= index < (length or 0)]
     if length is not None and outside:
         raise MisuseError(
-            f"the sampler gives index {outside[0]}, and the {type(dataset).__name__} has {length} samples, 0 to "
+            f"the sampler yields index {outside[0]}, and the {type(dataset).__name__} has {length} samples, 0 to "
             f"{length - 1}: build the sampler for this dataset, or correct the dataset's __len__"
         ) from error

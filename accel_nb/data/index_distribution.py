@@ -80,21 +80,21 @@ class IndexSampler:
     ``RandomSampler`` is replaced by one whose order depends on seed and epoch only.
     """
 
-    def __init__(self, loader: DataLoader[Any], place: DataShard, seed: int | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], shard: DataShard, seed: int | None = None) -> None:
         self.pending_shares: deque[BatchShare] | None = None
         self.generators: list[torch.Generator] = []
         self.after_start: Callable[[], object] | None = None
         # The epoch of the next iteration.
-        self.epoch = position.EpochProgress(place.group_size, lambda: 0)
+        self.epoch = position.EpochProgress(shard.group_size, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
         self.seedable_sampler: SeedableRandomSampler | None = None
         self.sampler: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if seed is not None:
             self.sampler, self.seedable_sampler = _seeded(self.sampler, seed)
         self._dataset = loader.dataset
-        self._place = place
+        self._shard = shard
         self._drops_last = bool(getattr(self.sampler, "drop_last", False))
-        self._comm = place.comm
+        self._comm = shard.comm
         self._batch_size = (
             (loader.batch_size or getattr(self.sampler, "batch_size", None)) if self.yields_lists else None
         )
@@ -117,18 +117,18 @@ class IndexSampler:
 
     def set_even(self, is_even: bool) -> None:
         """Set whether the next iterations divide samples equally, with repeats."""
-        self._place = replace(self._place, is_even=is_even)
+        self._shard = replace(self._shard, is_even=is_even)
 
     @property
     def _drops_short(self) -> bool:
-        return self._place.drops_incomplete(self._drops_last)
+        return self._shard.drops_incomplete(self._drops_last)
 
     def num_groups(self) -> int | None:
         """Return the number of global batches by the sampler's length; None without a length."""
         num_items = self.num_items()
         if num_items is None:
             return None
-        return num_groups(num_items, self._place.group_size, drop_short=self._drops_short)
+        return num_groups(num_items, self._shard.group_size, drop_short=self._drops_short)
 
     def num_items(self) -> int | None:
         """Return the number of batches, or samples, of the next iteration; None without a length."""
@@ -144,8 +144,8 @@ class IndexSampler:
         return self._iter_shares(self._start_sampler())
 
     def _iter_shares(self, started: Iterator[Any] | None) -> Iterator[tuple[Any, BatchShare]]:
-        place = self._place
-        count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
+        shard = self._shard
+        count, index, size, group_size = shard.count, shard.index, self._batch_size, shard.group_size
         limit = size if group_size > 1 else None
         # Nearly all groups of a loader have the same size: for these the share is computed once.
         usual = self._usual_size()
@@ -154,16 +154,16 @@ class IndexSampler:
         number = index if group_size > 1 else 0
         expected, is_last, fill = self.num_groups(), False, ()
         for group, is_last in self._start(group_size, expected, started):
-            if place.mode.is_whole:
+            if shard.mode.is_whole:
                 merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
                 yield merged, whole_batch_share(len(merged), count, index, is_last=is_last)
                 continue
-            if place.is_even and not fill:
+            if shard.is_even and not fill:
                 fill = [sample for batch in group for sample in batch]
             if len(group) == group_size and len(group[-1]) == usual:
                 yield group[number][start:stop], BatchShare(num_mine, total, is_last, False)
                 continue
-            even = even_length(sum(map(len, group)), count, size, group_size) if place.is_even else None
+            even = even_length(sum(map(len, group)), count, size, group_size) if shard.is_even else None
             yield distribute_indices(
                 group, count, index, is_last=is_last, batch_size=limit, repeats=fill, num_even=even
             )
@@ -171,10 +171,10 @@ class IndexSampler:
 
     def _usual_size(self) -> int:
         """Return the size of the batches of a full group; -1 if the last batch of a group does not determine it."""
-        size, place = self._batch_size, self._place
+        size, shard = self._batch_size, self._shard
         if type(self.sampler) is not BatchSampler or size is None:
             return -1
-        if place.group_size == 1 and (size < place.count or (place.is_even and size % place.count)):
+        if shard.group_size == 1 and (size < shard.count or (shard.is_even and size % shard.count)):
             return -1
         return size
 
@@ -207,7 +207,7 @@ class IndexSampler:
             return self._start_own_sampler()
         self._check()
         started: list[Iterator[Any]] = []
-        _call_on_rank_0(self._comm, lambda: started.append(self._start_own_sampler()), self._place.mode)
+        _call_on_rank_0(self._comm, lambda: started.append(self._start_own_sampler()), self._shard.mode)
         return started[0] if started else None
 
     def _start_own_sampler(self) -> Iterator[Any]:
@@ -242,7 +242,7 @@ class IndexSampler:
         if not self.is_drawn_everywhere:
             if self.epoch.resumed is not None:
                 self._check()
-            yield from _broadcast_groups(self._comm, self._grouped(size, expected, started), self._place.mode)
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected, started), self._shard.mode)
             return
         with _forked_if_different(self._check()):
             groups = self._grouped(size, expected, started)
@@ -310,10 +310,12 @@ def _fingerprint(holder: Any) -> int:
     """Return a checksum of a few samples of a subset or torch sampler, to detect differences between ranks."""
     while isinstance(holder, BatchSampler):
         holder = getattr(holder, "sampler", None)
-    held = holder if isinstance(holder, list | tuple) else getattr(holder, "indices", getattr(holder, "weights", None))
-    if not isinstance(held, list | tuple | torch.Tensor | np.ndarray) or len(held) == 0:
+    samples = (
+        holder if isinstance(holder, list | tuple) else getattr(holder, "indices", getattr(holder, "weights", None))
+    )
+    if not isinstance(samples, list | tuple | torch.Tensor | np.ndarray) or len(samples) == 0:
         return 0
-    few: Any = held[:: max(1, len(held) // 16)]
+    few: Any = samples[:: max(1, len(samples) // 16)]
     return zlib.crc32(str([_as_number(item) for item in few]).encode())
 
 
@@ -345,7 +347,7 @@ def _describe_differences(rows: list[list[int]]) -> str:
     what = "subset of the dataset (its indices)" if len({row[4] for row in rows}) > 1 else "sampler (its samples)"
     other = next(rank for rank, row in enumerate(rows) if row != rows[0])
     return (
-        f"the {what} is another on rank {other} than on rank 0, so that samples would be lost and others read twice. "
+        f"the {what} differs between rank 0 and rank {other}: samples would be lost and others read twice. "
         "Draw it with the same seed on every rank, as in "
         "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
     )

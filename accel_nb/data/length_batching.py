@@ -16,7 +16,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
     """Batch sampler that groups samples of about the same length; each sample occurs once in an epoch.
 
     Samples are shuffled, sorted by length within pools of ``pool`` batches, divided into batches, and the batches are
-    shuffled; a short batch is last. The order depends only on ``seed`` and the epoch, so it is the same on every rank.
+    shuffled; a short one is last. The order depends only on ``seed`` and the epoch, so it is the same on every rank.
     Without ``shuffle`` all samples are sorted together, the shortest first.
 
     Args:
@@ -24,9 +24,9 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         batch_size: Maximum number of samples in a batch.
         max_tokens: Maximum number of tokens in a padded batch: its longest sample times its samples. At least one of
             the two must be given.
-        multiple_of: What lengths are padded to a multiple of; counts towards ``max_tokens``.
+        multiple_of: Lengths are padded to a multiple of this number, which counts towards ``max_tokens``.
         shuffle: Whether each epoch has a new order.
-        seed: Of the order.
+        seed: Seed of the order.
         drop_last: Leave out a last batch of fewer than ``batch_size`` samples; not with ``max_tokens``.
         pool: Number of batches whose samples are sorted together: larger values reduce padding, smaller ones make
             batches more random.
@@ -54,7 +54,9 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
                 raise MisuseError(f"LengthBatchSampler({name}={limit!r}): it is a whole number of at least 1")
         if batch_size is None and max_tokens is None:
-            raise MisuseError("LengthBatchSampler needs batch_size, max_tokens or both, to know how large a batch is")
+            raise MisuseError(
+                "LengthBatchSampler needs batch_size, max_tokens or both, which limit the size of a batch"
+            )
         if drop_last and max_tokens is not None:
             raise MisuseError(
                 "LengthBatchSampler(drop_last=True) with max_tokens: then no batch is short; leave one out"

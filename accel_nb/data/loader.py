@@ -536,13 +536,13 @@ class _ShardedLoading:
 
     def _transfer_for(self, loader: DataLoader[Any]) -> BatchTransfer | None:
         """Return the transfer that prefetches batches to the device, None without prefetch."""
-        wanted = self._options.non_blocking
+        prefetches = self._options.non_blocking
         if self._transfer is not None:
-            return None if wanted is False else self._transfer
+            return None if prefetches is False else self._transfer
         kind = device_type(self._device)
-        if not kind.has_streams or wanted is False:
+        if not kind.has_streams or prefetches is False:
             return None
-        if wanted is None and not (loader.pin_memory and loader.num_workers):
+        if prefetches is None and not (loader.pin_memory and loader.num_workers):
             return None
         if self._side_stream is None:
             self._side_stream = StreamTransfer(self._device, pins=kind.pins_memory and not loader.pin_memory)

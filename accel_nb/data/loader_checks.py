@@ -16,9 +16,7 @@ def refuse_divided(loader: DataLoader[Any]) -> None:
         if isinstance(candidate, DistributedSampler) and candidate.num_replicas > 1:
             raise MisuseError(
                 f"the loader's DistributedSampler divides it among {candidate.num_replicas} ranks already: "
-                "leave the sampler out (shuffle=True instead), or leave the loader out of what is prepared"
+                "leave the sampler out (shuffle=True instead), or do not prepare this loader"
             )
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        raise MisuseError(
-            "torch divides a datapipe among the ranks by itself: leave this loader out of what is prepared"
-        )
+        raise MisuseError("torch divides a datapipe among the ranks by itself: do not prepare this loader")

@@ -158,12 +158,12 @@ class DatasetSnapshots(Iterator[Any]):
         self._epoch = epoch
         self._number = epoch.num_batches
         self._states: deque[tuple[int, Any]] = deque()
-        self._note()
+        self._store_state()
 
     def __next__(self) -> Any:
         batch = next(self._source)
         self._number += 1
-        self._note()
+        self._store_state()
         return batch
 
     def state_after(self, batches: int) -> Any:
@@ -171,7 +171,7 @@ class DatasetSnapshots(Iterator[Any]):
         found = [state for number, state in self._states if number <= batches]
         return found[-1] if found else None
 
-    def _note(self) -> None:
+    def _store_state(self) -> None:
         while len(self._states) > 1 and self._states[1][0] <= self._epoch.num_batches:
             self._states.popleft()
         self._states.append((self._number, deepcopy(self._dataset.state_dict())))
@@ -259,23 +259,22 @@ def num_remaining(
     return max(num_items - resumed.num_batches, 0)
 
 
-def _remaining(draws_from: Any, resumed: LoaderPosition, yields_lists: bool, was: SamplerState) -> Iterator[Any]:
-    count = was.num_compared
+def _remaining(draws_from: Any, resumed: LoaderPosition, yields_lists: bool, state: SamplerState) -> Iterator[Any]:
+    count = state.num_compared
     if yields_lists and type(draws_from) is BatchSampler:
         head, rest = _from(draws_from.sampler, resumed.num_samples, count)
-        _check_fingerprint(was, head)
+        _check_fingerprint(state, head)
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
     if resumed.num_batches:
         first = next(items, _END)
-        _check_fingerprint(was, [] if first is _END else _head(first, yields_lists)[:count])
+        _check_fingerprint(state, [] if first is _END else _head(first, yields_lists)[:count])
         items = islice(items, resumed.num_batches - 1, None)
     return items
 
 
-_CONVERTED_AT_ONCE = (
-    1 << 14
-)  # indices converted to Python integers at a time, so that the first batch does not wait for all
+_CONVERTED_AT_ONCE = 1 << 14
+"""Indices converted to Python integers at a time, so that the first batch does not wait for all."""
 
 
 def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[Any]]:
@@ -319,11 +318,11 @@ def _checksum(head: list[Any]) -> int:
     return zlib.crc32(repr(head).encode())
 
 
-def _check_fingerprint(was: SamplerState, head: list[Any]) -> None:
+def _check_fingerprint(state: SamplerState, head: list[Any]) -> None:
     """Raise if the epoch starts with other samples than before: some would be lost and others repeated."""
-    if was.num_compared and len(head) == was.num_compared and _checksum(head) != was.fingerprint:
+    if state.num_compared and len(head) == state.num_compared and _checksum(head) != state.fingerprint:
         raise CheckpointError(
-            "the sampler draws another order than the one that the checkpoint was saved in, so samples would be lost "
+            "the sampler draws another order than when the checkpoint was saved, so samples would be lost "
             "and others repeated: build the loader over the same dataset; a custom sampler must draw from torch's, "
             "NumPy's or Python's generator when it is iterated, or have state_dict and load_state_dict"
         )

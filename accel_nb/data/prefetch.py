@@ -1,7 +1,7 @@
 """Prefetch of batches to the device: `BatchPrefetcher` copies a batch while the previous one is trained on.
 
-The copy is made by a `BatchTransfer`, which starts it and completes it later; `StreamTransfer` uses a CUDA stream of
-its own.
+The copy is made by a `BatchTransfer`, which starts it and completes it later; `StreamTransfer` uses a separate
+CUDA stream.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class BatchPrefetcher(Iterator[SharedBatch]):
         waiting = self._waiting
         if not waiting:
             self._start_next()
-        present = waiting.pop()
-        if isinstance(present, BaseException):
-            raise present
+        ready = waiting.pop()
+        if isinstance(ready, BaseException):
+            raise ready
         self._start_next()
-        ticket, share = present
+        ticket, share = ready
         return self._transfer.finish(ticket), share
 
     def _start_next(self) -> None:

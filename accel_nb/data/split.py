@@ -28,9 +28,8 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
     length = _length(inputs)
     mine = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(mine) if pad and length else 0
-    if not isinstance(inputs, Tensor) and callable(
-        getattr(inputs, "select", None)
-    ):  # a dataset of the `datasets` package, whose slices are dicts
+    # Datasets of the `datasets` package have `select`; their slices are dicts.
+    if not isinstance(inputs, Tensor) and callable(getattr(inputs, "select", None)):
         return inputs.select([*mine, *[length - 1] * missing])
     try:
         part = inputs[mine.start : mine.stop]

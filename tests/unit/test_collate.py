@@ -113,5 +113,5 @@ def test_options_that_cannot_be_are_refused(options):
 
 
 def test_a_mask_of_a_field_that_is_not_there_is_an_error():
-    with pytest.raises(MisuseError, match=r"mask_of='z'.*only x"):
+    with pytest.raises(MisuseError, match=r"mask_of='z'.*fields are x"):
         PaddingCollate(mask="m", mask_of="z")([{"x": [1]}])

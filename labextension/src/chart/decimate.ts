@@ -48,15 +48,19 @@ export function bandOf(
   const band = { xs: [] as number[], lows: [] as number[], highs: [] as number[] };
   for (let first = 0, next = 0; first < rows.length; first = next) {
     const block = Math.floor(rows[first]! / size);
-    for (next = first + 1; next < rows.length && Math.floor(rows[next]! / size) === block;) {
-      next += 1;
+    let low = Infinity;
+    let high = -Infinity;
+    for (; next < rows.length && Math.floor(rows[next]! / size) === block; next++) {
+      const value = drawable(rows[next]!);
+      if (value !== null) {
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
     }
-    const picked = rows.slice(first, next);
-    const values = picked.map(drawable).filter(value => value !== null);
-    if (values.length > 0) {
-      band.xs.push((xs[picked[0]!]! + xs[picked[picked.length - 1]!]!) / 2);
-      band.lows.push(Math.min(...values));
-      band.highs.push(Math.max(...values));
+    if (low <= high) {
+      band.xs.push((xs[rows[first]!]! + xs[rows[next - 1]!]!) / 2);
+      band.lows.push(low);
+      band.highs.push(high);
     }
   }
   return band;
