@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ def forecast_notebook(
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
     optimizer = _find_optimizer(request, names, model)
     found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_find_loss(request, names))
+    if config.mesh.tp > 1:
+        found = replace(found, notes=(*found.notes, "the figures are those of mesh.tp 1: none includes divided layers"))
     optimizers = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
     return check_refusals(found, [model], optimizers, config)
 

@@ -18,6 +18,8 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
         strategy += " (by the memory that the model takes)"
     elif strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
+    if config.mesh.tp > 1:
+        strategy += f", mesh dp {len(specs) // config.mesh.tp} x tp {config.mesh.tp}"
     lines = [
         f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, threads each: {specs[0].num_threads}",
         f"strategy {strategy}, precision {config.precision}, accumulate {config.accumulate}",

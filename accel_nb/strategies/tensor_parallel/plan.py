@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.base import Refusal
@@ -33,6 +32,7 @@ _ROW_NAMES = frozenset(
     }
 )  # fmt: skip
 _HEADS = re.compile(r"(^|_)(n|num|number)?_?.*heads?($|_)|^nheads?$")
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _WIDTHS = re.compile(r"embd|embed|dim|hidden|width|d_model|channels")
 
 
@@ -110,7 +110,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
 
 def _has_dropout(owner: nn.Module) -> bool:
     """Whether a module may draw random numbers in training, by its dropout layers and its numbers."""
-    rates = [part.p for part in owner.modules() if isinstance(part, _DropoutNd)]
+    rates = [part.p for part in owner.modules() if isinstance(part, _DROPOUT)]
     rates += [value for name, value in vars(owner).items() if "dropout" in name and isinstance(value, float)]
     return any(rate > 0 for rate in rates)
 
