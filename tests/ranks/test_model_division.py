@@ -450,6 +450,52 @@ def branch_without_effect(run: Run) -> None:
     train(run, Clipping(), squared, loader())
 
 
+class Endless(DataLoader[Any]):
+    """Is an iterator itself, which was started when the loader was made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches = super().__iter__()
+        self.num_epochs = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.batches)
+        except StopIteration:
+            self.batches = super().__iter__()
+            self.num_epochs += 1
+            return next(self.batches)
+
+
+class Repeated(DataLoader[Any]):
+    """Begins again at the end."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from super().__iter__()
+
+
+def loaders_without_end(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    data = loader().dataset
+    endless, repeated = Endless(data, batch_size=8, shuffle=True), Repeated(data, batch_size=8, shuffle=True)
+    for batches in (endless, repeated, endless):
+        for _, (x, y, _) in zip(range(6), batches, strict=False):
+            loss = F.mse_loss(model(x + 0.1 * torch.randn_like(x)), y)
+            run.print(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    run.print(endless.num_epochs)
+    x, y, _ = next(endless)
+    run.print(F.mse_loss(model(x), y))
+
+
 def gradients_assigned_by_data(run: Run) -> None:
     model = mlp()
     run.models.append(model)
@@ -468,7 +514,7 @@ def gradients_assigned_by_data(run: Run) -> None:
 
 
 DIVIDED = [
-    gradients_assigned_by_data,
+    gradients_assigned_by_data, loaders_without_end,
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,

@@ -109,6 +109,7 @@ class DividedCalls:
             return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
+            self.undivided[name] = _TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
         snapshot = self._take_snapshot(model) if any(layout.compared_reads) else None
         try:
@@ -384,6 +385,8 @@ def _has_swapped_parameters(model: nn.Module) -> bool:
         value is not None and not value.is_leaf for part in model.modules() for value in part._parameters.values()
     )
 
+
+_TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
 
 _UNEXPECTED_ROWS = (
     "{name} returned a tensor of shape {shape} for {own} rows of the batch: unlike in its first call, the rows cannot "
