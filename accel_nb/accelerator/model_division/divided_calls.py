@@ -296,6 +296,8 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
+        if any(_own_tensors(model)):
+            return DivisionRefusal("it has tensors with gradients that are no parameters")
         share = self._stepper.window.share
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
@@ -370,6 +372,14 @@ def _few_values(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
     return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
+
+
+def _own_tensors(model: nn.Module) -> Iterator[bool]:
+    """Yield for each tensor in the attributes of a model's modules whether it is trained, but is no parameter."""
+    for part in model.modules():
+        for value in vars(part).values():
+            items = value if isinstance(value, list | tuple) else [value]
+            yield any(isinstance(item, Tensor) and item.is_leaf and item.requires_grad for item in items)
 
 
 def _num_hooks(model: nn.Module) -> int:
