@@ -136,6 +136,10 @@ class IndexSampler:
             self.sampler, length_of(self.sampler), self.epoch.resumed, yields_lists=self.yields_lists
         )
 
+    def capture_state(self) -> position.SamplerState:
+        """Return the current state that the sampler's next epoch would be drawn from."""
+        return position.capture_sampler_state(self.sampler, self.generators, rng.capture(parts=self._parts))
+
     def iter_shares(self) -> Iterator[tuple[Any, BatchShare]]:
         """Return an iterator over this rank's indices of each global batch, with their share.
 

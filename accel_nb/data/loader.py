@@ -4,7 +4,7 @@ There are two ways to read a share:
 
 - *by index*: the loader has a batch sampler. Only the samples of this rank are read. This process reads them. With
   worker processes, or if the loader's class defines ``__iter__``, an inner loader reads them; it differs from the
-  loader in its batch sampler only.
+  loader in its batch sampler only. Whole batches of such a class are read by its own ``__iter__``.
 - *by batch*: the dataset is a stream or yields complete batches (``batch_size=None``); see `accel_nb.data.streams`.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
@@ -71,6 +71,7 @@ __all__ = [
     "is_sharded",
     "count_remaining",
     "get_position",
+    "has_own_iteration",
     "explain_no_resume",
     "resume_loader",
     "shard_loader",
@@ -175,6 +176,11 @@ def override_even_batches(loaders: Iterable[DataLoader[Any]], is_on: bool) -> It
     finally:
         for sharding in changed:
             sharding.set_even(not is_on)
+
+
+def has_own_iteration(loader: DataLoader[Any]) -> bool:
+    """Return whether a sharded loader's class defines its iteration, which may not follow the sampler."""
+    return _sharding(loader).plain.__iter__ is not DataLoader.__iter__
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:
@@ -481,6 +487,8 @@ class _ShardedLoading:
         if index_sampler is None:
             return self._iterate_stream(loader, epoch)
         is_new = epoch.resumed is None or not epoch.resumed.is_within_epoch
+        if self.shard.mode.is_whole and is_new and has_own_iteration(loader):
+            return self._iterate_own_class(loader, epoch, index_sampler)
         if index_sampler.yields_lists and self._reads_in_process(loader):
             if index_sampler.draws_at_start and epoch.resumed is None:
                 index_sampler.after_start = lambda: self._draw_base_seed(loader)
@@ -498,6 +506,19 @@ class _ShardedLoading:
             return MatchedBatches(source, index_sampler)
         divider = BatchDivider(self.shard, loader.batch_size)
         return read_everywhere(source, index_sampler.num_groups(), self.shard, divider, loader.drop_last)
+
+    def _iterate_own_class(
+        self, loader: DataLoader[Any], epoch: EpochProgress, index_sampler: IndexSampler
+    ) -> Iterator[SharedBatch]:
+        """Read whole batches by the ``__iter__`` of the loader's class, such as one that repeats its data forever."""
+        check_same_loaders(self._comm, loader.dataset, None, index_sampler.generators)
+        epoch.sampler_state = index_sampler.capture_state()
+        divider, num_batches = BatchDivider(self.shard, loader.batch_size), index_sampler.num_groups()
+        source = self.plain.__iter__(loader)  # possibly the loader itself, whose `iter` would come here again
+        for number in count(1):
+            if (batch := next(source, _END)) is _END:
+                return
+            yield divider.divide([batch], number == num_batches, [self.shard.index]).pop()
 
     def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
         if self._comm.world.size == 1 or self._options.dispatch_batches is False:

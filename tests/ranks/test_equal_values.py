@@ -108,7 +108,7 @@ def test_an_environment_without_a_seed_trains_as_on_one_device() -> None:
     assert first == second
     (recorded, weights), told = first
     torch.manual_seed(7)
-    batches = [tuple(torch.as_tensor(np.array(part)) for part in pair) for pair in recorded]
+    batches = [(torch.as_tensor(np.array(states)), torch.as_tensor(np.array(rewards))) for states, rewards in recorded]
     expected = fit(value_net(), batches)
     assert weights == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert not told

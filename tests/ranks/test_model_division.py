@@ -450,6 +450,71 @@ def branch_without_effect(run: Run) -> None:
     train(run, Clipping(), squared, loader())
 
 
+def temperature_with_its_own_optimizer(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    log_alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    alpha_optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+    x, y = loader().dataset.tensors[:2]
+    for _ in range(3):
+        rows = torch.randint(len(x), (8,))
+        out = model(x[rows])
+        loss = F.mse_loss(out, y[rows]) + log_alpha.exp().detach() * out.abs().mean()
+        alpha_loss = log_alpha * (0.3 - out.detach().mean())
+        for step, value in ((optimizer, loss), (alpha_optimizer, alpha_loss)):
+            step.zero_grad()
+            value.backward()
+            step.step()
+        run.print(log_alpha)
+
+
+class Endless(DataLoader[Any]):
+    """Is an iterator itself, which was started when the loader was made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches = super().__iter__()
+        self.num_epochs = 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.batches)
+        except StopIteration:
+            self.batches = super().__iter__()
+            self.num_epochs += 1
+            return next(self.batches)
+
+
+class Repeated(DataLoader[Any]):
+    """Begins again at the end."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from super().__iter__()
+
+
+def loaders_without_end(run: Run) -> None:
+    model = mlp()
+    run.models.append(model)
+    optimizer = sgd(model)
+    data = loader().dataset
+    endless, repeated = Endless(data, batch_size=8, shuffle=True), Repeated(data, batch_size=8, shuffle=True)
+    for batches in (endless, repeated, endless):
+        for _, (x, y, _) in zip(range(6), batches, strict=False):
+            loss = F.mse_loss(model(x + 0.1 * torch.randn_like(x)), y)
+            run.print(loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    run.print(endless.num_epochs)
+    x, y, _ = next(endless)
+    run.print(F.mse_loss(model(x), y))
+
+
 def gradients_assigned_by_data(run: Run) -> None:
     model = mlp()
     run.models.append(model)
@@ -468,7 +533,7 @@ def gradients_assigned_by_data(run: Run) -> None:
 
 
 DIVIDED = [
-    gradients_assigned_by_data,
+    gradients_assigned_by_data, temperature_with_its_own_optimizer, loaders_without_end,
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,
     gradients_of_parameters, second_moment_method, whole_data_set_without_loader, evaluation_after_each_epoch,
@@ -565,6 +630,28 @@ def embedding_of_limited_norm(run: Run) -> None:
     train(run, Bag(), lambda model, x, y, label: F.mse_loss(model(x, label), y).sqrt())
 
 
+def tensor_that_is_no_parameter(run: Run) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.scale = torch.ones(6, dtype=torch.float64, requires_grad=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.scale * x)
+
+    model = Scaled()
+    run.models.append(model)
+    optimizers = sgd(model), torch.optim.SGD([model.scale], lr=0.1)
+    x, y = loader().dataset.tensors[:2]
+    for start in (0, 8, 16):
+        F.mse_loss(model(x[start : start + 8]), y[start : start + 8]).sqrt().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        run.print(model.scale.sum())
+
+
 def loss_that_compares_inside(run: Run) -> None:
     class Contrastive(nn.Module):
         def __init__(self) -> None:
@@ -625,7 +712,7 @@ def branch_on_the_batch(run: Run) -> None:
 UNDIVIDED = [
     branch_on_the_batch,
     samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
-    codebook_in_parameters, parameter_written_by_the_model, embedding_of_limited_norm,
+    tensor_that_is_no_parameter, codebook_in_parameters, parameter_written_by_the_model, embedding_of_limited_norm,
     hooks_on_parameters, submodules_called_directly, other_parameters,
 ]  # fmt: skip
 

@@ -109,6 +109,7 @@ class DividedCalls:
             return self._compute_whole(forward, args, kwargs)
         number = layout.num_rows(list(find_tensors([args, kwargs])))
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
+            self.undivided[name] = _TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
         snapshot = self._take_snapshot(model) if any(layout.compared_reads) else None
         try:
@@ -295,6 +296,8 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
+        if any(_own_tensors(model)):
+            return DivisionRefusal("it has tensors with gradients that are no parameters")
         share = self._stepper.window.share
         is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
@@ -371,6 +374,14 @@ def _few_values(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
 
 
+def _own_tensors(model: nn.Module) -> Iterator[bool]:
+    """Yield for each tensor in the attributes of a model's modules whether it is trained, but is no parameter."""
+    for part in model.modules():
+        for value in vars(part).values():
+            items = value if isinstance(value, list | tuple) else [value]
+            yield any(isinstance(item, Tensor) and item.is_leaf and item.requires_grad for item in items)
+
+
 def _num_hooks(model: nn.Module) -> int:
     """Return the number of hooks on a model and its submodules; a change of it makes the model be checked again."""
     return sum(
@@ -384,6 +395,8 @@ def _has_swapped_parameters(model: nn.Module) -> bool:
         value is not None and not value.is_leaf for part in model.modules() for value in part._parameters.values()
     )
 
+
+_TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
 
 _UNEXPECTED_ROWS = (
     "{name} returned a tensor of shape {shape} for {own} rows of the batch: unlike in its first call, the rows cannot "

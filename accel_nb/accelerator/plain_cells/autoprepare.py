@@ -410,8 +410,10 @@ class PlainCells:
         ]
         steps = {id(item) for item in optimizers} | self._stepper.optimizer_proxies.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
-        found_here = {id(item) for item in found.optimizers}
-        if len(optimizers) < sum(id(item) in found_here for item in pending):
+        found_here = {id(item) for item in found.optimizers} - {id(item) for item in optimizers}
+        alone = [item for item in pending if id(item) in found_here]
+        # A tensor in no module has the same gradient on all ranks, as all that is computed outside of models.
+        if any(isinstance(value, nn.Parameter) for item in alone for value in stepped_parameters(item)):
             warn_unprepared_model(self._accelerator)
         if optimizers or schedulers:
             self._has_unnamed_objects = True

@@ -25,7 +25,7 @@ from accel_nb.accelerator.plain_cells.loss_proof import LossCheck
 from accel_nb.accelerator.prepare.preparer import WholeReading
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.index_distribution import ReadMode
-from accel_nb.data.loader import read_mode
+from accel_nb.data.loader import has_own_iteration, read_mode
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.base import Bundle
 
@@ -183,14 +183,16 @@ class LoopDivision:
         """Return how the loops continue, and a text for the receipt; called on rank 0 only."""
         problem = self._loss_check.finish_loop()
         mixing_models = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
-        divided, is_proven = list(self._calls.divided), problem is None and not mixing_models
+        divided = list(self._calls.divided)
+        is_proven = problem is None and not mixing_models and not any(map(has_own_iteration, loaders))
         if is_proven and (self._calls.undivided if not divided else self._is_costly(loaders)):
             return {"is_data": True}
         if divided:
             text = f" in {', '.join(divided)}" + ("" if problem is None else f" ({problem})")
             return {"is_data": False, "computes_rows": True, "text": text}
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
-        text = "; ".join(causes) or "only parts of models are called"
+        text = "; ".join(causes) if self._calls.is_on else "the workers have different batches"
+        text = text or "only parts of models are called"
         return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
 
     def _is_costly(self, loaders: list[DataLoader[Any]]) -> bool:
