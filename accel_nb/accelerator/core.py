@@ -36,12 +36,12 @@ from accel_nb.accelerator.process_state import AcceleratorState, GradientState
 from accel_nb.accelerator.settings import read_settings
 from accel_nb.accelerator.tracking.metrics import RowHistory
 from accel_nb.accelerator.tracking.run_tracking import TrackingMixin
-from accel_nb.accelerator.training.join import join_uneven
+from accel_nb.accelerator.training.join import join_uneven, override_even_batches
 from accel_nb.accelerator.training.profiling import Profiler, profiled
 from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
-from accel_nb.data.loader import BatchSizeMeaning, is_sharded, override_even_batches
+from accel_nb.data.loader import BatchSizeMeaning, is_sharded
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.forward import plain_view_in_precision

@@ -11,8 +11,8 @@ There are two ways to read a share:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count, islice
@@ -165,17 +165,9 @@ def read_mode(loader: DataLoader[Any]) -> ReadMode:
     return _sharding(loader).shard.mode
 
 
-@contextmanager
-def override_even_batches(loaders: Iterable[DataLoader[Any]], is_on: bool) -> Iterator[None]:
-    """Override the option ``even_batches`` of sharded loaders, for the iterations that begin inside of the block."""
-    changed = [sharding for sharding in map(_sharding, loaders) if sharding.shard.is_even != is_on]
-    for sharding in changed:
-        sharding.set_even(is_on)
-    try:
-        yield
-    finally:
-        for sharding in changed:
-            sharding.set_even(not is_on)
+def set_even_batches(loader: DataLoader[Any], is_on: bool) -> bool:
+    """Set the option ``even_batches`` of a sharded loader for its next iterations; return what it was before."""
+    return _sharding(loader).set_even(is_on)
 
 
 def has_own_iteration(loader: DataLoader[Any]) -> bool:
@@ -321,11 +313,13 @@ class _ShardedLoading:
         total, length = self.total_batch_size(loader), length_of(loader.dataset)
         return -1 if not total or length is None or loader.drop_last else length % total
 
-    def set_even(self, is_even: bool) -> None:
-        """Set whether the next iterations divide samples equally, with repeats."""
+    def set_even(self, is_even: bool) -> bool:
+        """Set whether the next iterations divide samples equally, with repeats; return what was set before."""
+        was_even = self.shard.is_even
         self.shard = replace(self.shard, is_even=is_even)
         if self._index_sampler is not None:
             self._index_sampler.set_even(is_even)
+        return was_even
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         if hasattr(self.plain, "set_epoch"):

@@ -92,14 +92,8 @@ def test_a_plain_cell_trains_as_on_one_process_also_after_a_worker_was_killed(ke
     pairs = "(a - b for ours, theirs in zip(losses, alone_losses, strict=True) for a, b in zip(ours, theirs))"
     assert kernel.value(f"max(map(abs, {pairs}))") < 1e-9
     assert kernel.value("(predicted - alone_predicted).abs().max().item()") < 1e-9
-<<<<<<< HEAD
-    weight = "model.blocks[0].attention.q.weight"
-    is_in_place = kernel.value(f"(mine is model, weight is {weight}, type(weight) is nn.Parameter)")
-    assert is_in_place == (True, True, True)
-=======
     same = kernel.value("(mine is model, weight is model.blocks[0].attention.q.weight, type(weight) is nn.Parameter)")
     assert same == (True, True, True)
->>>>>>> mesh
     assert kernel.value("(model.head.weight is model.embed.weight, model.blocks[0].attention.num_heads)") == (True, 4)
     assert kernel.value("[tuple(state['exp_avg'].shape) for state in optimizer.state.values()][:2]") == [(11, 8), (8,)]
 

@@ -8,14 +8,16 @@ once, and zeros after that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.data.loader import set_even_batches
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_bucketed
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -25,6 +27,17 @@ from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Bundle, multiply_tensors
 
 _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would not answer; call it after the block"
+
+
+@contextmanager
+def override_even_batches(loaders: Iterable[DataLoader[Any]], is_on: bool) -> Iterator[None]:
+    """Override the option ``even_batches`` of sharded loaders, for the iterations that begin inside of the block."""
+    before = [(loader, set_even_batches(loader, is_on)) for loader in loaders]
+    try:
+        yield
+    finally:
+        for loader, was_on in before:
+            set_even_batches(loader, was_on)
 
 
 @contextmanager
