@@ -63,23 +63,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BatchSizeMeaning = Literal["global", "per-worker"]
 
-__all__ = [
-    "BatchSizeMeaning",
-    "LoaderObserver",
-    "BatchShare",
-    "reset_epochs",
-    "is_sharded",
-    "count_remaining",
-    "get_position",
-    "has_own_iteration",
-    "explain_no_resume",
-    "resume_loader",
-    "shard_loader",
-    "skip_first_batches",
-    "unshard_loader",
-    "watch_batches",
-    "read_mode",
-]
 
 _ATTRIBUTE = "_accel_nb_sharding"
 _END = object()

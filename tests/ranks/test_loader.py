@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from accel_nb.data.loader import BatchShare, shard_loader
+from accel_nb.data.loader import shard_loader
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm

@@ -10,7 +10,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
 from tests.support.thread_ranks import (
     LOADERS,

@@ -11,7 +11,7 @@ from torch.utils.data import (
 )
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm
 from tests.support.thread_ranks import (

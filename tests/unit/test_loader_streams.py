@@ -8,7 +8,7 @@ from torch.utils.data import (
 )
 
 from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from tests.support.thread_ranks import (

@@ -47,7 +47,8 @@ from accel_nb.accelerator.plain_cells.object_graph import (
 from accel_nb.accelerator.plain_cells.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
-from accel_nb.data.loader import BatchShare, is_sharded
+from accel_nb.data.loader import is_sharded
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded

@@ -25,7 +25,8 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
 from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
 from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
-from accel_nb.data.loader import BatchShare, is_sharded, watch_batches
+from accel_nb.data.loader import is_sharded, watch_batches
+from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
 
 _MAX_BATCHES = 50

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from accel_nb.config.sections import AccumulationOptions
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 
 
 class AccumulationWindow:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World

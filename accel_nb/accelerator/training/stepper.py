@@ -19,7 +19,7 @@ from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, repl
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.config.sections import AccumulationOptions
-from accel_nb.data.loader import BatchShare
+from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
