@@ -112,13 +112,17 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "unpickling": (
         imports("pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve", "joblib"),
         "import pickle",
-        {"pool/sync/pickling.py": SHIPS},
+        {
+            "pool/sync/pickling.py": SHIPS,
+            "checkpoint/dcp_format.py": "metadata of DCP: only names of a table, which become plain records",
+        },
     ),
     "torch.load": (
         calls("torch.load", "torch.jit.load", "torch.package.PackageImporter"),
         "torch.load(path)",
         {
             "checkpoint/accelerate_format.py": "folders of accelerate by explicit wish, weights_only and torch >= 2.10",
+            "checkpoint/dcp_format.py": "chunks of DCP by explicit wish, weights_only and torch >= 2.10",
             "compat/big_models.py": ALIAS,
             "compat/model_parts.py": ALIAS,
             "compat/offloaded_files.py": ALIAS,
@@ -211,8 +215,9 @@ def test_what_is_dangerous_is_only_where_there_is_a_reason(name: str) -> None:
     assert set(allowed) - found == set(), f"{name}: no longer there, take the reason away"
 
 
-def test_foreign_files_are_loaded_as_weights_only() -> None:
-    (call,) = calls("torch.load")(NODES["checkpoint/accelerate_format.py"])
+@pytest.mark.parametrize("module", ["checkpoint/accelerate_format.py", "checkpoint/dcp_format.py"])
+def test_foreign_files_are_loaded_as_weights_only(module: str) -> None:
+    (call,) = calls("torch.load")(NODES[module])
     assert isinstance(call, ast.Call)
     assert "weights_only=True" in [ast.unparse(item) for item in call.keywords]
 
