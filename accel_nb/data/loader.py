@@ -154,8 +154,9 @@ def set_even_batches(loader: DataLoader[Any], is_on: bool) -> bool:
 
 
 def has_own_iteration(loader: DataLoader[Any]) -> bool:
-    """Return whether a sharded loader's class defines its iteration, which may not follow the sampler."""
-    return _sharding(loader).plain.__iter__ is not DataLoader.__iter__
+    """Return whether a loader's class defines its iteration, which may not follow the sampler."""
+    plain = _sharding(loader).plain if is_sharded(loader) else type(loader)
+    return plain.__iter__ is not DataLoader.__iter__
 
 
 def reset_epochs(loader: DataLoader[Any]) -> None:

@@ -456,7 +456,7 @@ def temperature_with_its_own_optimizer(run: Run) -> None:
     optimizer = sgd(model)
     log_alpha = torch.zeros((), dtype=torch.float64, requires_grad=True)
     alpha_optimizer = torch.optim.Adam([log_alpha], lr=0.1)
-    x, y = loader().dataset.tensors[:2]
+    x, y, _ = (torch.stack(column) for column in zip(*loader().dataset, strict=True))
     for _ in range(3):
         rows = torch.randint(len(x), (8,))
         out = model(x[rows])
@@ -643,7 +643,7 @@ def tensor_that_is_no_parameter(run: Run) -> None:
     model = Scaled()
     run.models.append(model)
     optimizers = sgd(model), torch.optim.SGD([model.scale], lr=0.1)
-    x, y = loader().dataset.tensors[:2]
+    x, y, _ = (torch.stack(column) for column in zip(*loader().dataset, strict=True))
     for start in (0, 8, 16):
         F.mse_loss(model(x[start : start + 8]), y[start : start + 8]).sqrt().backward()
         for optimizer in optimizers:
