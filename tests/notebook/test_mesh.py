@@ -68,7 +68,8 @@ for x, y in loader:
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
-    losses.append((loss.item(), norm.item()))
+    clipped = sum(value.grad.norm().item() ** 2 for value in model.parameters()) ** 0.5
+    losses.append((loss.item(), norm.item(), clipped))
 model.eval()
 with torch.no_grad():
     predicted = model(x)

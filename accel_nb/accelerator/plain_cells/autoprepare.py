@@ -221,6 +221,9 @@ class PlainCells:
         replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
         replace((Tensor, nn.Module), "to", functools.partial(_to, move))
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
+        if self._stepper.strategy.capabilities.shards_params:
+            for owner, name, make in sharded.whole_number_methods():
+                replace((owner,), name, make)
         for name in _FACTORIES:
             replace((torch,), name, functools.partial(_factory, move))
         stack.enter_context(

@@ -7,6 +7,7 @@ exists.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +218,37 @@ def full_tensor(tensor: Any) -> Any:
     if not is_sharded(tensor):
         return tensor
     return require_reader()(tensor)
+
+
+def whole_number_methods() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+    """Yield classes of sharded tensors, methods that read their values as numbers, and what wraps each of these.
+
+    Torch's own read the number of this rank, such as the norm of its part. The wrapped ones read that of all parts, and
+    every rank must call them.
+    """
+
+    def of_all_parts(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def read(self: Any, *args: Any) -> Any:
+            return plain(_of_all_parts(self.detach()), *args)
+
+        return read
+
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None:
+        for name in ("item", "tolist", "__float__", "__int__", "__bool__", "__format__"):
+            yield module.DTensor, name, of_all_parts
+
+
+def _of_all_parts(tensor: Any) -> Any:
+    """Return the full tensor of a `DTensor`; torch warns of sums over several dimensions of a mesh at once."""
+    kind: Any = sys.modules["torch.distributed.tensor"]
+    places = list(tensor.placements)
+    for dim in reversed(range(len(places))):
+        if places[dim].is_partial():
+            places[dim] = kind.Replicate()
+            tensor = tensor.redistribute(placements=places)
+    return tensor.full_tensor()
 
 
 def can_read_full() -> bool:
