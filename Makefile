@@ -3,6 +3,7 @@
 #   make test    lint and all tests                                     make bench          benchmarks
 #   make test-ecosystem  transformers, TRL, PEFT, diffusers train under the alias as they do under accelerate
 #   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
+#   make test-engines  cells on the nodes of a Ray cluster
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 #   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
@@ -35,17 +36,20 @@ TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
+# The same for engines on several nodes.
+ENGINES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/engines
+
 # The same for the packages that train by accelerate.
 ECOSYSTEM := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/ecosystem
 
 # PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-ecosystem test-xla test-environments check-environments gpu xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+.PHONY: help setup demo docs test test-trackers test-engines test-ecosystem test-xla test-environments check-environments gpu xla-env nightly coverage lab bench lint lint-python lint-front-end format \
     clean browser unit unit-python unit-front-end wheel dist
 
 help:
-	@sed -n '2,10p' Makefile | sed 's/^# *//'
+	@sed -n '2,11p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -130,6 +134,10 @@ unit-front-end: $(STAMPS)/develop
 test-trackers: $(STAMPS)/develop
 	@.ci/environment.sh $(BIN)/python $(TRACKERS) .ci/trackers.txt
 	$(TRACKERS)/bin/python -m pytest tests/trackers
+
+test-engines: $(STAMPS)/develop
+	@.ci/environment.sh $(BIN)/python $(ENGINES) .ci/engines.txt
+	$(ENGINES)/bin/python -m pytest tests/engines
 
 test-ecosystem: $(STAMPS)/develop
 	@.ci/environment.sh $(BIN)/python $(ECOSYSTEM) .ci/ecosystem.txt

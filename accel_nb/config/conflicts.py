@@ -59,11 +59,18 @@ def find_clashes(config: Config) -> list[OptionClash]:
                 "auto searches checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
             )
         )
+    if config.engine.kind == "local" and config.engine.nodes > 1:
+        message = "the local engine runs on this machine only; name another engine, such as --engine ray"
+        found.append(OptionClash(("engine.nodes",), message))
+    if config.engine.kind != "local" and config.gpus in (None, "all") and config.cpus is None:
+        message = "the devices of other machines are not counted; give the workers of each node as --gpus N or --cpus N"
+        found.append(OptionClash(("engine.kind",), message))
     found += _mesh_clashes(config)
     size_from = "cpus" if config.gpus is None else "gpus"
     size = getattr(config, size_from)
     if isinstance(size, int) and (config.gpus is None or config.cpus is None):
-        found += [OptionClash((option, size_from), message) for option, message in world_problems(config, size).items()]
+        problems = world_problems(config, size * config.engine.nodes)
+        found += [OptionClash((option, size_from), message) for option, message in problems.items()]
     return found
 
 
@@ -124,6 +131,8 @@ def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str
         if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
             idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:
+        if name.startswith("engine.") and name not in ("engine.kind", "engine.nodes") and config.engine.kind == "local":
+            idle[name] = "engine.kind is local"
         if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
             idle.setdefault(name, "it wraps ddp.comm_hook, which is no")
         if name.startswith("ddp.power_sgd_") and hook != "power_sgd":

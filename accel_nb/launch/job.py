@@ -54,6 +54,11 @@ class LaunchJob:
         """Resolve a request on this machine; raise ConfigError. ``variables`` are those of a scheduler, if any."""
         resolved = resolve([environment_layer(option_variables()), *request.layers])
         config = resolved.config
+        if config.engine.kind != "local":
+            raise ConfigError(
+                f"engine.kind {config.engine.kind} from {resolved.origins['engine.kind']}: engines run the cells of a "
+                "live notebook; for a job on several machines, give --nnodes, or start it under Slurm"
+            )
         place = (
             None
             if _is_submitted_later(request)

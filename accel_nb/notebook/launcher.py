@@ -24,7 +24,6 @@ from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
-from accel_nb.pool.device_assignment import assign_devices
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import START_TIMEOUT_S
 from accel_nb.runtime.devices.registry import device_type
@@ -167,9 +166,7 @@ def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None
     layers.append(Layer("flags", given, f"{source}(...)", places))
     resolved = main.resolve(layers)
     config = resolved.config
-    with main.device_claims.reserving_next(
-        lambda taken: assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, num_reserved=taken)
-    ) as (
+    with main.device_claims.reserving_next(lambda taken: main.assign_workers(config, num_reserved=taken)) as (
         specs,
         first,
     ):

@@ -38,7 +38,7 @@ from accel_nb.notebook.session.run_controls import describe_outcome
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
 from accel_nb.notebook.sidebar import NotebookSettings, describe_state, poll_until_warm, request_handlers
-from accel_nb.pool.device_assignment import assign_devices, uses_gpus
+from accel_nb.pool.device_assignment import uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.secrets import redact
@@ -125,7 +125,7 @@ class AccelerateMagics(Magics):
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
-        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = self.session.assign_workers(config)
         resolved.check_world(len(specs))
         require_checkpoint(resolved)
         if config.dry_run:
@@ -213,7 +213,7 @@ class AccelerateMagics(Magics):
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
-            specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+            specs = self.session.assign_workers(config)
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
@@ -241,7 +241,7 @@ class AccelerateMagics(Magics):
 
     def _start(self, words: list[str]) -> str:
         config = self._resolve(shlex.join(words), "%accelerate start").config
-        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = self.session.assign_workers(config)
         self.session.start_workers(specs, config.engine)
         return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 

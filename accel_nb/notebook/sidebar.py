@@ -21,7 +21,7 @@ from accel_nb.notebook.reports.recent_runs import (
 )
 from accel_nb.notebook.session.run_state import CellRun
 from accel_nb.notebook.session.session import Session
-from accel_nb.pool.device_assignment import assign_devices
+from accel_nb.pool.device_assignment import assign_workers
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import inspect_machine
 from accel_nb.ui.comm import Answer, DeviceLine, LogLine, RunLine, SidebarState, WorkerLine
@@ -147,7 +147,7 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
     answer = {"problems": [], "notes": list(resolved.notes), "devices": [], "rows": rows}
     config = resolved.config
     try:
-        specs = assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        specs = assign_workers(config)
         resolved.check_world(len(specs))
     except AccelNbError as error:
         return answer | {"problems": str(error).splitlines()}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
+from accel_nb.config import Config
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.devices.registry import device_type
@@ -66,6 +67,24 @@ def assign_devices(
         raise ConfigError(problems)
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
+
+
+def assign_workers(config: Config, *, lost: Collection[int] = (), num_reserved: int = 0) -> tuple[WorkerSpec, ...]:
+    """Return one spec for each worker of a run: on this machine, or on the engine's nodes without the lost ones."""
+    if config.engine.kind == "local":
+        return assign_devices(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, num_reserved=num_reserved)
+    return assign_nodes(config.gpus, config.cpus, [node for node in range(config.engine.nodes) if node not in lost])
+
+
+def assign_nodes(gpus: int | Literal["all"] | None, cpus: int | None, nodes: Sequence[int]) -> tuple[WorkerSpec, ...]:
+    """Return the specs of the workers on other machines: as many on each of these nodes, whose devices are not counted.
+
+    Workers on the processor share the cores of a node, which are assumed to be as many as here.
+    """
+    count = cpus if cpus is not None else int(gpus or 1)
+    threads = max(1, num_usable_cores() // count)
+    devices = ["cpu"] * count if cpus is not None else [f"cuda:{index}" for index in range(count)]
+    return tuple(WorkerSpec(device, threads, node) for node in nodes for device in devices)
 
 
 def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:

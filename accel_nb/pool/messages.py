@@ -37,6 +37,8 @@ class WorkerStart:
     node: int
     local_rank: int
     local_size: int
+    address: str
+    interface: str
 
 
 @dataclass(frozen=True, slots=True)

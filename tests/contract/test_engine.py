@@ -1,4 +1,4 @@
-"""What a pool may expect of an engine: the same suite over the local engine and one that has only pipes."""
+"""What a pool may expect of an engine: the same suite over the local engine, one that has only pipes, and two nodes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,32 @@ from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.payload import BufferPayload, RegionPayload, close_all, find_payload
 from accel_nb.pool.pool import Pool
 from accel_nb.telemetry.events import StepDone
+from tests.support.agents import two_agents
 from tests.support.pipe_engine import PipeEngine
 from tests.support.pools import PRELOAD, PROGRAM, Recorder, run_code
 
-SPECS = [WorkerSpec("cpu", 1)] * 2
+ONE_NODE = [WorkerSpec("cpu", 1)] * 2
+TWO_NODES = [WorkerSpec("cpu", 1, node=0), WorkerSpec("cpu", 1, node=1)]
 ENGINES: dict[str, Callable[[], Engine]] = {
     "local": lambda: LocalEngine(PROGRAM, preload=PRELOAD),
     "pipes": lambda: PipeEngine(PROGRAM),
+    "nodes": lambda: two_agents(PROGRAM, PRELOAD),
 }
 
 
 @pytest.fixture(params=ENGINES, scope="module")
-def make_engine(request: pytest.FixtureRequest) -> Callable[[], Engine]:
-    return ENGINES[request.param]
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def make_engine(kind: str) -> Callable[[], Engine]:
+    return ENGINES[kind]
+
+
+@pytest.fixture(scope="module")
+def specs(kind: str) -> list[WorkerSpec]:
+    return TWO_NODES if kind == "nodes" else ONE_NODE
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +48,8 @@ def engine(make_engine: Callable[[], Engine]) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def pool(engine: Engine) -> Iterator[Pool]:
-    pool = Pool(engine, SPECS)
+def pool(engine: Engine, specs: list[WorkerSpec]) -> Iterator[Pool]:
+    pool = Pool(engine, specs)
     pool.wait_ready()
     yield pool
     pool.detach()
@@ -132,10 +145,10 @@ def test_an_interrupt_ends_the_code_and_the_state_survives(pool, engine):
     assert dict(engine.facts().pids) == pids
 
 
-def test_workers_die_and_start_again_and_end_with_the_engine(make_engine):
+def test_workers_die_and_start_again_and_end_with_the_engine(make_engine, specs):
     engine = make_engine()
     try:
-        pool = Pool(engine, SPECS)
+        pool = Pool(engine, specs)
         pool.wait_ready()
         before = dict(engine.facts().pids)
         answers, reason = run_code(pool, "import time\ntime.sleep(100)", "import os\nos.kill(os.getpid(), 9)")
@@ -147,7 +160,7 @@ def test_workers_die_and_start_again_and_end_with_the_engine(make_engine):
         pool.detach()
 
         before = dict(engine.facts().pids)
-        Pool(engine, SPECS).wait_ready()
+        Pool(engine, specs).wait_ready()
         assert not set(before.values()) & set(engine.facts().pids.values()), "start replaces all workers"
         engine.kill(1)
         arrivals: list[Any] = []

@@ -51,6 +51,8 @@ def run_with_restarts(
             first = str(error).partition("\n")[0]
             print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left - 1} left", file=sys.stderr)
             session.discard_workers()
+            if resolved.config.engine.kind != "local":
+                specs = session.assign_workers(resolved.config)  # a node may be lost
             if folder is not None:
                 restart = f"restart {resolved.config.max_restarts - num_left + 1}"
                 resolved = resolve([*resolved.layers, Layer("flags", {"checkpoint.resume": "auto"}, restart)])

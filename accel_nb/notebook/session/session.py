@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from accel_nb.config import Layer, Resolved, resolve
+from accel_nb.config import Config, Layer, Resolved, resolve
 from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, read_result
@@ -31,7 +31,7 @@ from accel_nb.notebook.session.run_controls import RunControls
 from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, status_of
 from accel_nb.pool.control.coordination import ControlQueue
 from accel_nb.pool.control.stop_escalation import RankResult, Reason
-from accel_nb.pool.device_assignment import DeviceReservations
+from accel_nb.pool.device_assignment import DeviceReservations, assign_workers
 from accel_nb.pool.engine import Engine, WorkerSpec
 from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
@@ -419,6 +419,19 @@ class Session:
             self._pool.detach()
             self._pool = None
             self.namespace_session.reset()
+
+    def assign_workers(self, config: Config, *, num_reserved: int = 0) -> tuple[WorkerSpec, ...]:
+        """Return one spec for each worker of a run: on this machine, or on the nodes that the engine has not lost.
+
+        Other runs use the first ``num_reserved`` GPUs of this machine. Raise PoolError if no node is left.
+        """
+        is_running = self._engine is not None and self._engine_options == config.engine
+        lost = self._engine.facts().lost_nodes if is_running and self._engine is not None else {}
+        specs = assign_workers(config, lost=lost, num_reserved=num_reserved)
+        if not specs:
+            self.stop()
+            raise PoolError(f"{'; '.join(lost.values())}. No node is left; the next cell starts the engine anew")
+        return specs
 
     def start_workers(self, specs: Sequence[WorkerSpec], options: EngineOptions = LOCAL) -> None:
         """Start workers on these devices now instead of with the first cell."""

@@ -10,7 +10,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -146,7 +146,8 @@ class CellProgram:
         self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
-        os.chdir(request.cwd)
+        with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine
+            os.chdir(request.cwd)
         sys.path[:] = request.sys_path
         self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel, ChannelError
@@ -86,6 +86,65 @@ class _WorkerConnections:
             os.close(descriptor)
 
 
+class GroupStores(Protocol):
+    """Where the ranks of a node find those of all nodes when they open a process group."""
+
+    def renew(self) -> None:
+        """Use a new store from now on."""
+        ...
+
+    def connect(self, rank: int) -> int:
+        """Return a descriptor by which a rank reaches the store; the caller closes it."""
+        ...
+
+    def payloads(self) -> Payloads:
+        """Return the payloads with which ranks that run already open the store; this object closes them."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; a second call does nothing."""
+        ...
+
+
+class FileStores:
+    """One anonymous file for each process group, for ranks on one machine."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def renew(self) -> None:
+        """Create a new file."""
+        self.close()
+        self._file = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
+
+    def connect(self, rank: int) -> int:
+        """Return a descriptor of the file."""
+        assert self._file is not None
+        return os.dup(self._file)
+
+    def payloads(self) -> Payloads:
+        """Return the file as a payload."""
+        assert self._file is not None
+        return {"store": StoreFile(self._file)}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """The node of a local engine; the defaults are those of an engine whose workers are all on this machine."""
+
+    number: int = 0
+    address: str = "127.0.0.1"
+    """The address of node 0."""
+    interface: str = "lo"
+    """The network interface by which ranks reach those of other nodes; empty to leave the choice to the backend."""
+
+
 class LocalEngine:
     """Runs workers on this machine. The constructor starts the zygote, which imports in the background."""
 
@@ -97,6 +156,8 @@ class LocalEngine:
         timeout_s: float = 1800.0,
         overrides: Mapping[str, str] | None = None,
         kills: KillCounters | None = None,
+        node: NodeSettings | None = None,
+        stores: GroupStores | None = None,
     ) -> None:
         self._program = program
         self._preload = list(preload)
@@ -106,7 +167,8 @@ class LocalEngine:
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _WorkerConnections] = {}
         self._selector = selectors.DefaultSelector()
-        self._store: int | None = None
+        self._node = node or NodeSettings()
+        self._stores = stores or FileStores()
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
         """The number of packets that were not valid messages."""
@@ -118,6 +180,10 @@ class LocalEngine:
     def is_warm(self) -> bool:
         """Whether the zygote has reported that it can fork; may be read in any thread."""
         return self._ready is not None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `poll` has something other than measurements to return."""
+        return self._selector.fileno()  # type: ignore[attr-defined]
 
     def facts(self) -> EngineFacts:
         """Return the latest known state of zygote and workers; forking is safe if the zygote has one thread."""
@@ -140,14 +206,17 @@ class LocalEngine:
         return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Fork one worker for each spec, in place of those that run; wait for the zygote's imports if needed."""
+        """Fork one worker for each spec of this node, in place of those that run.
+
+        Waits for the zygote's imports if needed.
+        """
         if self._zygote.poll() is not None:
             self._relaunch()
         self._end_workers()
         self._specs = list(specs)
         self._await_zygote()
-        self._replace_store()
-        for rank in range(len(specs)):
+        self._stores.renew()
+        for rank in ranks_of_node(specs, self._node.number):
             self._fork(rank)
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
@@ -187,11 +256,10 @@ class LocalEngine:
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
         """Fork new workers for ended ranks; return the file of the new process group store as a payload."""
-        self._replace_store()
+        self._stores.renew()
         for rank in ranks:
             self._fork(rank)
-        assert self._store is not None
-        return {"store": StoreFile(self._store)}
+        return self._stores.payloads()
 
     def stop(self) -> None:
         """End the zygote, which kills every worker; close pipes, rings and the store."""
@@ -199,9 +267,7 @@ class LocalEngine:
         self._control.close()
         for rank in list(self._links):
             self._links.pop(rank).close()
-        if self._store is not None:
-            os.close(self._store)
-            self._store = None
+        self._stores.close()
         try:
             self._zygote.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -268,11 +334,6 @@ class LocalEngine:
         except OSError as error:
             raise PoolError(f"the process that workers are forked from is gone:\n{self._zygote_errors()}") from error
 
-    def _replace_store(self) -> None:
-        if self._store is not None:
-            os.close(self._store)
-        self._store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
-
     def _fork(self, rank: int) -> None:
         try:
             with ExitStack() as on_failure:
@@ -325,11 +386,14 @@ class LocalEngine:
                 node=spec.node,
                 local_rank=neighbours.index(rank),
                 local_size=len(neighbours),
+                address=self._node.address,
+                interface=self._node.interface,
             )
-            assert self._store is not None
+            store = self._stores.connect(rank)
+            after.callback(os.close, store)
             (stdout, their_stdout), (stderr, their_stderr) = ends
             channels = their_control.fileno(), their_monitor.fileno()
-            theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
+            theirs = (*channels, their_stdout, their_stderr, ring, store, trace)
             self._send_to_zygote(Fork(rank, start), theirs)
             return _WorkerConnections(control, monitor, stdout, stderr, reader, trace)
 

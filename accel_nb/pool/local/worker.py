@@ -13,6 +13,8 @@ import importlib
 import os
 import resource
 import signal
+import socket
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,7 +73,7 @@ class Worker:
             local_size=start.local_size,
             device=start.device,
         )
-        set_rank_variables(self.world, node=start.node)
+        set_rank_variables(self.world, node=start.node, address=start.address, interface=start.interface)
         self.payloads = SharedPayloads()
         self._control = control
         self._monitor = monitor
@@ -86,7 +88,8 @@ class Worker:
         self._num_stores = 0
         self._store = self._copy_store(store)
         os.close(store)
-        self.group = DefaultGroup.open(self.world, _path(self._store), timeout_s=start.timeout_s)
+        self._timeout_s = start.timeout_s
+        self.group = DefaultGroup.open(self.world, self._group_store(), timeout_s=start.timeout_s)
         share_default_group()
         module, _, attribute = start.program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
@@ -178,7 +181,7 @@ class Worker:
         new = find_payload(payloads, "store", StoreFile)
         assert new is not None, "the kernel sends the new store with this request"
         store, self._store = self._store, self._copy_store(new.descriptor)
-        self.group.reopen(_path(self._store))
+        self.group.reopen(self._group_store())
         os.close(store)
         self._program.on_group_reopened()
         return TaskResult("done", {})
@@ -192,6 +195,14 @@ class Worker:
         place = end - _STORE_NUMBERS + self._num_stores % _STORE_NUMBERS
         self._num_stores += 1
         return fcntl.fcntl(store, fcntl.F_DUPFD_CLOEXEC, place)
+
+    def _group_store(self) -> Any:
+        """Return the path of the store's file, or a store over its socket."""
+        if not stat.S_ISSOCK(os.fstat(self._store).st_mode):
+            return _path(self._store)
+        from accel_nb.runtime.distributed.socket_store import SocketStore
+
+        return SocketStore(socket.socket(fileno=os.dup(self._store)), timeout_s=self._timeout_s)
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
         if self._running is not None and self._running == self._interrupted:

@@ -46,6 +46,7 @@ class Zygote:
     def serve(self, preload: list[str]) -> None:
         """Import ``preload``, then handle requests until the kernel has ended."""
         started, kernel = time.monotonic(), os.getppid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that blocks signals may have started this process
         # A signal to all processes must not end this one before the workers have saved.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

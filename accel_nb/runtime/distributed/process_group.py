@@ -30,6 +30,8 @@ from accel_nb.runtime.world import World
 
 logger = logging.getLogger(__name__)
 
+Store = c10d.Store
+
 DEFAULT_TIMEOUT_S = 1800.0
 
 GLOO_RELEASE_TIMEOUT_S = 2.0
@@ -60,11 +62,14 @@ class DefaultGroup:
 
     @classmethod
     def open(
-        cls, world: World, store_path: str | os.PathLike[str], *, timeout_s: float = DEFAULT_TIMEOUT_S
+        cls, world: World, store: str | os.PathLike[str] | Store, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> DefaultGroup:
-        """Open the group over a file that every rank can read and write and that no group has used before."""
+        """Open the group over a store of all ranks, or over a file that each can read and write.
+
+        No group may have used the store or the file before.
+        """
         group = cls(world, timeout_s=timeout_s, owned=True)
-        group._open(os.fspath(store_path))
+        group._open(store)
         return group
 
     @classmethod
@@ -125,14 +130,14 @@ class DefaultGroup:
                 logger.debug("NCCL group was not aborted: %s", error)
         return cut
 
-    def reopen(self, store_path: str | os.PathLike[str]) -> None:
-        """Destroy the group, in any state, and open a new one over a new file.
+    def reopen(self, store: str | os.PathLike[str] | Store) -> None:
+        """Destroy the group, in any state, and open a new one over a new store or file.
 
         Every rank must call; none may be in a collective. Collectives that still run in the background are aborted.
         """
         self.cut_connections()
         self.close()
-        self._open(os.fspath(store_path))
+        self._open(store)
 
     @staticmethod
     def set_flag(key: str) -> None:
@@ -207,14 +212,16 @@ class DefaultGroup:
             self.cut_connections()
             self.close()
 
-    def _open(self, store_path: str | None) -> None:
+    def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
         self._record_sockets_of_new_groups()
         self._opened_ns = time.time_ns()
         try:
-            if store_path is None:
+            if store is None:
                 init_options: dict[str, Any] = {"init_method": "env://"}
+            elif isinstance(store, str | os.PathLike):
+                init_options = {"store": self._file_store(os.fspath(store))}
             else:
-                init_options = {"store": self._file_store(store_path)}
+                init_options = {"store": store}
             original_function("init_process_group")(
                 self.backend,
                 rank=self.world.rank,

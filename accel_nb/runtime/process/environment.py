@@ -56,6 +56,16 @@ def notebook_variables() -> dict[str, str]:
     }
 
 
+def inherited_variables() -> dict[str, str]:
+    """Return the variables that this process was started with, of those that `notebook_variables` returns."""
+    with open("/proc/self/environ", "rb") as file:
+        entries = file.read().decode(errors="surrogateescape").split("\0")
+    pairs = (entry.partition("=") for entry in entries if "=" in entry)
+    return {
+        name: value for name, _, value in pairs if not name.startswith(_OWN_PREFIXES) and name not in _RANK_VARIABLES
+    }
+
+
 def set_variables(changes: Mapping[str, str | None]) -> None:
     """Set variables; None removes one. Variables that `notebook_variables` leaves out are not changed."""
     for name, value in changes.items():
@@ -116,16 +126,20 @@ def launch_store() -> str | None:
     return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
-def set_rank_variables(world: World, *, node: int = 0) -> None:
-    """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell."""
+def set_rank_variables(world: World, *, node: int = 0, address: str = "127.0.0.1", interface: str = "lo") -> None:
+    """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell.
+
+    ``address`` is that of node 0, ``interface`` the network interface over which this node reaches the others; empty
+    if it is not known.
+    """
     variables = {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
         "LOCAL_RANK": str(world.local_rank),
         "LOCAL_WORLD_SIZE": str(world.local_size),
         "GROUP_RANK": str(node),
-        "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": address,
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
         "_ACCEL_NB_WORKER_DEVICE": world.device,
     }
     # `update` checks `isinstance` against abstract classes, which writes to memory pages that the worker shares with

@@ -110,8 +110,18 @@ export interface IDeepspeedOptions {
 
 /** Where workers run. */
 export interface IEngineOptions {
-  /** Engine that starts the workers; local is this machine. */
-  kind?: 'local';
+  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster. */
+  kind?: 'local' | 'ray';
+  /** Run on this many nodes of the engine, this machine first; gpus and cpus are the workers of each node. [nodes] */
+  nodes?: number;
+  /** Address of the Ray cluster; if not set, RAY_ADDRESS, or else the cluster that runs on this machine. */
+  address?: string | null;
+  /** A node that does not answer for so long is lost. [seconds] */
+  lost_after_s?: number;
+  /** A node ends its workers when it has received nothing from the notebook for so long. [seconds] */
+  lease_s?: number;
+  /** Join a cluster without a token, in which any process that reaches its ports can run code. */
+  insecure?: boolean;
 }
 
 /** Options of 8-bit floating point (precision fp8), by torchao. */
@@ -397,6 +407,11 @@ export type OptionName =
   | 'group.backend'
   | 'group.timeout'
   | 'engine.kind'
+  | 'engine.nodes'
+  | 'engine.address'
+  | 'engine.lost_after_s'
+  | 'engine.lease_s'
+  | 'engine.insecure'
   | 'mesh.tp'
   | 'data.dispatch_batches'
   | 'data.even_batches'

@@ -1,0 +1,1 @@
+"""Workers on several nodes, each of which runs the local engine."""

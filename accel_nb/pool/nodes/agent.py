@@ -1,0 +1,105 @@
+"""A host whose frames travel over standard input and output: ``python -m accel_nb.pool.nodes.agent``.
+
+The first frame has the settings of the host. The process ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from queue import SimpleQueue
+
+from accel_nb.pool.nodes.frames import FrameStream, pack_frame, read_frames
+from accel_nb.pool.nodes.host import HostSettings, NodeHost, read_settings
+
+READ_BYTES = 1024 * 1024
+TAKE_S = 1.0
+
+
+class AgentLink:
+    """The kernel's end: starts the agent by a command and owns its pipes."""
+
+    def __init__(self, name: str, command: Sequence[str], settings: HostSettings) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [*command, sys.executable, "-m", "accel_nb.pool.nodes.agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._stream = FrameStream()
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="accel_nb agent", daemon=True)
+        self._writer.start()
+        self.send(pack_frame({"kind": "settings", "settings": asdict(settings)}))
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command."""
+        return self._process.pid
+
+    def send(self, data: bytes) -> None:
+        """Queue frames; a thread writes them, since the pipe to a node that does not run becomes full."""
+        self._outgoing.put(data)
+
+    def receive(self) -> bytes | None:
+        """Wait for frames and return them; None when the agent has ended."""
+        assert self._process.stdout is not None
+        while data := os.read(self._process.stdout.fileno(), READ_BYTES):
+            if frames := self._stream.feed(data):
+                return frames
+        self._process.stdout.close()
+        return None
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._outgoing.put(None)
+        self._writer.join()
+        assert self._process.stdin is not None
+        with suppress(OSError):  # what is left in its buffer has no reader
+            self._process.stdin.close()
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            while (data := self._outgoing.get()) is not None:
+                self._process.stdin.write(data)
+                self._process.stdin.flush()
+
+
+def serve(incoming: int, outgoing: int) -> None:
+    """Run a host between two descriptors until the first is closed."""
+    stream, host = FrameStream(), None
+    while data := os.read(incoming, READ_BYTES):
+        frames = stream.feed(data)
+        if frames and host is None:
+            (message, _), *_ = read_frames(frames)
+            host = NodeHost(read_settings(message["settings"]))
+            threading.Thread(target=_forward, args=(host, outgoing), daemon=True).start()
+            frames = frames[len(pack_frame(message)) :]
+        if frames and host is not None:
+            host.receive(frames)
+    if host is not None:
+        host.stop()
+
+
+def _forward(host: NodeHost, outgoing: int) -> None:
+    """Write the frames of a host; end the process with the host."""
+    while (frames := host.take(TAKE_S)) is not None:
+        view = memoryview(frames)
+        while view:
+            view = view[os.write(outgoing, view) :]
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    own_output = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not be among the frames
+    serve(0, own_output)

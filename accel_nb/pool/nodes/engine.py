@@ -1,0 +1,341 @@
+"""The engine for several nodes, in the kernel: one host on each node runs the local engine for the node's ranks."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.channel import Message
+from accel_nb.pool.engine import (
+    Arrival,
+    EngineFacts,
+    EventsArrived,
+    NodeLost,
+    ObservedState,
+    OutputArrived,
+    RecordArrived,
+    WorkerEnded,
+    WorkerSpec,
+    ranks_of_node,
+)
+from accel_nb.pool.messages import decode, encode
+from accel_nb.pool.nodes.frames import GroupEpoch, Part, build_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.group_store import GroupStore
+from accel_nb.pool.payload import (
+    NO_PAYLOADS,
+    BufferPayload,
+    MemoryBuffers,
+    MemoryRegion,
+    Payloads,
+)
+from accel_nb.runtime.process.environment import inherited_variables
+from accel_nb.telemetry.events import from_message
+
+BEAT_S = 0.5
+CHECK_S = 0.05
+STOP_PATIENCE_S = 5.0
+
+
+class HostLink(Protocol):
+    """The connection to the host of one node, over which frames arrive whole and in order."""
+
+    name: str
+    """The name or address of the node, for messages."""
+
+    def send(self, data: bytes) -> None:
+        """Send frames without waiting; those to a host that has ended are dropped."""
+        ...
+
+    def receive(self) -> bytes | None:
+        """Wait for frames and return them; None when the host has ended."""
+        ...
+
+    def close(self) -> None:
+        """End the host's process at once, if it still runs; a second call does nothing."""
+        ...
+
+
+class NodePayload(BufferPayload):
+    """A header and buffers that are sent to each node once, however many ranks receive them."""
+
+    def __init__(
+        self, number: int, header: bytes, buffers: Sequence[memoryview], drop: Callable[[NodePayload], None]
+    ) -> None:
+        self.number = number
+        self.nodes: set[int] = set()
+        """The nodes that have the bytes."""
+        self._content = MemoryBuffers(header, buffers)
+        self._parts: list[Part] = [header, *buffers]
+        self._drop = drop
+
+    @property
+    def parts(self) -> list[Part]:
+        """The header and the buffers."""
+        return self._parts
+
+    def read(self) -> tuple[bytes, list[memoryview]]:
+        """Return the header and copies of the buffers."""
+        return self._content.read()
+
+    def close(self) -> None:
+        """Drop the buffers, here and on the nodes."""
+        self._content.close()
+        self._parts = []
+        self._drop(self)
+
+
+@dataclass(slots=True)
+class _Node:
+    """The state of one node as the kernel knows it."""
+
+    number: int
+    link: HostLink
+    last_seen: float
+    facts: Message = field(default_factory=dict)
+    lost: str = ""
+    """Why the node was lost; empty while it is connected."""
+    reader: threading.Thread | None = None
+
+
+class NodePayloads:
+    """The factory of payloads for nodes; ``drop`` is called with each payload that is closed."""
+
+    def __init__(self, drop: Callable[[NodePayload], None]) -> None:
+        self._drop = drop
+        self._numbers = itertools.count(1)
+
+    def write(self, header: bytes, buffers: Sequence[memoryview]) -> NodePayload:
+        """Return a payload that refers to the buffers."""
+        return NodePayload(next(self._numbers), header, buffers, self._drop)
+
+    def reserve(self, num_bytes: int) -> MemoryRegion:
+        """Return a region of at least one byte."""
+        return MemoryRegion(bytearray(max(num_bytes, 1)))
+
+
+class NodesEngine:
+    """Runs workers on nodes; `HostLink` sends the frames. A node that does not answer in time is lost for good."""
+
+    def __init__(
+        self, links: Sequence[HostLink], *, lost_after_s: float, on_stop: Callable[[], None] = lambda: None
+    ) -> None:
+        self.payloads = NodePayloads(self._drop)
+        self._lost_after_s = lost_after_s
+        self._on_stop = on_stop
+        now = time.monotonic()
+        self._nodes = [_Node(number, link, now) for number, link in enumerate(links)]
+        self._variables = inherited_variables()
+        self._specs: list[WorkerSpec] = []
+        self._generation = self._epoch = 0
+        self._store = GroupStore()
+        self._ended: set[int] = set()
+        self._stacks: dict[int, str] = {}
+        self._arrivals: queue.SimpleQueue[tuple[int, Arrival | PoolError]] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        for node in self._nodes:
+            node.reader = threading.Thread(target=self._read, args=(node,), name="accel_nb node", daemon=True)
+            node.reader.start()
+        self._beats = threading.Thread(target=self._beat, name="accel_nb beats", daemon=True)
+        self._beats.start()
+
+    def facts(self) -> EngineFacts:
+        """Return the latest known state of all nodes."""
+        nodes = self._nodes
+        live = [node for node in nodes if not node.lost]
+        return EngineFacts(
+            is_warm=all(node.facts.get("is_warm", False) for node in live),
+            num_threads=max((node.facts.get("num_threads", 1) for node in live), default=1),
+            variables=self._variables,
+            pids=_by_rank(live, "pids"),
+            zygote_pid=None,
+            nodes=tuple(node.link.name for node in nodes),
+            lost_nodes={node.number: node.lost for node in nodes if node.lost},
+            resident_bytes=_by_rank(live, "resident_bytes"),
+        )
+
+    def refresh(self) -> None:
+        """Do nothing: threads read what nodes report."""
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start one worker for each spec on its node, in place of those that run."""
+        with self._lock:
+            self._require(specs)
+            self._specs, self._ended, self._stacks = list(specs), set(), {}
+            self._open_epoch()
+            self._generation = self._epoch
+            rows = [[spec.device, spec.num_threads, spec.node] for spec in specs]
+            for node in self._live():
+                node.facts.pop("pids", None)
+                self._send(node, {"kind": "start", "epoch": self._epoch, "specs": rows})
+
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        """Send a record to a rank; return False if the rank has ended or its node is lost."""
+        node = self._nodes[self._specs[rank].node]
+        if node.lost or rank in self._ended:
+            return False
+        tables: dict[str, Any] = {}
+        for name, payload in payloads.items():
+            if isinstance(payload, GroupEpoch):
+                tables[name] = {"kind": "epoch", "number": payload.number}
+            elif isinstance(payload, NodePayload):
+                if node.number not in payload.nodes:
+                    payload.nodes.add(node.number)
+                    self._send(node, {"kind": "payload", "number": payload.number}, payload.parts)
+                tables[name] = {"kind": "stored", "number": payload.number}
+            else:
+                raise TypeError(f"the payload {name!r} is a {type(payload).__name__}, which cannot be sent to a node")
+        message = {"kind": "send", "rank": rank, "record": encode(record), "payloads": tables, "urgent": urgent}
+        self._send(node, message)
+        return True
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """Return what has arrived; raise PoolError if workers could not be started."""
+        arrivals: list[Arrival] = []
+        with suppress(queue.Empty):
+            wait = timeout_s > 0
+            while True:
+                generation, arrival = self._arrivals.get(block=wait, timeout=timeout_s if wait else None)
+                if generation != self._generation:
+                    continue
+                wait = False
+                if isinstance(arrival, PoolError):
+                    raise arrival
+                arrivals.append(arrival)
+        return arrivals
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank."""
+        self._send(self._nodes[self._specs[rank].node], {"kind": "kill", "rank": rank})
+
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        """Start fresh workers in place of ended ones; return the number of the new process group as a payload."""
+        with self._lock:
+            self._require(self._specs)
+            self._ended.difference_update(ranks)
+            self._open_epoch()
+            for node in self._live():
+                own = [rank for rank in ranks if self._specs[rank].node == node.number]
+                self._send(node, {"kind": "replace", "epoch": self._epoch, "ranks": own})
+            return {"store": GroupEpoch(self._epoch)}
+
+    def stop(self) -> None:
+        """End all hosts and their workers; a second call does nothing."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        for node in self._live():
+            self._send(node, {"kind": "stop"})
+        deadline = time.monotonic() + STOP_PATIENCE_S
+        for node in self._live():
+            assert node.reader is not None
+            node.reader.join(max(0.0, deadline - time.monotonic()))
+        for node in self._nodes:
+            node.link.close()
+        self._beats.join()
+        self._on_stop()
+
+    def _open_epoch(self) -> None:
+        self._epoch += 1
+        self._store = GroupStore()
+
+    def _require(self, specs: Sequence[WorkerSpec]) -> None:
+        for spec in specs:
+            if reason := self._nodes[spec.node].lost:
+                raise PoolError(reason)
+
+    def _live(self) -> list[_Node]:
+        return [node for node in self._nodes if not node.lost]
+
+    def _drop(self, payload: NodePayload) -> None:
+        for number in payload.nodes:
+            self._send(self._nodes[number], {"kind": "drop", "number": payload.number})
+
+    def _send(self, node: _Node, message: Message, parts: Sequence[Part] = ()) -> None:
+        if not node.lost:
+            node.link.send(pack_frame(message, parts))
+
+    def _read(self, node: _Node) -> None:
+        """Handle the frames of a node until its host ends; the frames of a lost node are dropped."""
+        while (data := node.link.receive()) is not None:
+            node.last_seen = time.monotonic()
+            for message, parts in read_frames(data):
+                if not node.lost:
+                    self._handle(node, message, parts)
+        if not self._stopping.is_set():
+            self._lose(node, f"node {node.link.name} was lost: the process that starts its workers has ended")
+
+    def _handle(self, node: _Node, message: Message, parts: list[memoryview]) -> None:
+        kind, rank = message["kind"], message.get("rank", 0)
+        arrival: Arrival | PoolError | None = None
+        if kind == "record":
+            record = decode(message["record"])
+            arrival = RecordArrived(rank, record, build_payloads(message["payloads"], parts))
+        elif kind == "output":
+            arrival = OutputArrived(rank, message["stream"], bytes(parts[0]))
+        elif kind == "events":
+            arrival = EventsArrived(rank, tuple(from_message(event) for event in message["events"]))
+        elif kind == "ended":
+            self._ended.add(rank)
+            arrival = WorkerEnded(rank, message["code"], message["reason"], message["stack"], message["killed_for"])
+        elif kind == "observed":
+            self._stacks[rank] = message["text"]
+            arrival = ObservedState(rank, message["state"], lambda: self._stacks.pop(rank, ""))
+        elif kind == "stack":
+            self._stacks[rank] = self._stacks.get(rank, "") + message["text"]
+        elif kind == "facts":
+            if message["generation"] == self._generation:
+                node.facts = message
+        elif kind == "call":
+            self._answer_call(node, message)
+        elif kind == "failed":
+            arrival = PoolError(f"node {node.link.name}: {message['text']}")
+        if arrival is not None:
+            self._arrivals.put((message["generation"], arrival))
+
+    def _answer_call(self, node: _Node, message: Message) -> None:
+        epoch, rank, call = message["epoch"], message["rank"], message["call"]
+
+        def answer(value: Any) -> None:
+            reply = {"number": call["number"], "value": value}
+            self._send(node, {"kind": "store", "epoch": epoch, "rank": rank, "answer": reply})
+
+        with self._lock:
+            if epoch == self._epoch:
+                self._store.call(call["name"], call["keys"], call, answer)
+
+    def _beat(self) -> None:
+        beat = pack_frame({"kind": "beat"})
+        sent_at = 0.0
+        while not self._stopping.wait(CHECK_S):
+            now = time.monotonic()
+            if now - sent_at >= BEAT_S:
+                sent_at = now
+                for node in self._live():
+                    node.link.send(beat)
+            for node in self._live():
+                if (silent_s := now - node.last_seen) > self._lost_after_s:
+                    self._lose(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
+
+    def _lose(self, node: _Node, reason: str) -> None:
+        with self._lock:
+            if node.lost:
+                return
+            node.lost = reason
+            ranks = ranks_of_node(self._specs, node.number)
+            if ranks:
+                self._arrivals.put((self._generation, NodeLost(node.number, tuple(ranks), reason)))
+
+
+def _by_rank(nodes: Sequence[_Node], name: str) -> dict[int, int]:
+    found: dict[Hashable, int] = {}
+    for node in nodes:
+        found |= {int(rank): value for rank, value in node.facts.get(name, {}).items()}
+    return found  # type: ignore[return-value]

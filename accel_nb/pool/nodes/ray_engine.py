@@ -1,0 +1,181 @@
+"""Workers on the nodes of a Ray cluster: on each, one actor hosts the local engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any
+
+from accel_nb.config.engine_section import EngineOptions
+from accel_nb.errors import ConfigError, PoolError
+from accel_nb.pool.engine import EngineRequest
+from accel_nb.pool.nodes.engine import NodesEngine
+from accel_nb.pool.nodes.host import HostSettings, own_versions
+from accel_nb.runtime.process.environment import get_variable
+
+START_PATIENCE_S = 60.0
+INSTALL = 'pip install "accel_nb[ray]"'
+_TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token"
+
+
+class RayLink:
+    """The kernel's end of the connection to one actor."""
+
+    def __init__(self, ray: Any, actor: Any, name: str) -> None:
+        self.name = name
+        self._ray, self._actor = ray, actor
+        self._is_closed = threading.Event()
+
+    def send(self, data: bytes) -> None:
+        """Send frames as the argument of an actor call; calls are executed in order."""
+        if not self._is_closed.is_set():
+            self._actor.receive.remote(data)
+
+    def receive(self) -> bytes | None:
+        """Wait for frames and return them; None when the actor has ended."""
+        data = b""
+        try:
+            while not data and not self._is_closed.is_set():
+                data = self._ray.get(self._actor.take.remote())
+        except (EOFError, self._ray.exceptions.RayError):
+            return None
+        return data or None
+
+    def close(self) -> None:
+        """Kill the actor."""
+        if not self._is_closed.is_set():
+            self._is_closed.set()
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(self._actor)
+
+
+def start_ray_engine(request: EngineRequest) -> NodesEngine:
+    """Join a Ray cluster and start a host on each of the nodes that the options ask for.
+
+    Raise ConfigError, with the remedy, if that is not possible; nothing is left running then.
+    """
+    options = request.options
+    ray = _import_ray()
+    joined = _join(ray, options)
+    actors: list[Any] = []
+    try:
+        nodes = _choose_nodes(ray, options)
+        actors = [_start_actor(ray, node, options) for node in nodes]
+        _check_versions(ray, actors, nodes)
+        settings = [
+            HostSettings(
+                program=request.program,
+                preload=tuple(request.preload),
+                node=number,
+                address=nodes[0]["NodeManagerAddress"],
+                own_address=node["NodeManagerAddress"],
+                lease_s=options.lease_s,
+                overrides=dict(request.overrides),
+            )
+            for number, node in enumerate(nodes)
+        ]
+        ray.get(
+            [actor.start.remote(json.dumps(asdict(own))) for actor, own in zip(actors, settings, strict=True)],
+            timeout=START_PATIENCE_S,
+        )
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor)
+        if joined:
+            ray.shutdown()
+        raise
+    links = [RayLink(ray, actor, node["NodeManagerAddress"]) for actor, node in zip(actors, nodes, strict=True)]
+    return NodesEngine(links, lost_after_s=options.lost_after_s, on_stop=ray.shutdown if joined else lambda: None)
+
+
+def _import_ray() -> Any:
+    try:
+        return import_module("ray")
+    except ImportError:
+        raise ConfigError(f"--engine ray needs the package ray, which is not installed here; {INSTALL}") from None
+
+
+def _join(ray: Any, options: EngineOptions) -> bool:
+    """Connect this process to the cluster, unless the notebook has done so; return whether this call did."""
+    address = options.address or get_variable("RAY_ADDRESS", "auto")
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--engine.address {address}: Ray Client is too slow for this; join this machine to the cluster with "
+            "`ray start --address HOST:6379 --num-cpus 0 --num-gpus 0`, and leave the option out"
+        )
+    if get_variable("RAY_AUTH_MODE", "").lower() != "token" and not options.insecure:
+        raise ConfigError(
+            "the cluster would be joined without a token, and any process that reaches its ports can run code on every "
+            f"node; start Ray and this notebook with {_TOKEN}, or give --insecure in a network of your own"
+        )
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except ray.exceptions.AuthenticationError as error:
+        raise ConfigError(f"Ray refused the token: {_first_line(error)}; set {_TOKEN}, as on the cluster") from None
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigError(
+            f"no Ray cluster was joined at {address!r}: {_first_line(error)}. Start one with `ray start --head`, or "
+            f"give --engine.address HOST:PORT; a cluster with a token needs {_TOKEN}"
+        ) from None
+    return True
+
+
+def _choose_nodes(ray: Any, options: EngineOptions) -> list[dict[str, Any]]:
+    """Return the nodes to use, the kernel's first if it has processors for workers."""
+    own = ray.get_runtime_context().get_node_id()
+    found = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    found.sort(key=lambda node: (node["NodeID"] != own, node["NodeManagerAddress"], node["NodeID"]))
+    if len(found) < options.nodes:
+        names = ", ".join(node["NodeManagerAddress"] for node in found) or "none"
+        raise ConfigError(
+            f"--nodes {options.nodes} was asked for, and the cluster has {len(found)} with processors ({names}); ask "
+            "for fewer, or join more with `ray start --address HOST:6379`"
+        )
+    return found[: options.nodes]
+
+
+def _start_actor(ray: Any, node: dict[str, Any], options: EngineOptions) -> Any:
+    from accel_nb.pool.nodes.ray_host import RayHost
+
+    strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    remote = ray.remote(concurrency_groups={"send": 1, "take": 1})(RayHost)
+    placed = remote.options(
+        num_cpus=1,
+        num_gpus=int(node["Resources"].get("GPU", 0)),
+        max_restarts=0,
+        scheduling_strategy=strategy(node["NodeID"], soft=False),
+    )
+    return placed.remote()
+
+
+def _check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, Any]]) -> None:
+    """Raise ConfigError if a node cannot start a host, or has other versions than this machine."""
+    own = own_versions()
+    for actor, node in zip(actors, nodes, strict=True):
+        name = node["NodeManagerAddress"]
+        try:
+            found = json.loads(ray.get(actor.versions.remote(), timeout=START_PATIENCE_S))
+        except ray.exceptions.GetTimeoutError:
+            raise PoolError(
+                f"node {name} did not start a process within {START_PATIENCE_S:g} s; `ray status` shows whether its "
+                "processors and GPUs are in use"
+            ) from None
+        except ray.exceptions.RayError as error:
+            problem = "has no accel_nb" if "accel_nb" in str(error) else f"cannot start a host ({_first_line(error)})"
+            raise ConfigError(f"node {name} {problem}; on the node: {INSTALL}") from None
+        if differing := [f"{what} {found[what]} instead of {own[what]}" for what in own if found[what] != own[what]]:
+            wanted = " ".join(f"{what}=={own[what]}" for what in own if what != "Python" and found[what] != own[what])
+            remedy = f"on the node: pip install {wanted}" if wanted else f"give it Python {own['Python']}"
+            raise ConfigError(f"node {name} has {', '.join(differing)}; {remedy}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__

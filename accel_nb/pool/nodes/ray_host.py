@@ -1,0 +1,43 @@
+"""The actor that hosts a node's workers in a Ray cluster; imported on the nodes."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+from accel_nb.pool.nodes.host import NodeHost, own_versions, read_settings
+
+TAKE_S = 1.0
+
+ray: Any = import_module("ray")
+
+
+class RayHost:
+    """A `NodeHost` behind actor calls, whose arguments and results are bytes or JSON."""
+
+    def __init__(self) -> None:
+        self._host: NodeHost | None = None
+
+    def versions(self) -> str:
+        """Return the versions of this node's packages."""
+        return json.dumps(own_versions())
+
+    def start(self, settings: str) -> None:
+        """Start the host; its zygote imports in the background."""
+        self._host = NodeHost(read_settings(json.loads(settings)))
+
+    @ray.method(concurrency_group="send")
+    def receive(self, data: bytes) -> None:
+        """Accept frames from the kernel, in the order of the calls."""
+        assert self._host is not None
+        self._host.receive(data)
+
+    @ray.method(concurrency_group="take")
+    def take(self) -> bytes:
+        """Wait for frames for the kernel; raise EOFError after the host's end."""
+        assert self._host is not None
+        frames = self._host.take(TAKE_S)
+        if frames is None:
+            raise EOFError("the host has ended its workers")
+        return frames
