@@ -275,6 +275,7 @@ PRIVATE_USES = (
         (
             "accelerator/model_division/divided_calls.py",
             "accelerator/model_division/module_state.py",
+            "accelerator/model_division/parameter_writes.py",
             "accelerator/model_division/row_layout.py",
             "accelerator/model_division/row_random.py",
             "accelerator/plain_cells/loop_division.py",
@@ -296,6 +297,11 @@ PRIVATE_USES = (
             "Module._parameters",
             "OpOverload._schema",
         ),
+    ),
+    PrivateUse(
+        "gradients_in_buckets",
+        ("accelerator/plain_cells/autoprepare.py", "accelerator/plain_cells/gradient_data.py"),
+        ("Tensor._is_view", "Module._parameters"),
     ),
     PrivateUse(
         "alias",
