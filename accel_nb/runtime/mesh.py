@@ -78,8 +78,9 @@ class Mesh:
         return tuple(range(first, first + self.tp))
 
     def describe(self) -> str:
-        """Return the number of ranks in each dimension, as in "dp 2 x tp 2"."""
-        return f"dp {self.num_data} x tp {self.tp}"
+        """Return the number of ranks in each dimension that has several, as in "dp_replicate 2 x tp 2"."""
+        sizes = zip(DIMENSIONS, self.shape, strict=True)
+        return " x ".join(f"{name} {size}" for name, size in sizes if size > 1)
 
     def describe_rank(self) -> str:
         """Return this rank's coordinates, as in "dp 1, tp 0"."""

@@ -83,7 +83,7 @@ def test_a_plain_cell_trains_as_on_one_process_also_after_a_worker_was_killed(ke
     kept = "alone, alone_losses, alone_predicted = model, losses, predicted\nmodel, optimizer, loader = build()\n"
     assert kernel.run(kept + "mine, weight = model, model.blocks[0].attention.q.weight").error is None
     output = done(kernel, TRAIN, FLAGS)
-    assert "dp 2 x tp 2 (rank 3 is dp 1, tp 1), 12 of 13 linear layers divided" in output.receipt
+    assert "mesh dp_replicate 2 x tp 2 (rank 3 is dp 1, tp 1), 12 of 13 linear layers divided" in output.receipt
     assert "batch 8 = 2 x 4 rows" in output.receipt
     killed = run(kernel, "import os, signal\nif accelerator.process_index == 3:\n    os.kill(os.getpid(), 9)", FLAGS)
     assert killed.error is not None

@@ -33,7 +33,8 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         self.attention = Attention(num_heads)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH))
+        # Halves of 26 rows have 13, which two ranks cannot divide evenly.
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 26), nn.GELU(), nn.Linear(26, WIDTH))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -62,13 +62,20 @@ def assert_equal_copies(accelerator: Accelerator, model: nn.Module) -> None:
         assert len(dict(found)) == len(set(found)), name
 
 
-def one_case(world: World, kind: str, strategy: str, clip: float | None, accumulate: int) -> Tensor:
+def one_case(
+    world: World,
+    kind: str,
+    strategy: str,
+    clip: float | None,
+    accumulate: int,
+    config: dict[str, Any] | None = None,
+) -> Tensor:
     model = gpt()
     if not world.is_main:
         with torch.no_grad():
             model.embed.weight.zero_()  # rank 0's weights become everyone's
     made = optimizers(model, kind)
-    accelerator = build(world, strategy=strategy, gradient_accumulation_steps=accumulate)
+    accelerator = build(world, strategy=strategy, gradient_accumulation_steps=accumulate, config=config or {})
     loader = batches(SIZES)
     accelerator.prepare(model, loader, *made)
     assert (
@@ -85,16 +92,21 @@ def one_case(world: World, kind: str, strategy: str, clip: float | None, accumul
     return flat(model)
 
 
-CASES = [("adamw", "auto", None, 1), ("sgd", "fsdp", 0.05, 1), ("two", "ddp", 0.05, 2)]
+CASES: list[tuple[Any, ...]] = [("adamw", "auto", None, 1), ("sgd", "fsdp", 0.05, 1), ("two", "ddp", 0.05, 2)]
 
 
 def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
     return [one_case(world, *case) for case in cases]
 
 
-@pytest.mark.parametrize(("size", "cases"), [(2, CASES[:1]), (4, CASES)])
+GROUPS = [(2, CASES[:1]), (4, CASES)]
+if os.environ.get("MESH") == "all":
+    GROUPS.append((8, [("adamw", "fsdp", 0.05, 2, {"fsdp": {"hybrid_shard_size": 2}}), *CASES]))
+
+
+@pytest.mark.parametrize(("size", "cases"), GROUPS)
 def test_weights_equal_those_of_one_process(size: int, cases: list[Any]) -> None:
-    expected = [by_hand(gpt(), kind, sizes=SIZES, clip=clip, accumulate=k) for kind, _, clip, k in cases]
+    expected = [by_hand(gpt(), kind, sizes=SIZES, clip=clip, accumulate=k) for kind, _, clip, k, *_ in cases]
     for rank, found in enumerate(run_ranks(train_cases, size, cases, timeout_s=120)):
         for case, weights, wanted in zip(cases, found, expected, strict=True):
             assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)

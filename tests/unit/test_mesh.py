@@ -1,0 +1,117 @@
+"""The arrangement of ranks, and the choice of the layers that are divided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.mesh import Mesh, arrange
+from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
+
+
+def test_every_coordinate_is_held_once_and_layers_lie_next_to_each_other() -> None:
+    places = [arrange(rank, 12, 2, 3) for rank in range(12)]
+    assert places[0].shape == (2, 3, 2)
+    assert len({place.coordinates for place in places}) == 12
+    for place in places:
+        assert place.tp_ranks == (place.rank // 2 * 2, place.rank // 2 * 2 + 1)
+        assert place.data_ranks == tuple(other.rank for other in places if other.tp_index == place.tp_index)
+        assert [places[rank].data_index for rank in place.data_ranks] == list(range(place.num_data))
+    assert places[7].describe() == "dp_replicate 2 x dp_shard 3 x tp 2"
+    assert places[7].describe_rank() == "dp 3, tp 1"
+    assert Mesh().coordinates == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tp", "shard", "problem"),
+    [(4, None, "mesh.tp is 4, which does not divide the 6 workers; use 1, 2, 3, 6"),
+     (2, 2, "fsdp.hybrid_shard_size is 2, which does not divide the 3 workers that 6 leave for mesh.tp 2"),
+     (1, 4, "fsdp.hybrid_shard_size is 4, which does not divide the 6 workers; use one of 1, 2, 3, 6")],
+)  # fmt: skip
+def test_degrees_that_do_not_divide_are_refused(tp: int, shard: int | None, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        arrange(0, 6, tp, shard)
+
+
+def divided(model: nn.Module) -> DivisionPlan:
+    plan = plan_division(model, 2)
+    assert isinstance(plan, DivisionPlan)
+    return plan
+
+
+def test_two_layers_are_divided_only_if_what_lies_between_them_acts_on_each_number() -> None:
+    for between in (nn.ReLU(), nn.Identity(), nn.Dropout(0.5)):
+        plan = divided(nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 4)))
+        assert [(group.columns, group.rows) for group in plan.groups] == [(("0",), ("2",))]
+        assert plan.groups[0].draws == isinstance(between, nn.Dropout)
+    for between in (nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False), nn.Softmax(-1), nn.BatchNorm1d(5)):
+        plan = divided(nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 4)))
+        assert not plan.groups
+        assert "Sequential" in plan.left_whole
+
+
+class Gated(nn.Module):
+    """A feed-forward module with a gate; what it prints must not be seen, and its hooks must not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        print("forward", x.shape)
+        return self.w2(torch.nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+def test_a_trial_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Gated()
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    [group] = divided(model).groups
+    assert (set(group.columns), group.rows) == ({"w1", "w3"}, ("w2",))
+    assert capsys.readouterr().out == ""
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.grad is None for value in model.parameters())
+    assert type(model.w1) is nn.Linear
+    called: list[nn.Module] = []
+    model.w1.register_forward_hook(lambda module, *_: called.append(module))
+    assert not divided(model).groups
+    assert not called
+
+
+class Heads(nn.Module):
+    """Two projections with a number of heads."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.values, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.values(x).view(*x.shape[:2], self.num_heads, -1).cumsum(1)
+        return self.out(mixed.softmax(-1).reshape(x.shape[0], x.shape[1], -1))
+
+
+def test_heads_stay_whole() -> None:
+    assert divided(Heads(2)).groups[0].attributes == ("num_heads",)
+    refused = plan_division(nn.ModuleList([Heads(3)]), 2)
+    assert isinstance(refused, Refusal)
+    assert str(refused) == "0.num_heads of a Heads is 3, which mesh.tp 2 does not divide: use mesh.tp 1, 3"
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_tied_weights_stay_whole() -> None:
+    assert not divided(Tied()).groups
