@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from accel_nb.config import parse_flags, resolve
 from accel_nb.errors import ConfigError, PoolError, WorkerDied
 from accel_nb.notebook.messages import read_answer
 from accel_nb.notebook.session.error_translation import error_from_answers
-from accel_nb.pool.engine import Arrival, EngineFacts, NodeLost, RecordArrived, WorkerSpec, ranks_of_node
+from accel_nb.pool.device_assignment import assign_workers
+from accel_nb.pool.engine import Arrival, EngineFacts, EngineRequest, NodeLost, RecordArrived, WorkerSpec, ranks_of_node
 from accel_nb.pool.messages import Reply, TaskRequest, WorkerReady
+from accel_nb.pool.nodes.host import own_versions
+from accel_nb.pool.nodes.ray_engine import check_versions, start_ray_engine
 from accel_nb.pool.payload import NO_PAYLOADS, MemoryPayloads, Payloads
 from accel_nb.pool.pool import Pool
 from accel_nb.pool.registry import find_engine
@@ -105,6 +112,60 @@ def test_a_node_that_is_lost_while_ranks_start_is_an_error(engine):
         pool.wait_ready()
 
 
+def request(flags: str) -> EngineRequest:
+    options = resolve([parse_flags(f"--engine ray --nodes 2 --cpus 1 {flags}", "%%accelerate")]).config.engine
+    return EngineRequest("program:Program", (), options)
+
+
+def test_ray_is_refused_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'not installed here; pip install "accel_nb\[ray\]"'):
+        start_ray_engine(request(""))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--engine.address ray://head:10001", "Ray Client is too slow"),
+        ("--engine.address head:6379", "joined without a token"),
+    ],
+)
+def test_ray_is_refused_before_it_is_joined(monkeypatch, flags, message):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with pytest.raises(ConfigError, match=message):
+        start_ray_engine(request(flags))
+
+
+def test_a_node_with_another_version_is_refused_with_the_remedy():
+    other = own_versions() | {"torch": "2.0.0"}
+    ray = SimpleNamespace(get=lambda result, timeout: result, exceptions=SimpleNamespace(GetTimeoutError=TimeoutError))
+    actor = SimpleNamespace(versions=SimpleNamespace(remote=lambda: json.dumps(other)))
+    torch = re.escape(own_versions()["torch"])
+    with pytest.raises(
+        ConfigError, match=rf"node far has torch 2.0.0 instead of {torch}; .* pip install torch=={torch}"
+    ):
+        check_versions(ray, [actor], [{"NodeManagerAddress": "far"}])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--nodes 2 --cpus 2", "engine.nodes.*the local engine runs on this machine only"),
+        ("--engine ray", "give the workers of each node as --gpus N or --cpus N"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve([parse_flags(flags, "%%accelerate")])
+
+
+def test_workers_of_several_nodes_are_assigned_without_the_lost_ones():
+    config = resolve([parse_flags("--engine ray --nodes 3 --gpus 2", "%%accelerate")]).config
+    specs = assign_workers(config, lost={1})
+    assert [(spec.device, spec.node) for spec in specs] == [("cuda:0", 0), ("cuda:1", 0), ("cuda:0", 2), ("cuda:1", 2)]
+
+
 def test_local_ranks_count_on_each_node():
     specs = [WorkerSpec("cpu", 1, node) for node in (0, 1, 0, 1)]
     assert ranks_of_node(specs, 1) == [1, 3]
@@ -123,7 +184,7 @@ def start(request):
 USE = """
 from accel_nb.config import parse_flags, resolve
 from accel_nb.notebook.session.engines import start_engine
-options = resolve([parse_flags("--engine elsewhere", "%%accelerate")]).config.engine
+options = resolve([parse_flags("--engine elsewhere --cpus 1", "%%accelerate")]).config.engine
 print(start_engine(options, {"A": "b"}))
 """
 

@@ -470,6 +470,7 @@ class Session:
                 f"the process that workers are forked from runs {facts.num_threads} threads: workers may hang; "
                 "something that Python loads at its start makes threads"
             )
+        lines += [f"{reason}; this cell runs on the other nodes" for reason in facts.lost_nodes.values()]
         if sees_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)

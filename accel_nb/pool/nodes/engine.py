@@ -35,9 +35,10 @@ from accel_nb.pool.payload import (
     MemoryRegion,
     Payloads,
 )
-from accel_nb.runtime.process.environment import inherited_variables
+from accel_nb.runtime.process.environment import get_variable, inherited_variables
 from accel_nb.telemetry.events import from_message
 
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 BEAT_S = 0.5
 CHECK_S = 0.05
 STOP_PATIENCE_S = 5.0
@@ -131,7 +132,10 @@ class NodesEngine:
         self._on_stop = on_stop
         now = time.monotonic()
         self._nodes = [_Node(number, link, now) for number, link in enumerate(links)]
-        self._variables = inherited_variables()
+        # The choice of GPUs is made on each node.
+        self._variables = {name: value for name, value in inherited_variables().items() if name != GPU_VARIABLE}
+        if (gpus := get_variable(GPU_VARIABLE, None)) is not None:
+            self._variables[GPU_VARIABLE] = gpus
         self._specs: list[WorkerSpec] = []
         self._generation = self._epoch = 0
         self._store = GroupStore()

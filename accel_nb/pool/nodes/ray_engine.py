@@ -66,7 +66,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
     try:
         nodes = _choose_nodes(ray, options)
         actors = [_start_actor(ray, node, options) for node in nodes]
-        _check_versions(ray, actors, nodes)
+        check_versions(ray, actors, nodes)
         settings = [
             HostSettings(
                 program=request.program,
@@ -122,7 +122,7 @@ def _join(ray: Any, options: EngineOptions) -> bool:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray cluster was joined at {address!r}: {_first_line(error)}. Start one with `ray start --head`, or "
-            f"give --engine.address HOST:PORT; a cluster with a token needs {_TOKEN}"
+            f"give --engine.address HOST:PORT; a cluster with a token needs the same one here: {_TOKEN}"
         ) from None
     return True
 
@@ -155,7 +155,7 @@ def _start_actor(ray: Any, node: dict[str, Any], options: EngineOptions) -> Any:
     return placed.remote()
 
 
-def _check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, Any]]) -> None:
+def check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, Any]]) -> None:
     """Raise ConfigError if a node cannot start a host, or has other versions than this machine."""
     own = own_versions()
     for actor, node in zip(actors, nodes, strict=True):
