@@ -466,8 +466,11 @@ class PlainCells:
                 warn_undivided_loader(self._accelerator)
         has_whole_batch = self._divided_calls.is_on and not stepper.window.is_divided and not stepper.has_rank_rng
         is_compared = is_on_all_ranks and has_whole_batch and stepper.bundle.models
-        if is_compared and not self._divided_calls.has_equal_values([loss]):
-            self._handle_unequal_calls("the loss")
+        if is_compared:
+            with self._loss_check.paused():
+                is_equal = self._divided_calls.has_equal_values([loss])
+            if not is_equal:
+                self._handle_unequal_calls("the loss")
         self._loss_check.check_loss(loss)
 
     def _wrap_backward(self, plain: Callable[..., None]) -> Callable[..., None]:

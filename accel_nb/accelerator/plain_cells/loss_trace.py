@@ -32,6 +32,7 @@ from accel_nb.accelerator.plain_cells.sample_rules import (
     propagate,
 )
 from accel_nb.accelerator.training.loss_weighting import LossReduction, WeightedLoss
+from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _COMMON_NUMBERS = frozenset({0.0, 1.0})
@@ -151,7 +152,7 @@ class LossTrace(TorchDispatchMode):
             self._record_number(tensor.numel())
         before = self._dependences.get(tensor)
         if is_in_place and before != found and tensor._base is not None:
-            self._overwritten.add(tensor.untyped_storage().data_ptr())
+            self._overwritten.add(_address(tensor))
         if found is None:
             self._dependences.pop(tensor, None)
         else:
@@ -207,7 +208,9 @@ def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Return the address of a tensor's storage, of a sharded tensor that of its part; 0 if it has none."""
+    own = local_part(tensor)
+    return own.untyped_storage().data_ptr() if own.layout is torch.strided else 0
 
 
 def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
