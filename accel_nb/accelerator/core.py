@@ -24,6 +24,7 @@ from accel_nb.accelerator.options.plugins import (
     DataLoaderConfiguration,
     DeepSpeedPlugin,
     GradientAccumulationPlugin,
+    OptionRecord,
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
@@ -97,8 +98,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         fsdp_plugin: Train with FSDP2; accelerate's names.
         deepspeed_plugins: Not supported: there is one configuration. This and the arguments below raise an error.
         megatron_lm_plugin: Not supported.
-        torch_tp_plugin: Not supported yet.
-        parallelism_config: Not supported yet.
+        torch_tp_plugin: Not supported; `mesh.tp` divides layers.
+        parallelism_config: The sizes of a mesh; accelerate's names, from `accel_nb.compat`.
 
     Raises `ConfigError`, which lists every problem, for invalid values and for arguments that contradict each other.
     """
@@ -135,11 +136,11 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         deepspeed_plugins: object = None,
         megatron_lm_plugin: object = None,
         torch_tp_plugin: object = None,
-        parallelism_config: object = None,
+        parallelism_config: OptionRecord | None = None,
     ) -> None:
         refuse_unsupported(
             {"deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
-             "torch_tp_plugin": torch_tp_plugin, "parallelism_config": parallelism_config}
+             "torch_tp_plugin": torch_tp_plugin}
         )  # fmt: skip
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
@@ -147,7 +148,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             "batch": argument_or_record("batch", batch, "split_batches", _BATCH[split_batches]),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
-        plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin)
+        plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
+                   parallelism_config)  # fmt: skip
         self._settings = settings = read_settings(
             arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer, log_with=log_with,
             handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,

@@ -97,9 +97,11 @@ class Accelerator(OwnAccelerator):
             deepspeed_plugins=deepspeed_plugins,
             megatron_lm_plugin=megatron_lm_plugin,
             torch_tp_plugin=torch_tp_plugin,
-            parallelism_config=_mesh_to_check(parallelism_config),
+            parallelism_config=parallelism_config,
             **options,
         )
+        if parallelism_config is not None:
+            parallelism_config.check_world(self.num_processes)
         self.parallelism_config_given = parallelism_config
         self.step_scheduler_with_optimizer, self.rng_types = step_scheduler_with_optimizer, rng_types
         self.device_placement, self.dataloader_config = device_placement, dataloader_config or DataLoaderConfiguration()
@@ -185,8 +187,8 @@ class Accelerator(OwnAccelerator):
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Return 0: layers are not divided."""
-        return 0
+        """The index of this process among those that compute each layer together."""
+        return self.components.groups.mesh.tp_index
 
     @property
     def pipeline_parallel_rank(self) -> int:
@@ -461,8 +463,3 @@ def _with_schedule(config: Any) -> Any:
     layers = ambient_layers() or (environment_layer(option_variables()),)
     is_given = "schedule" in (config or {}) or any("schedule" in layer.values for layer in layers)
     return config if is_given else {**(config or {}), "schedule": "samples"}
-
-
-def _mesh_to_check(given: Any) -> Any:
-    """Return None for no mesh or one of size 1; else the mesh, which `accel_nb.Accelerator` checks."""
-    return None if given is None or getattr(given, "total_size", 1) == 1 else given

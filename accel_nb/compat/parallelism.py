@@ -1,7 +1,7 @@
 """Sizes of a device mesh, with accelerate's names.
 
-The record describes and builds any mesh. An `Accelerator` trains only with a mesh of one dimension, replicas (DDP) or
-shards (FSDP2); it raises an error for others.
+The record describes and builds any mesh. An `Accelerator` trains with replicas (DDP), shards (FSDP2) and divided
+layers; it raises an error if sequences are to be divided.
 """
 
 from __future__ import annotations
@@ -188,6 +188,33 @@ class ParallelismConfig:
     def data_parallel_size(self) -> int:
         """The number of shares into which data is divided."""
         return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options with the same meaning; raise `ConfigError` if sequences are to be divided."""
+        sizes = self.sizes
+        if sizes["cp"] > 1 or sizes["sp"] > 1:
+            name = "cp_size" if sizes["cp"] > 1 else "sp_size"
+            raise ConfigError(
+                f"{name}={sizes[name[:2]]} from ParallelismConfig(...): sequences are not divided among processes yet; "
+                "leave it out"
+            )
+        options: dict[str, Any] = {}
+        if sizes["dp_shard"] > 1:
+            options["strategy"] = "fsdp"
+            if sizes["dp_replicate"] > 1:
+                options["fsdp.hybrid_shard_size"] = sizes["dp_shard"]
+        elif sizes["dp_replicate"] > 1:
+            options["strategy"] = "ddp"
+        return options | ({"mesh.tp": sizes["tp"]} if sizes["tp"] > 1 else {})
+
+    def check_world(self, num_processes: int) -> None:
+        """Raise an error if the mesh is not one of this many processes."""
+        if self.total_size not in (1, num_processes):
+            sizes = ", ".join(f"{name}_size={size}" for name, size in self.sizes.items() if size > 1)
+            raise ValueError(
+                f"ParallelismConfig({sizes}) is a mesh of {self.total_size} processes, and there are {num_processes}; "
+                "change a size, or start as many processes"
+            )
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return names and sizes of the divided dimensions, in the mesh's order."""

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
+from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.environment import set_rank_variables
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
@@ -161,3 +162,61 @@ def merge_shards(world: World, folder: Path) -> bool:
 
 def test_shards_of_fsdp_are_merged_into_one_file(tmp_path: Path) -> None:
     assert run_ranks(merge_shards, 2, tmp_path) == [True, True]
+
+
+def train_on_mesh(world: World, sizes: dict[str, int] | None) -> tuple[list[float], tuple[int, int, int]]:
+    """Train a few steps; return the weights, and the coordinates of the process."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator, ParallelismConfig
+
+    torch.manual_seed(0)
+    mesh: Any = None if sizes is None else ParallelismConfig(**sizes)
+    accelerator: Any = Accelerator(parallelism_config=mesh, split_batches=True)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = TensorDataset(torch.randn(16, 3).double(), torch.randn(16, 1).double())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 4))
+    for x, y in loader:
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = [
+        value for name in ("0.weight", "2.bias") for value in accelerator.get_state_dict(model)[name].flatten().tolist()
+    ]
+    place = accelerator.data_parallel_rank, accelerator.tensor_parallel_rank, accelerator.num_processes
+    accelerator.end_training()
+    return weights, place
+
+
+def refusal_of_mesh(world: World, sizes: dict[str, int]) -> str:
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator, ParallelismConfig
+
+    mesh: Any = ParallelismConfig(**sizes)
+    try:
+        Accelerator(parallelism_config=mesh)
+    except (ValueError, ConfigError) as error:
+        return str(error)
+    return ""
+
+
+def test_a_mesh_divides_data_weights_and_layers() -> None:
+    ((expected, _),) = run_ranks(train_on_mesh, 1, None)
+    for sizes, coordinates in (
+        ({"tp_size": 2}, [(0, 0, 2), (0, 1, 2)]),
+        ({"dp_shard_size": 2}, [(0, 0, 2), (1, 0, 2)]),
+        ({"dp_replicate_size": 2, "tp_size": 2}, [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]),
+    ):
+        found = run_ranks(train_on_mesh, len(coordinates), sizes)
+        assert [place for _, place in found] == coordinates
+        for weights, _ in found:
+            assert weights == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_mesh_of_another_size_or_with_divided_sequences_is_refused() -> None:
+    messages = run_ranks(refusal_of_mesh, 2, {"tp_size": 4})
+    assert all("tp_size=4" in message or "mesh.tp is 4" in message for message in messages), messages
+    messages = run_ranks(refusal_of_mesh, 2, {"cp_size": 2})
+    assert all("cp_size=2 from ParallelismConfig(...)" in message for message in messages)

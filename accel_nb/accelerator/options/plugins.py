@@ -481,8 +481,7 @@ HANDLERS = (
 _REFUSED = {
     "deepspeed_plugins": "several configurations at a time are not supported; give one as deepspeed_plugin",
     "megatron_lm_plugin": "Megatron-LM is not supported; leave it out",
-    "parallelism_config": "meshes of several dimensions are not supported yet; leave it out",
-    "torch_tp_plugin": "tensor parallelism is not supported yet; leave it out",
+    "torch_tp_plugin": "it is not supported; give tp_size in a ParallelismConfig, or the option mesh.tp",
 }
 
 
