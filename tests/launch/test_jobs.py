@@ -20,15 +20,18 @@ from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, start_torc
 TELL = """
     import json, os, sys
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
+    print("from", os.environ["RANK"], flush=True)
     with open(f"rank{os.environ['RANK']}.json", "w") as file:
         json.dump([sys.argv, __name__, {name: os.environ[name] for name in names}, sys.path[0]], file)
-    print("from", os.environ["RANK"])
+    forever = __import__("threading").Event()
     if os.environ["RANK"] == "1":
         def deep():
             raise ValueError(sys.argv[1])
+        while not os.path.exists("rank0.json") or not os.path.getsize("rank0.json"):
+            forever.wait(0.01)  # the job ends rank 0 as soon as this one has failed
         deep()
     sys.stdin.read()
-    __import__("threading").Event().wait()
+    forever.wait()
 """
 
 
@@ -39,7 +42,7 @@ def test_ranks_get_place_and_words_and_the_first_that_fails_is_named(folder: Pat
     assert out == "from 0\n"
     assert [path.read_text() for path in (folder / "state").rglob("rank1.log")] == ["from 1\n"]
     assert "rank 1 of 2 raised:\nTraceback" in err
-    assert 'tell.py", line 9, in deep' in err
+    assert 'tell.py", line 10, in deep' in err
     assert err.rstrip().endswith("ValueError: a b")
     assert "runpy" not in err
     for rank in (0, 1):
