@@ -156,7 +156,7 @@ def test_a_subset_drawn_differently_on_each_rank_is_an_error_that_says_how_to_dr
         return str(raised.value)
 
     for message in run_threads(2, body):
-        assert "rank 1 than on rank 0" in message
+        assert "differs between rank 0 and rank 1" in message
         assert "manual_seed" in message
 
 
