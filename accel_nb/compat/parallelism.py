@@ -190,7 +190,10 @@ class ParallelismConfig:
         return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
 
     def as_options(self) -> dict[str, Any]:
-        """Return the options with the same meaning; raise `ConfigError` if sequences are to be divided."""
+        """Return the options with the same meaning; raise `ConfigError` if sequences are to be divided.
+
+        Without shards the strategy stays ``auto``, which replicates models that fit.
+        """
         sizes = self.sizes
         if sizes["cp"] > 1 or sizes["sp"] > 1:
             name = "cp_size" if sizes["cp"] > 1 else "sp_size"
@@ -203,8 +206,6 @@ class ParallelismConfig:
             options["strategy"] = "fsdp"
             if sizes["dp_replicate"] > 1:
                 options["fsdp.hybrid_shard_size"] = sizes["dp_shard"]
-        elif sizes["dp_replicate"] > 1:
-            options["strategy"] = "ddp"
         return options | ({"mesh.tp": sizes["tp"]} if sizes["tp"] > 1 else {})
 
     def check_world(self, num_processes: int) -> None:
