@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -339,7 +339,4 @@ class NodesEngine:
 
 
 def _by_rank(nodes: Sequence[_Node], name: str) -> dict[int, int]:
-    found: dict[Hashable, int] = {}
-    for node in nodes:
-        found |= {int(rank): value for rank, value in node.facts.get(name, {}).items()}
-    return found  # type: ignore[return-value]
+    return {int(rank): value for node in nodes for rank, value in node.facts.get(name, {}).items()}

@@ -244,6 +244,9 @@ def _attribute_choices(owner: nn.Module, heads: Mapping[str, int], inner: int, s
         yield (*heads, *widths)
     if heads:
         yield ()
+    for name, value in vars(owner).items():  # a number of heads under another name: the trial decides
+        if type(value) is int and value > 1 and value % size == 0 == inner % value and name not in (*heads, *widths):
+            yield (*heads, name)
 
 
 def _head_counts(owner: nn.Module) -> dict[str, int]:
