@@ -55,7 +55,9 @@ class EngineOptions(Section):
     )
     insecure: Switch = declare(
         False,
-        "Join a cluster without a token, in which any process that reaches its ports can run code.",
+        "Join a cluster without a token, in which any process that reaches its ports can run code. Not allowed in the "
+        "metadata of a notebook.",
         flag="insecure",
         scope="cell",
+        refused_layers=["notebook"],
     )

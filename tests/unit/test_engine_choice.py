@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.config import parse_flags, resolve
+from accel_nb.config import Layer, parse_flags, resolve
 from accel_nb.errors import ConfigError, PoolError, WorkerDied
 from accel_nb.notebook.messages import read_answer
 from accel_nb.notebook.session.error_translation import error_from_answers
@@ -182,7 +182,7 @@ def start(request):
     return "an engine"
 """
 USE = """
-from accel_nb.config import parse_flags, resolve
+from accel_nb.config import Layer, parse_flags, resolve
 from accel_nb.notebook.session.engines import start_engine
 options = resolve([parse_flags("--engine elsewhere --cpus 1", "%%accelerate")]).config.engine
 print(start_engine(options, {"A": "b"}))
@@ -198,3 +198,10 @@ def test_a_package_adds_an_engine(tmp_path: Path):
     command: list[Any] = [sys.executable, "-c", f"import sys\nsys.path.append({str(tmp_path)!r})\n{USE}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "accel_nb.notebook.worker.program:CellProgram {'A': 'b'} elsewhere\nan engine\n"
+
+
+def test_a_notebook_cannot_allow_a_cluster_without_a_token() -> None:
+    values = {"engine": {"insecure": True}}
+    with pytest.raises(ConfigError, match="a notebook may come from someone else"):
+        resolve([Layer("notebook", values, "this notebook's settings")])
+    assert resolve([Layer("flags", values, "%%accelerate")]).config.engine.insecure

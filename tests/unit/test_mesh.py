@@ -94,6 +94,23 @@ class Heads(nn.Module):
         return self.out(mixed.softmax(-1).reshape(x.shape[0], x.shape[1], -1))
 
 
+class ShortNamedHeads(nn.Module):
+    """The same with a number of heads whose name does not say what it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth, self.h = 3, 2
+        self.values, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.values(x).view(*x.shape[:2], self.h, -1).cumsum(1)
+        return self.out(mixed.softmax(-1).reshape(x.shape[0], x.shape[1], -1))
+
+
+def test_a_number_of_heads_is_found_under_any_name() -> None:
+    assert divided(ShortNamedHeads()).groups[0].attributes == ("h",)
+
+
 def test_heads_stay_whole() -> None:
     assert divided(Heads(2)).groups[0].attributes == ("num_heads",)
     refused = plan_division(nn.ModuleList([Heads(3)]), 2)

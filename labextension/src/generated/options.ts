@@ -120,7 +120,7 @@ export interface IEngineOptions {
   lost_after_s?: number;
   /** A node ends its workers when it has received nothing from the notebook for so long. [seconds] */
   lease_s?: number;
-  /** Join a cluster without a token, in which any process that reaches its ports can run code. */
+  /** Join a cluster without a token, in which any process that reaches its ports can run code. Not allowed in the metadata of a notebook. */
   insecure?: boolean;
 }
 
