@@ -120,7 +120,7 @@ def build_components(
     groups = getattr(strategy, "groups", None) if strategy.capabilities.divides_layers else None
     groups = groups or MeshGroups.of_data(comm)
     sink = current_sink.get() if sink is None else sink
-    stepper = _build_stepper(strategy, comm, device, sink, settings, counts_samples=groups.mesh.tp_index == 0)
+    stepper = _build_stepper(strategy, comm, device, sink, settings, counts_samples=groups.mesh.counts_samples)
     compiler, recomputer = Compiler(options.compile), ActivationCheckpointer(options.activation_checkpointing)
     float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
     run = TrainingRun(stepper, comm, sink, options.checkpoint, current_control_receiver.get())

@@ -52,6 +52,7 @@ from accel_nb.runtime.process.built_accelerators import register_built_accelerat
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies import StrategyRegistry
+from accel_nb.strategies.base import LayerDividing
 from accel_nb.telemetry.events import EventSink
 
 T = TypeVar("T")
@@ -291,6 +292,11 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
     def prepared_objects(self) -> tuple[Any, ...]:
         """All prepared objects, in the order in which they were prepared."""
         return tuple(self.components.preparer.objects)
+
+    def share_state(self) -> None:
+        """Make optimizer state known here that only other ranks have, without its values; every rank must call."""
+        if self._stepper.strategy.capabilities.divides_layers:
+            cast(LayerDividing, self._stepper.strategy).share_state()
 
     def sharded_tensors(self) -> list[Tensor]:
         """Return the sharded parameters and tensors of optimizer state, in the same order on every rank."""

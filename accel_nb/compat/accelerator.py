@@ -73,8 +73,9 @@ class Accelerator(OwnAccelerator):
             filter_trackers(self._registered, self.project_configuration.logging_dir)
             given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
             log_with = [item for item in given if item not in self._registered] or None
-        if step_scheduler_with_optimizer:
-            options["config"] = _with_schedule(options.get("config"))
+        if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
+            # Scripts compute a schedule from the length of a loader before it is divided.
+            options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
         super().__init__(
@@ -100,8 +101,16 @@ class Accelerator(OwnAccelerator):
             parallelism_config=parallelism_config,
             **options,
         )
+        self._collectives.keeps_scalars = True
+        if not _is_set("sentinels", options.get("config")):
+            self._stepper.meter.accept_nan()  # programs for accelerate handle these losses themselves
+        mesh = None
         if parallelism_config is not None:
             parallelism_config.check_world(self.num_processes)
+            # Built here, since every rank builds an Accelerator, and any of them may read the mesh.
+            mesh = parallelism_config.build_device_mesh(
+                self.device.type, getattr(self.components.strategy, "device_mesh", None)
+            )
         self.parallelism_config_given = parallelism_config
         self.step_scheduler_with_optimizer, self.rng_types = step_scheduler_with_optimizer, rng_types
         self.device_placement, self.dataloader_config = device_placement, dataloader_config or DataLoaderConfiguration()
@@ -113,6 +122,7 @@ class Accelerator(OwnAccelerator):
             fsdp_plugin=fsdp_plugin,
             deepspeed_plugin=deepspeed_plugin,
             parallelism_config=parallelism_config,
+            device_mesh=mesh,
             dynamo_plugin=dynamo_plugin,
             _cpu=cpu,
         )
@@ -142,9 +152,9 @@ class Accelerator(OwnAccelerator):
         return self.parallelism_config_given
 
     @property
-    def torch_device_mesh(self) -> None:
-        """Return None: the strategies build their meshes themselves."""
-        return None
+    def torch_device_mesh(self) -> Any:
+        """The device mesh of ``parallelism_config``, with the process groups of the strategy; None without one."""
+        return self.state.device_mesh
 
     @property
     def sync_gradients(self) -> bool:
@@ -188,7 +198,7 @@ class Accelerator(OwnAccelerator):
     @property
     def tensor_parallel_rank(self) -> int:
         """The index of this process among those that compute each layer together."""
-        return self.components.groups.mesh.tp_index
+        return self.components.groups.mesh.index("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
@@ -231,7 +241,11 @@ class Accelerator(OwnAccelerator):
         return found
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Restore all prepared objects to their state before `prepare`, and free cached memory."""
+        """Restore prepared objects to their state before `prepare`, and free cached memory.
+
+        Models that were prepared for evaluation stay so: trainers prepare a reference model once, and call this later.
+        """
+        self.components.preparer.forget_evaluated()
         super().free_memory()
         return [None] * len(objects)
 
@@ -452,14 +466,9 @@ def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[
     return given
 
 
-def _with_schedule(config: Any) -> Any:
-    """Return the options with accelerate's semantics of schedulers, unless ``schedule`` is set anywhere.
-
-    A schedule advances by the number of processes, since scripts compute it from the length of a loader before it is
-    divided.
-    """
+def _is_set(name: str, config: Any) -> bool:
+    """Whether an option is set by the code, by a cell's flags, by a file or by the environment."""
     if isinstance(config, str | os.PathLike):
-        return config
+        return True
     layers = ambient_layers() or (environment_layer(option_variables()),)
-    is_given = "schedule" in (config or {}) or any("schedule" in layer.values for layer in layers)
-    return config if is_given else {**(config or {}), "schedule": "samples"}
+    return name in (config or {}) or any(name in layer.values for layer in layers)

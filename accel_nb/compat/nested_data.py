@@ -14,6 +14,7 @@ from torch import Tensor
 
 from accel_nb.accelerator.process import operations
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.tensors.nested import find_tensors
 
 
@@ -77,6 +78,11 @@ def slice_tensors(
 ) -> Any:
     """Return a batch with each tensor cut along its first dim; the slice is the one of this process."""
     return operations.slice_tensors(data, tensor_slice)
+
+
+def gather(tensor: Any) -> Any:
+    """Return all ranks' tensors, concatenated along the first dim; those of a single rank unchanged."""
+    return tensor if current_world().size == 1 else operations.gather(tensor)
 
 
 def gather_tensor_shape(tensor: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -25,9 +25,17 @@ class DataLoaderConfiguration(plugins.DataLoaderConfiguration):
     use_stateful_dataloader: bool = False
     custom_classes: Any = None
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> DataLoaderConfiguration:
+        """Record which fields are arguments: a default and the same value as an argument have different meanings."""
+        made = super().__new__(cls)
+        vars(made)["_given"] = {*kwargs, *(item.name for item, _ in zip(fields(cls), args, strict=False))}
+        return made
+
     def as_options(self) -> dict[str, Any]:
-        """Return the options that differ from accelerate's defaults."""
+        """Return the options that differ from accelerate's defaults, and ``even_batches`` if it is an argument."""
         given = plugins.DataLoaderConfiguration(**self.to_kwargs())
+        if "even_batches" in vars(self)["_given"]:
+            given.even_batches = self.even_batches
         return given.as_options()
 
 

@@ -221,14 +221,23 @@ class ParallelismConfig:
         """Return names and sizes of the divided dimensions, in the mesh's order."""
         return tuple(self.active_mesh_dims), tuple(self.sizes[name] for name in self.active_mesh_dims)
 
-    def build_device_mesh(self, device_type: str) -> Any:
-        """Build and return the mesh, with the joint dimensions that strategies use; None if nothing is divided."""
-        from torch.distributed import device_mesh
+    def build_device_mesh(self, device_type: str, wider: Any = None) -> Any:
+        """Build and return the mesh, with the joint dimensions that strategies use; None if nothing is divided.
+
+        With ``wider``, a mesh that has these dimensions and others of size 1, its process groups are used. Every rank
+        must call.
+        """
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
         names, shape = self._get_mesh()
         if not names:
             return None
-        mesh: Any = device_mesh.init_device_mesh(device_type, shape, mesh_dim_names=names)
+        if wider is None:
+            mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        else:
+            ranks, groups = torch.arange(self.total_size).view(shape), [wider.get_group(name) for name in names]
+            mesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
         for joint, parts in self._joint_dims():
             mesh[parts]._flatten(joint)
         self.device_mesh = mesh

@@ -77,29 +77,39 @@ def find_clashes(config: Config) -> list[OptionClash]:
 def world_problems(config: Config, size: int) -> dict[str, str]:
     """Return a message for each option that does not fit a world of ``size``, by option."""
     problems = rank_problems(config, size)
-    if size % config.mesh.tp:
-        degrees = ", ".join(str(degree) for degree in range(1, size + 1) if size % degree == 0)
-        problems["mesh.tp"] = f"{config.mesh.tp} does not divide {size} workers; use {degrees}"
+    rest = size
+    for name in ("tp", "pp"):
+        degree = getattr(config.mesh, name)
+        if rest % degree:
+            degrees = ", ".join(str(number) for number in range(1, rest + 1) if rest % number == 0)
+            problems[f"mesh.{name}"] = f"{degree} does not divide {rest} workers; use {degrees}"
+            break
+        rest //= degree
     return problems
 
 
 def _mesh_clashes(config: Config) -> list[OptionClash]:
-    if config.mesh.tp == 1:
-        return []
     found: list[OptionClash] = []
-    if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
-        possible = ", ".join(WITH_DIVIDED_LAYERS)
-        message = f"strategy {config.strategy} does not divide layers; use {possible}, or remove mesh.tp"
-        found.append(OptionClash(("strategy", "mesh.tp"), message))
-    if config.tpus is not None:
-        found.append(OptionClash(("tpus", "mesh.tp"), "on a TPU layers are not divided; remove one of the two"))
-    if config.precision in ("fp16", "fp8"):
-        message = "divided layers compute in no, bf16 or auto; change one of the two"
-        found.append(OptionClash(("precision", "mesh.tp"), message))
-    if config.compile.backend != "no":
-        found.append(
-            OptionClash(("compile.backend", "mesh.tp"), "divided layers are not compiled; remove one of the two")
-        )
+    divided = [name for name in ("tp", "pp") if getattr(config.mesh, name) > 1]
+    for option, what in (("mesh.tp", "divided layers"), ("mesh.pp", "stages")):
+        if option.removeprefix("mesh.") not in divided:
+            continue
+        if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
+            possible = ", ".join(WITH_DIVIDED_LAYERS)
+            does = "divide layers" if option == "mesh.tp" else "compute in stages"
+            message = f"strategy {config.strategy} does not {does}; use {possible}, or remove {option}"
+            found.append(OptionClash(("strategy", option), message))
+        if config.tpus is not None:
+            found.append(OptionClash(("tpus", option), "on a TPU layers are not divided; remove one of the two"))
+        if config.precision in ("fp16", "fp8"):
+            message = f"{what} compute in no, bf16 or auto; change one of the two"
+            found.append(OptionClash(("precision", option), message))
+        if config.compile.backend != "no":
+            message = f"{what} are not compiled; remove one of the two"
+            found.append(OptionClash(("compile.backend", option), message))
+    if config.mesh.split_points and len(config.mesh.split_points) != config.mesh.pp - 1:
+        message = f"{len(config.mesh.split_points)} split points make {len(config.mesh.split_points) + 1} stages"
+        found.append(OptionClash(("mesh.split_points", "mesh.pp"), f"{message}, and mesh.pp is {config.mesh.pp}"))
     return found
 
 

@@ -286,6 +286,28 @@ class MeshOptions(Section):
         unit="workers",
         flag="tp",
     )
+    pp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+        1,
+        "Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of "
+        "the repeated blocks of a model.",
+        unit="stages",
+        flag="pp",
+    )
+    micro_batches: Annotated[Annotated[Whole, Field(ge=1, le=4096)], BeforeValidator(read_whole)] = declare(
+        4,
+        "Number of parts of a batch that pass through the stages one after another, so that all stages compute at the "
+        "same time. A batch with fewer rows has fewer parts.",
+        unit="micro-batches",
+    )
+    split_points: Annotated[tuple[ModuleName, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = (
+        declare(
+            (),
+            "Names of the blocks with which the second and each later stage begins, as in layers.4; if not set, stages "
+            "have about the same number of parameters.",
+            metavar="NAMES",
+            allowed="names of modules, separated by commas",
+        )
+    )
 
 
 class CompileOptions(Section):

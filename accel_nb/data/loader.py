@@ -264,6 +264,8 @@ class _ShardedLoading:
         self._device = device
         self._options = options
         self._seed = seed if options.data_seed is None else options.data_seed
+        # Ranks are seeded separately once a loader is divided, so the seed is read before.
+        self._initial_seed = torch.initial_seed() % 2**63
         self._transfer = transfer
         self._side_stream: StreamTransfer | None = None
         # Reused in all epochs, so that persistent workers stay alive.
@@ -557,7 +559,7 @@ class _ShardedLoading:
         if not self._options.use_seedable_sampler:
             return None
         if self._seed is None:
-            self._seed = int(self._comm.broadcast(torch.tensor(torch.initial_seed() >> 1, dtype=torch.int64), 0))
+            self._seed = int(self._comm.broadcast(torch.tensor(self._initial_seed, dtype=torch.int64), 0))
         return self._seed
 
     def _updated_inner(self, loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -40,7 +40,7 @@ class SeededOrder:
 
 
 class SeedableRandomSampler(SeededOrder, Sampler[int]):
-    """A ``RandomSampler`` whose order depends only on ``seed`` and the epoch."""
+    """A ``RandomSampler`` whose order depends only on ``seed`` and the epoch: accelerate's order for the same seed."""
 
     def __init__(
         self, data_source: Sized, *, seed: int, replacement: bool = False, num_samples: int | None = None
@@ -63,6 +63,9 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
             replacement=sampler.replacement,
             num_samples=None if same and not sampler.replacement else num_samples,
         )
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed + self._epoch)
 
     def draw_order(self) -> torch.Tensor | None:
         """Return the epoch's whole order and advance to the next epoch; None if it is drawn in several parts."""

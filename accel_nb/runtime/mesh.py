@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel_nb.errors import ConfigError
 
-DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
-"""The dimensions, outermost first: the ranks of the last one are adjacent. Others follow the order of DESIGN.md, in
-which the pipeline is the outermost and the context lies between ``dp_shard`` and ``tp``."""
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""The dimensions, outermost first: the ranks of the last one are adjacent."""
 
 DATA_DIMENSIONS = ("dp_replicate", "dp_shard")
 """The dimensions whose ranks read different samples."""
 
+SUM_DIMENSIONS = (*DATA_DIMENSIONS, "cp")
+"""The dimensions whose ranks compute gradients of the same parameters from different parts of a batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The place of one rank in a grid of ``dp_replicate`` x ``dp_shard`` x ``tp`` ranks; plain data, no torch.
+    """The place of one rank in a grid of `DIMENSIONS`; plain data, no torch.
 
-    Ranks that differ in ``dp_replicate`` hold copies of the same parameters, those that differ in ``dp_shard`` hold
-    different parts of each parameter, and those that differ in ``tp`` compute different parts of each divided layer.
+    Ranks that differ in ``pp`` compute different layers, in ``dp_replicate`` hold copies of the same parameters, in
+    ``dp_shard`` different parts of each parameter, in ``cp`` read different parts of each sequence, and in ``tp``
+    compute different parts of each divided layer.
 
     What depends on which coordinate: shares of the data and random numbers on the *data index* (of ``dp_replicate``
-    and ``dp_shard``), so that all ranks of ``tp`` compute the same activations; logging, files and messages on the
-    rank of the world.
+    and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations; logging, files and messages
+    on the rank of the world.
     """
 
     rank: int = 0
+    pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
+    cp: int = 1
     tp: int = 1
 
     def __post_init__(self) -> None:
@@ -51,6 +57,30 @@ class Mesh:
         """The index of this rank in each of `DIMENSIONS`."""
         return unravel(self.rank, self.shape)
 
+    def index(self, *dimensions: str) -> int:
+        """Return the index of this rank in the grid of some dimensions, the last of which varies fastest."""
+        own = self.coordinates
+        found = 0
+        for name in dimensions:
+            found = found * getattr(self, name) + own[DIMENSIONS.index(name)]
+        return found
+
+    def groups_along(self, *dimensions: str) -> list[tuple[int, ...]]:
+        """Return the groups of ranks that differ in these dimensions only, each in the order of `index` in these."""
+        groups: dict[tuple[int, ...], list[Mesh]] = {}
+        for rank in range(self.size):
+            other = Mesh(rank, *self.shape)
+            places = zip(DIMENSIONS, other.coordinates, strict=True)
+            groups.setdefault(tuple(place for name, place in places if name not in dimensions), []).append(other)
+        return [
+            tuple(other.rank for other in sorted(group, key=lambda other: other.index(*dimensions)))
+            for group in groups.values()
+        ]
+
+    def ranks_along(self, *dimensions: str) -> tuple[int, ...]:
+        """Return the group of `groups_along` that has this rank."""
+        return next(group for group in self.groups_along(*dimensions) if self.rank in group)
+
     @property
     def num_data(self) -> int:
         """The number of shares into which a batch is divided."""
@@ -59,23 +89,12 @@ class Mesh:
     @property
     def data_index(self) -> int:
         """The index of this rank's share of a batch."""
-        return self.rank // self.tp
+        return self.index(*DATA_DIMENSIONS)
 
     @property
-    def tp_index(self) -> int:
-        """The index of this rank's part of a divided layer."""
-        return self.rank % self.tp
-
-    @property
-    def data_ranks(self) -> tuple[int, ...]:
-        """The ranks that hold the same parts of layers as this one, one for each share of the data."""
-        return tuple(range(self.tp_index, self.size, self.tp))
-
-    @property
-    def tp_ranks(self) -> tuple[int, ...]:
-        """The ranks that read the same data as this one, one for each part of a layer."""
-        first = self.rank - self.tp_index
-        return tuple(range(first, first + self.tp))
+    def counts_samples(self) -> bool:
+        """Whether this is the one rank that counts the samples of its share of a batch."""
+        return self.index("pp", "cp", "tp") == 0
 
     def describe(self) -> str:
         """Return the number of ranks in each dimension that has several, as in "dp_replicate 2 x tp 2"."""
@@ -84,10 +103,11 @@ class Mesh:
 
     def describe_rank(self) -> str:
         """Return this rank's coordinates, as in "dp 1, tp 0"."""
-        return f"dp {self.data_index}, tp {self.tp_index}"
+        others = [name for name in DIMENSIONS if name not in DATA_DIMENSIONS and getattr(self, name) > 1]
+        return ", ".join([f"dp {self.data_index}", *(f"{name} {self.index(name)}" for name in others)])
 
 
-def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the coordinates of the item ``index`` of a grid whose last dimension varies fastest."""
     found: list[int] = []
     for length in reversed(shape):
@@ -96,21 +116,31 @@ def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def arrange(rank: int, size: int, tp: int, shard: int | None) -> Mesh:
-    """Return the mesh of ``size`` ranks: ``tp`` for each layer, and of the rest ``shard`` for each copy of the model.
+def arrange(rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, shard: int | None = None) -> Mesh:
+    """Return the mesh of ``size`` ranks: ``pp`` x ``cp`` x ``tp`` for a copy, the rest in copies of ``shard`` ranks.
 
     With None all of the rest hold one copy. Raises `ConfigError` for numbers that do not divide.
     """
-    if size % tp:
-        raise ConfigError(f"mesh.tp is {tp}, which does not divide the {size} workers; use {factors(size)}")
-    rest = size // tp
+    rest, taken = size, ""
+    for name, degree in (("tp", tp), ("cp", cp), ("pp", pp)):
+        if rest % degree:
+            raise ConfigError(
+                f"mesh.{name} is {degree}, which does not divide the {_workers(rest, size, taken)}; "
+                f"use one of {factors(rest)}"
+            )
+        rest //= degree
+        taken += f" and mesh.{name} {degree}" if degree > 1 else ""
     shard = shard or rest
     if rest % shard:
-        workers = f"{rest} workers" if tp == 1 else f"{rest} workers that {size} leave for mesh.tp {tp}"
         raise ConfigError(
-            f"fsdp.hybrid_shard_size is {shard}, which does not divide the {workers}; use one of {factors(rest)}"
+            f"fsdp.hybrid_shard_size is {shard}, which does not divide the {_workers(rest, size, taken)}; "
+            f"use one of {factors(rest)}"
         )
-    return Mesh(rank, rest // shard, shard, tp)
+    return Mesh(rank, pp, rest // shard, shard, cp, tp)
+
+
+def _workers(rest: int, size: int, taken: str) -> str:
+    return f"{rest} workers that {size} leave for{taken.removeprefix(' and')}" if taken else f"{size} workers"
 
 
 def factors(size: int) -> str:

@@ -106,9 +106,22 @@ PRIVATE_USES = (
             "Module._parameters",
             "Module._state_dict_pre_hooks",
             "Parameter._fsdp_orig_uid",
+            "Tensor._backward_hooks",
+            "Tensor._post_accumulate_grad_hooks",
             "state_dict._metadata",
         ),
         branches="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
+    ),
+    PrivateUse(
+        "sharded_arithmetic",
+        ("runtime/distributed/sharded_arithmetic.py", "accelerator/plain_cells/sharded_code.py"),
+        (
+            "torch._C.DisableTorchFunctionSubclass",
+            "torch.nn.utils.stateless._functional_call",
+            "Module._parameters",
+            "Tensor._base",
+            "Tensor._version",
+        ),
     ),
     PrivateUse(
         "fsdp.float8_gather",
@@ -130,6 +143,19 @@ PRIVATE_USES = (
             "Module._forward_hooks",
             "Module._forward_pre_hooks",
             "Module._parameters",
+        ),
+    ),
+    PrivateUse(
+        "pipeline",
+        (
+            "runtime/distributed/sharded.py",
+            "strategies/pipeline/chain_probe.py",
+            "strategies/pipeline/stage_plan.py",
+        ),
+        (
+            "Tensor._version",
+            "torch.distributed.tensor.placement_types._StridedShard",
+            "torch.nn.modules.batchnorm._BatchNorm",
         ),
     ),
     PrivateUse(
@@ -267,6 +293,7 @@ PRIVATE_USES = (
             "compat/module_tensors.py",
             "notebook/session/engines.py",
             "notebook/worker/program.py",
+            "strategies/fsdp/strategy.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),
     ),

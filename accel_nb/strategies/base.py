@@ -91,6 +91,15 @@ class Refusal:
         return f"{self.reason}: {self.remedy}"
 
 
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """How the blocks of models are divided into stages, each of which other ranks compute."""
+
+    number: int = 1
+    micro_batches: int = 1
+    split_points: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Bundle:
     """Models, optimizers and schedulers that are trained together; a strategy gets all of them in one call."""
@@ -178,6 +187,10 @@ class Strategy(Protocol):
         """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` switched that off."""
         ...
 
+    def keep_graph(self) -> None:
+        """Keep, until the next step, what gradients of gradients need; called before these are computed."""
+        ...
+
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average gradients not averaged yet, and multiply all by ``factor``; called before clipping and stepping."""
         ...
@@ -244,6 +257,14 @@ class LayerDividing(Protocol):
         """
         ...
 
+    def divide_stages(self, stages: Stages, *, replicates: bool) -> None:
+        """Divide the blocks of models into stages; called before `Strategy.open`."""
+        ...
+
+    def share_state(self) -> None:
+        """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
+        ...
+
 
 class Stepping:
     """Base of strategies that call the precision for loss scaling and optimizer steps."""
@@ -263,6 +284,9 @@ class Stepping:
     def place(self, batch: Any) -> Any:
         """Return the batch, which the loader has moved to the device."""
         return batch
+
+    def keep_graph(self) -> None:
+        """Do nothing: the graph has the parameters themselves."""
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop gradients, including those of an incomplete accumulation window."""

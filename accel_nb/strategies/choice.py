@@ -9,7 +9,7 @@ from accel_nb.config.schema import Config
 from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import LayerDividing, Strategy
+from accel_nb.strategies.base import LayerDividing, Stages, Strategy
 from accel_nb.strategies.registry import StrategyRegistry
 
 AUTO = "auto"
@@ -42,11 +42,12 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
 def build(requested: str, config: Config, world: World, registry: StrategyRegistry) -> StrategyBuilder:
     """Return how the strategy ``requested`` is built in this world, with the config's options.
 
-    If layers are divided (``mesh.tp``), a strategy that can do so stands in for one that holds copies. Raises
-    `ConfigError` if the strategy cannot run, or cannot divide layers.
+    If layers or blocks are divided (``mesh.tp``, ``mesh.pp``), a strategy that can do so stands in for one that holds
+    copies. Raises `ConfigError` if the strategy cannot run, or cannot divide layers.
     """
-    size = config.mesh.tp
-    if size == 1:
+    degrees = {name: getattr(config.mesh, name) for name in ("tp", "pp")}
+    divided = " x ".join(f"mesh.{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    if not divided:
         return StrategyBuilder(choose(requested, world, registry), config)
     able = [name for name in registry.names if registry.get(name).capabilities.divides_layers]
     usable = [name for name in able if registry.get(name).capabilities.fits(world)]
@@ -55,27 +56,30 @@ def build(requested: str, config: Config, world: World, registry: StrategyRegist
         if not usable or not (wanted is None or wanted.capabilities.replicates):
             copies = [name for name in registry.names if registry.get(name).capabilities.replicates]
             raise ConfigError(
-                f"mesh.tp {size} cannot be combined with strategy {requested!r} on {world.device}; "
+                f"{divided} cannot be combined with strategy {requested!r} on {world.device}; "
                 f"layers are divided with {', '.join([AUTO, *copies, *able])}"
             )
-        return StrategyBuilder(registry.get(usable[0]), config, size, replicates=True)
-    return StrategyBuilder(choose(requested, world, registry), config, size)
+        return StrategyBuilder(registry.get(usable[0]), config, replicates=True)
+    return StrategyBuilder(choose(requested, world, registry), config)
 
 
 class StrategyBuilder:
-    """A strategy's class, and the degree to which it divides layers."""
+    """A strategy's class, and how it divides models."""
 
-    def __init__(self, kind: type[Strategy], config: Config, tp: int = 1, *, replicates: bool = False) -> None:
+    def __init__(self, kind: type[Strategy], config: Config, *, replicates: bool = False) -> None:
         self.kind = kind
         self._config = config
-        self._tp = tp
         self._replicates = replicates
 
     def build(self, precision: Precision) -> Strategy:
         """Return the strategy, which is not opened yet."""
         strategy = self.kind(getattr(self._config, self.kind.name, None), precision)
-        if self._tp > 1:
-            cast(LayerDividing, strategy).divide_layers(self._tp, replicates=self._replicates)
+        mesh = self._config.mesh
+        if mesh.tp > 1:
+            cast(LayerDividing, strategy).divide_layers(mesh.tp, replicates=self._replicates)
+        if mesh.pp > 1:
+            stages = Stages(mesh.pp, mesh.micro_batches, mesh.split_points)
+            cast(LayerDividing, strategy).divide_stages(stages, replicates=self._replicates)
         return strategy
 
 

@@ -20,6 +20,7 @@ from accel_nb.errors import NanLossError
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.events import EventSink, MetricLogged, StepDone
+from accel_nb.telemetry.validation_meter import ValidationMeter
 
 _NUM_SLOTS = 4096
 MAX_NAME = 20
@@ -46,6 +47,8 @@ class StepMeter:
         self._num_unreported = 0
         self._has_skipped = False
         self._refuses_nan = refuses_nan
+        # The losses of loops that do not train.
+        self.validation = ValidationMeter(rank, sink)
         self._rank = rank
         self._sink = sink
         self._sum = 0.0
@@ -64,6 +67,10 @@ class StepMeter:
         """The number of the latest step in its run; after a resume it continues from the checkpoint's step."""
         return self.step - self._num_before
 
+    def accept_nan(self) -> None:
+        """Report losses that are NaN like others, in place of raising `NanLossError`."""
+        self._refuses_nan = False
+
     def begin_run(self) -> None:
         """Number steps from 1 again, and clear the names of the previous run."""
         self._num_before = self.step
@@ -71,6 +78,12 @@ class StepMeter:
         self._losses_by_name.clear()
         self._curve_names.clear()
         self._call_sites.clear()
+        self.validation.begin_run()
+
+    @property
+    def loss_names(self) -> set[str]:
+        """The variables on which ``backward()`` was called in the current run; a loss without one has the name ""."""
+        return {name for name, _ in self._curve_names}
 
     def resume_at(self, step: int) -> None:
         """Continue from the step of a checkpoint."""

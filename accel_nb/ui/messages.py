@@ -83,6 +83,8 @@ class PanelFacts(TypedDict):
     progress: ProgressFacts
     ranks: Sequence[RankFacts]
     metrics: Sequence[LoggedMetricFact]
+    utilization: Sequence[str]
+    """The names of the metric tables that show how much each rank computes: they are drawn in a group of their own."""
     notes: Sequence[str]
     can_be_steered: bool
     """Whether the kernel accepts actions from the panel's controls."""

@@ -71,6 +71,9 @@ class TimeUse:
         """Return what would save time, one line each."""
         shares = {rank: found for rank in sorted(self._ranks) if (found := self.shares(rank)) is not None}
         lines: list[str] = []
+        if (slowest := self.straggler()) is not None:
+            waiting = min(found["blocked"] for rank, found in shares.items() if rank != slowest)
+            lines.append(f"the other ranks wait for rank {slowest}, at least {waiting:.0%} of their time")
         if shares:
             rank = max(shares, key=lambda rank: shares[rank]["reading"])
             if (share := shares[rank]["reading"]) > READING_SHARE:

@@ -25,12 +25,12 @@ from accel_nb.telemetry.events import (
     TimeUsed,
     WorkerPrepared,
 )
+from accel_nb.telemetry.validation_names import find_training_loss
 from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, ProgressFacts, Status, TableKind
 from accel_nb.ui.progress import LoopPlan, Progress
 from accel_nb.ui.rank_progress import PAUSE_RATIO, Pace, RankProgress
 from accel_nb.ui.series_table import MAX_ROWS, RowLimit, Table
 from accel_nb.ui.time_use import TimeUse
-from accel_nb.ui.validation import find_training_loss
 
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
@@ -79,6 +79,8 @@ MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
 WAITING_ROWS = 4096
 """The number of rows that the mean waits for a rank: as many as a ring holds, since rings are read one by one."""
+COMPUTING = "computing (%)"
+"""The table of the share of time in which a rank's training thread computes."""
 NAN_STEPS = 64
 STRAGGLER_RATIO = 1.25
 STRAGGLER_MS = 1.0
@@ -176,6 +178,7 @@ class PanelState:
         self._start = math.nan
         self._progress = Progress(plan)
         self._time_use = TimeUse()
+        self._has_utilization = False
 
     @property
     def progress(self) -> ProgressFacts:
@@ -196,8 +199,9 @@ class PanelState:
 
     @property
     def last_step(self) -> int:
-        """The position of the last step on the horizontal axis."""
-        return int(max((progress.last_x for progress in self._rank_progress.values() if progress.num_steps), default=0))
+        """The last step on the horizontal axis that all ranks have reported, as the losses of the header have."""
+        means = (self.mean("step", name) for name in self.loss_names)
+        return int(max((mean.columns[0][-1] for mean in means if mean is not None), default=0))
 
     @property
     def num_rows(self) -> int:
@@ -392,6 +396,7 @@ class PanelState:
                 {"name": name, "value": to_json_number(value), "validates": find_training_loss(name, self.loss_names)}
                 for name, value in self.metrics.items()
             ],
+            "utilization": [COMPUTING] if self._has_utilization else [],
             "notes": self.notes(),
             "can_be_steered": self.can_be_steered,
             "can_save": self.can_save,
@@ -457,6 +462,7 @@ class PanelState:
             self._fold_memory(event, progress)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
+            self._fold_utilization(event, progress)
         elif isinstance(event, MetricLogged):
             self._fold_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
@@ -477,6 +483,17 @@ class PanelState:
             self._fold_plan(event, progress)
         elif isinstance(event, MemoryMapped):
             self._fold_map(event)
+
+    def _fold_utilization(self, event: TimeUsed, progress: RankProgress) -> None:
+        """Add the share of the time since the last record in which the training thread computed."""
+        total_s = event.reading_s + event.computing_s + event.blocked_s + event.queued_s
+        if progress.device != "cpu" or total_s <= 0:
+            return  # on other devices the time in which the thread queues work counts as computing
+        x = float(event.step) + progress.offset
+        table = self._table("metric", event.rank, COMPUTING, len(METRIC_COLUMNS))
+        if not len(table) or x > table.columns[0][-1]:
+            table.append((x, 100 * event.computing_s / total_s))
+            self._has_utilization = True
 
     def _fold_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
         x, url = float(event.step) + progress.offset, str(event.url)

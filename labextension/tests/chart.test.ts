@@ -2,8 +2,8 @@ import { describe, expect, it } from 'vitest';
 import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
 import { ColumnTable } from '../src/chart/columns';
 import { markText } from '../src/chart/palette';
-import { rangeWithoutOutliers } from '../src/chart/range';
-import { CurveChart, valueAt, type ICurveInput } from '../src/chart/curveChart';
+import { rangeWithoutOutliers, withoutStart } from '../src/chart/range';
+import { CurveChart, lastValue, valueAt, type ICurveInput } from '../src/chart/curveChart';
 import { fileName, legendPositions, toCsv } from '../src/chart/save';
 import { SmoothedColumn } from '../src/chart/smooth';
 
@@ -120,7 +120,21 @@ describe('a chart', () => {
   });
 });
 
+describe('the range of step times', () => {
+  it('leaves out the first step, which compiles and starts, however few steps there are', () => {
+    expect(rangeWithoutOutliers(withoutStart([10_500, 11, 12, 10]))).toEqual([10, 12]);
+    expect(withoutStart([5])).toEqual([5]);
+  });
+});
+
 describe('a reading', () => {
+  it('without a pointer is of the step of the mean, also of a rank that is ahead', () => {
+    expect(lastValue([1, 2, 3], [6, 5, 1], 2)).toBe(5);
+    expect(lastValue([1, 2, 3], [6, 5, 1], 9)).toBe(1);
+    expect(lastValue([1, 2], [6, 5], undefined)).toBe(5);
+    expect(lastValue([], [], 2)).toBeNull();
+  });
+
   it('is of the place that is shown, or there is none', () => {
     expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 4)).toBe(0.4);
     expect(valueAt([1, 4, 9], [0.1, 0.4, 0.9], 5)).toBeNull();

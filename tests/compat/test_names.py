@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 import accel_nb
 from accel_nb import compat
 from accel_nb.compat.names import MODULES, UNSUPPORTED_REASONS
-from accel_nb.errors import MisuseError
+from accel_nb.errors import ConfigError, MisuseError, NanLossError
 from tests.compat.peer_names import PAGE, page, peer
 
 
@@ -228,6 +229,73 @@ def test_the_accelerator_takes_arguments_by_position_as_the_other_package_does()
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_loss_that_is_nan_is_trained_on_unless_the_option_is_set() -> None:
+    kind = importlib.import_module("accelerate").Accelerator
+    for config in (None, {"sentinels": True}):
+        accelerator = kind(cpu=True, config=config)
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        loss = model(torch.tensor([[float("nan")]])).sum()
+        if config is None:
+            accelerator.backward(loss)
+        else:
+            with pytest.raises(NanLossError, match="step 1 is NaN"):
+                accelerator.backward(loss)
+        accelerator.close()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_model_for_evaluation_stays_in_the_precision_of_the_run_when_memory_is_freed() -> None:
+    kind = importlib.import_module("accelerate").Accelerator
+    torch.manual_seed(0)
+    inputs, reference = torch.randn(4, 16), torch.nn.Linear(16, 16)
+    plain = reference(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = reference(inputs).float()
+    assert not torch.equal(plain, rounded)
+    accelerator = kind(mixed_precision="bf16", cpu=True)
+    trained = accelerator.prepare(torch.nn.Linear(16, 1))
+    accelerator.prepare_model(reference, evaluation_mode=True)
+    assert accelerator._models == [trained, reference]
+    accelerator.free_memory()
+    assert accelerator._models == []
+    assert torch.equal(reference(inputs), rounded)
+    kind(cpu=True).prepare_model(reference, evaluation_mode=True)
+    assert torch.equal(reference(inputs), plain), "another accelerator has released the model first"
+
+
+@pytest.mark.usefixtures("installed")
+def test_scalars_of_a_single_process_stay_scalars() -> None:
+    accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
+    value = torch.tensor(2.0)
+    utils = importlib.import_module("accelerate.utils")
+    for gather in (accelerator.gather, accelerator.gather_for_metrics, utils.gather):
+        assert gather(value).shape == ()
+        assert [found.shape for found in gather({"a": value, "b": value.repeat(3)}).values()] == [(), (3,)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_accelerator_that_takes_over_an_object_leaves_the_others_prepared() -> None:
+    kind = importlib.import_module("accelerate").Accelerator
+    first, second = kind(mixed_precision="bf16", cpu=True), kind(cpu=True)
+    one, two = first.prepare(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    second.prepare(one)
+    assert (first._models, second._models) == ([two], [one])
+
+
+@pytest.mark.usefixtures("installed")
+def test_samples_are_repeated_if_an_argument_asks_for_it() -> None:
+    package = importlib.import_module("accelerate")
+    made = package.DataLoaderConfiguration
+    for given, is_even in ((made(), False), (made(even_batches=True), True), (made(False, None, True), True)):
+        assert given.to_dict()["even_batches"] is True
+        accelerator = package.Accelerator(cpu=True, dataloader_config=copy.copy(given))
+        assert accelerator.even_batches is is_even
+        accelerator.close()
+    with pytest.raises(ConfigError, match="even_batches"):
+        package.Accelerator(dataloader_config=made(even_batches=True), config={"data": {"even_batches": False}})
+
+
+@pytest.mark.usefixtures("installed")
 def test_little_functions_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = importlib.import_module("accelerate.utils")
     assert utils.str_to_bool("Yes") == 1
@@ -279,7 +347,7 @@ def test_walks_over_nested_tensors() -> None:
     assert doubled["x"].sum() == 2 * batch["x"].sum()
     with pytest.raises(TypeError, match="does not apply to a str"):
         utils.recursively_apply(torch.neg, [torch.ones(1), "a"], error_on_other_type=True)
-    assert utils.gather(torch.tensor(3)).tolist() == [3]
+    assert utils.gather(torch.tensor(3)).tolist() == 3
     assert utils.gather_object([1, 2]) == [1, 2]
     assert utils.reduce(torch.tensor(4.0), scale=0.5).item() == 2.0
     assert utils.broadcast_object_list(["a"]) == ["a"]

@@ -164,8 +164,11 @@ def test_shards_of_fsdp_are_merged_into_one_file(tmp_path: Path) -> None:
     assert run_ranks(merge_shards, 2, tmp_path) == [True, True]
 
 
-def train_on_mesh(world: World, sizes: dict[str, int] | None) -> tuple[list[float], tuple[int, int, int]]:
-    """Train a few steps; return the weights, and the coordinates of the process."""
+def train_on_mesh(world: World, sizes: dict[str, int] | None) -> tuple[list[float], tuple[int, int, int], list[Any]]:
+    """Train a few steps; return the weights, the coordinates of the process, and each dimension of the mesh.
+
+    A dimension has its name, its number of processes, and whether the weights use the same process group.
+    """
     set_rank_variables(world)
     compat.install()
     from accelerate import Accelerator, ParallelismConfig
@@ -185,8 +188,15 @@ def train_on_mesh(world: World, sizes: dict[str, int] | None) -> tuple[list[floa
         value for name in ("0.weight", "2.bias") for value in accelerator.get_state_dict(model)[name].flatten().tolist()
     ]
     place = accelerator.data_parallel_rank, accelerator.tensor_parallel_rank, accelerator.num_processes
+    found: Any = accelerator.torch_device_mesh
+    held: Any = getattr(model[0].weight, "device_mesh", None)
+    assert found is accelerator.state.device_mesh
+    dimensions = [
+        (name, found[name].size(), held is not None and held.get_group(name) is found.get_group(name))
+        for name in (() if found is None else found.mesh_dim_names)
+    ]
     accelerator.end_training()
-    return weights, place
+    return weights, place, dimensions
 
 
 def refusal_of_mesh(world: World, sizes: dict[str, int]) -> str:
@@ -203,16 +213,23 @@ def refusal_of_mesh(world: World, sizes: dict[str, int]) -> str:
 
 
 def test_a_mesh_divides_data_weights_and_layers() -> None:
-    ((expected, _),) = run_ranks(train_on_mesh, 1, None)
-    for sizes, coordinates in (
-        ({"tp_size": 2}, [(0, 0, 2), (0, 1, 2)]),
-        ({"dp_shard_size": 2}, [(0, 0, 2), (1, 0, 2)]),
-        ({"dp_replicate_size": 2, "tp_size": 2}, [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]),
+    ((expected, _, nothing),) = run_ranks(train_on_mesh, 1, None)
+    assert nothing == []
+    for sizes, coordinates, dimensions in (
+        ({"tp_size": 2}, [(0, 0, 2), (0, 1, 2)], [("tp", 2, True)]),
+        ({"dp_shard_size": 2}, [(0, 0, 2), (1, 0, 2)], [("dp_shard", 2, True)]),
+        ({"dp_replicate_size": 2}, [(0, 0, 2), (1, 0, 2)], [("dp_replicate", 2, False)]),
+        (
+            {"dp_replicate_size": 2, "tp_size": 2},
+            [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)],
+            [("dp_replicate", 2, True), ("tp", 2, True)],
+        ),
     ):
         found = run_ranks(train_on_mesh, len(coordinates), sizes)
-        assert [place for _, place in found] == coordinates
-        for weights, _ in found:
+        assert [place for _, place, _ in found] == coordinates
+        for weights, _, mesh in found:
             assert weights == pytest.approx(expected, abs=1e-12)
+            assert mesh == dimensions
 
 
 def test_a_mesh_of_another_size_or_with_divided_sequences_is_refused() -> None:

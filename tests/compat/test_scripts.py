@@ -84,6 +84,15 @@ def test_one_process_computes_what_the_other_package_does(name: str) -> None:
     assert_alike(ours, theirs)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_samples_are_repeated_and_ordered_by_a_seed_as_in_the_other_package(size: int) -> None:
+    pytest.importorskip("accelerate")
+    [ours, *_] = run_ranks(run_script, size, "ours", "repeated_samples")
+    [theirs, *_] = run_ranks(run_script, size, "theirs", "repeated_samples")
+    assert ours.count("[") == (13 if size == 1 else 7)
+    assert ours == theirs
+
+
 def test_the_plain_loop_equals_plain_pytorch() -> None:
     [printed] = run_ranks(run_script, 1, "ours", "plain_loop")
     torch.manual_seed(0)

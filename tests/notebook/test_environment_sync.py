@@ -149,6 +149,25 @@ def test_settings_of_the_process_are_the_notebooks(kernel):
     assert kernel.value("found == before") is True
 
 
+def test_the_alias_of_accelerate_is_the_notebooks(kernel):
+    setup(kernel, "%accelerate restart")
+    # Without an import statement, whose module the notebook would import too.
+    read = "found = getattr(__import__('accelerate'), '__file__', None) is None"
+    done(kernel, read)
+    assert kernel.value("found") is False
+    setup(kernel, "from accel_nb import compat\ncompat.install()\nimport accelerate")
+    for _ in range(2):
+        error = run(kernel, read).error
+        assert error is not None
+        assert "accel_nb.compat.install(), but a cell has imported accelerate itself" in error[1]
+    setup(kernel, "%accelerate restart")
+    done(kernel, f"{read}\nsize = __import__('accelerate').Accelerator().num_processes")
+    assert kernel.value("(found, size)") == (True, 2)
+    setup(kernel, "compat.uninstall()")
+    done(kernel, read)
+    assert kernel.value("found") is False
+
+
 @pytest.fixture
 def folder(kernel, tmp_path):
     """A folder that the notebook imports from."""

@@ -188,3 +188,65 @@ dist.barrier()
     assert output.error is not None
     assert "SIGKILL" in output.error[1]
     assert not re.search("KeyboardInterrupt", output.stderr + output.stdout)
+
+
+VALIDATED = """%%accelerate --cpus 2 {flags}
+def evaluate(part):
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in part:
+            val_loss = ((model(inputs) - targets) ** 2).mean()
+    model.train()
+
+means, others = [], []
+for epoch in range(3):
+    for inputs, targets in loader:
+        loss = ((model(inputs) - targets) ** 2).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.no_grad():
+        total = 0
+        for inputs, targets in held_out:  # the last batch has fewer samples
+            loss = ((model(inputs) - targets) ** 2).mean()
+            total += loss * len(inputs)
+        means.append(total.item() / 50)
+    evaluate(held_out)
+    with torch.no_grad():
+        others.append(((model(x[:50]) - x[:50].sum(1, keepdim=True)) ** 2).mean().item())
+"""
+
+
+@pytest.mark.parametrize("flags", ["", "--divide data"])
+def test_a_loop_that_does_not_train_has_the_curve_of_its_loss(kernel: Kernel, flags: str):
+    kernel.run("held_out = DataLoader(TensorDataset(x[:50], x[:50].sum(1, keepdim=True)), 16)")
+    output = kernel.run(VALIDATED.format(flags=flags))
+    assert output.error is None, output.traceback
+    curves = kernel.value(
+        f"{{name: [list(c) for c in table.columns] for name, table in {STATE}.validation_losses('loss').items()}}"
+    )
+    (first, second) = curves.items()
+    assert (first[0], second[0]) == ("validation loss", "validation loss (2)")
+    assert first[1] == [[20.0, 40.0, 60.0], pytest.approx(kernel.value("means"), rel=1e-5)]
+    assert second[1] == [[20.0, 40.0, 60.0], pytest.approx(kernel.value("others"), rel=1e-5)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "loss += ((model(inputs) - targets) ** 2).mean()",  # a sum of the losses
+        "loss = loss + ((model(inputs) - targets) ** 2).mean()",
+        "other = ((model(inputs) - targets) ** 2).mean()",  # the loss is that of training
+        "loss = ((model(inputs) - targets) ** 2)",
+    ],
+)
+def test_a_variable_that_is_not_the_loss_of_a_batch_has_no_curve(kernel: Kernel, body: str):
+    output = kernel.run(f"""%%accelerate --cpus 2
+for inputs, targets in loader:
+    loss = ((model(inputs) - targets) ** 2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+with torch.no_grad():
+    for inputs, targets in held_out:
+        {body}
+""")
+    assert output.error is None, output.traceback
+    assert facts(kernel)["step"] == 20
+    assert facts(kernel)["metrics"] == []

@@ -221,6 +221,9 @@ def refuse(world: World) -> None:
     mixing = nn.Sequential(nn.Linear(4, 8), nn.Softmax(-1), nn.Linear(8, 4))
     with pytest.raises(MisuseError, match=r"finds no layers to divide in Sequential \(Sequential: its parts compute"):
         accelerator.prepare(mixing, torch.optim.SGD(mixing.parameters(), lr=0.1))
+    compiled = torch.compile(TwoLayers(), backend="eager")
+    with pytest.raises(MisuseError, match=r"cannot be combined with torch\.compile of a TwoLayers"):
+        accelerator.prepare(compiled, torch.optim.SGD(compiled.parameters(), lr=0.1))
     layers = TwoLayers()
     accelerator.prepare(layers, torch.optim.SGD(layers.parameters(), lr=0.1))
     with pytest.raises(MisuseError, match="would return a part of its output"):
@@ -229,7 +232,7 @@ def refuse(world: World) -> None:
         pass
     accelerator.close()
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"tp": 3}, "mesh.tp is 3, which does not divide the 4 workers; use 1, 2, 4"),
+        ({"tp": 3}, "mesh.tp is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not divide layers; use auto, ddp, fsdp"),
         ({"mixed_precision": "fp16"}, "divided layers compute in no, bf16 or auto"),
     ]

@@ -48,7 +48,7 @@ class TestModels(Corpus):
 
 
 class TestTraining(Corpus):
-    groups = ("functional", "optim", "raw", "rl", "science")
+    groups = ("functional", "optim", "raw", "rl", "science", "sharded")
 
 
 class TestNotebooks(Corpus):

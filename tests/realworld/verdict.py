@@ -17,7 +17,7 @@ OF_SHARE = "a printed loss or count is rank 0's share"
 _FACTS = re.compile(
     r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp)$|rank \d+ printed \d+ lines?: "
     rf"|{re.escape(OF_SHARE)}"
-    r"|no DataLoader is prepared: every worker trains on the same batches"
+    r"|units \d+$|no DataLoader is prepared: every worker trains on the same batches"
     r"|.*the result is that of one device, but no faster"
 )
 _WARNING = re.compile(r"^(?:.*:\d+: )?\w*Warning: (?P<words>.*)$", re.MULTILINE)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from playwright.sync_api import Page
@@ -197,14 +197,14 @@ def use_theme(page: Page, theme: str) -> None:
     page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
-def faults(page: Page, part: str) -> list[str]:
-    """Return what axe finds in a part of the page that is serious or worse."""
+def faults(page: Page, part: str, impacts: Collection[str] = ("serious", "critical")) -> list[str]:
+    """Return what axe finds in a part of the page that has one of the impacts."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']})", part)
     return [
         f"{fault['id']}: {fault['help']}: {json.dumps([node['target'] for node in fault['nodes']][:5])}"
         for fault in found["violations"]
-        if fault["impact"] in ("serious", "critical")
+        if fault["impact"] in impacts
     ]
 
 

@@ -13,27 +13,44 @@ from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
 def test_every_coordinate_is_held_once_and_layers_lie_next_to_each_other() -> None:
-    places = [arrange(rank, 12, 2, 3) for rank in range(12)]
-    assert places[0].shape == (2, 3, 2)
+    places = [arrange(rank, 12, tp=2, shard=3) for rank in range(12)]
+    assert places[0].shape == (1, 2, 3, 1, 2)
     assert len({place.coordinates for place in places}) == 12
     for place in places:
-        assert place.tp_ranks == (place.rank // 2 * 2, place.rank // 2 * 2 + 1)
-        assert place.data_ranks == tuple(other.rank for other in places if other.tp_index == place.tp_index)
-        assert [places[rank].data_index for rank in place.data_ranks] == list(range(place.num_data))
+        assert place.ranks_along("tp") == (place.rank // 2 * 2, place.rank // 2 * 2 + 1)
+        data_ranks = place.ranks_along("dp_replicate", "dp_shard")
+        assert data_ranks == tuple(other.rank for other in places if other.index("tp") == place.index("tp"))
+        assert [places[rank].data_index for rank in data_ranks] == list(range(place.num_data))
+        assert place.counts_samples == (place.rank % 2 == 0)
     assert places[7].describe() == "dp_replicate 2 x dp_shard 3 x tp 2"
     assert places[7].describe_rank() == "dp 3, tp 1"
-    assert Mesh().coordinates == (0, 0, 0)
+    assert Mesh().coordinates == (0, 0, 0, 0, 0)
+
+
+def test_groups_along_dimensions_divide_the_world() -> None:
+    mesh = arrange(0, 16, pp=2, cp=2, tp=2, shard=2)
+    assert mesh.describe() == "pp 2 x dp_shard 2 x cp 2 x tp 2"
+    for dimensions in (("pp",), ("dp_shard", "cp"), ("dp_replicate", "dp_shard", "cp"), ("pp", "tp")):
+        groups = mesh.groups_along(*dimensions)
+        assert sorted(rank for group in groups for rank in group) == list(range(16))
+        for group in groups:
+            places = [Mesh(rank, *mesh.shape) for rank in group]
+            assert [place.index(*dimensions) for place in places] == list(range(len(group)))
+            assert all(place.ranks_along(*dimensions) == group for place in places)
+    assert mesh.ranks_along("pp") == (0, 8)
+    assert mesh.ranks_along("dp_shard", "cp") == (0, 2, 4, 6)
+    assert Mesh(13, *mesh.shape).describe_rank() == "dp 1, pp 1, cp 0, tp 1"
 
 
 @pytest.mark.parametrize(
     ("tp", "shard", "problem"),
-    [(4, None, "mesh.tp is 4, which does not divide the 6 workers; use 1, 2, 3, 6"),
+    [(4, None, "mesh.tp is 4, which does not divide the 6 workers; use one of 1, 2, 3, 6"),
      (2, 2, "fsdp.hybrid_shard_size is 2, which does not divide the 3 workers that 6 leave for mesh.tp 2"),
      (1, 4, "fsdp.hybrid_shard_size is 4, which does not divide the 6 workers; use one of 1, 2, 3, 6")],
 )  # fmt: skip
 def test_degrees_that_do_not_divide_are_refused(tp: int, shard: int | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        arrange(0, 6, tp, shard)
+        arrange(0, 6, tp=tp, shard=shard)
 
 
 def divided(model: nn.Module) -> DivisionPlan:

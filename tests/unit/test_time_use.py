@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from accel_nb import Accelerator
-from accel_nb.telemetry.events import Event, StepDone, TimeUsed, current_sink
+from accel_nb.telemetry.events import Event, StepDone, TimeUsed, WorkerPrepared, current_sink
 from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
 from accel_nb.telemetry.time_use import TimeMeter
 from accel_nb.ui.view import PanelState
@@ -128,7 +128,8 @@ def test_the_straggler_is_the_rank_that_others_wait_for():
 
 def test_much_reading_and_too_few_processors_are_noted():
     assert panel((0.3, 0.2, 0.1, 0.0), (0.1, 0.2, 0.3, 0.0)).notes() == [
-        "rank 0 reads data 50% of its time: num_workers of a DataLoader read ahead"
+        "the other ranks wait for rank 0, at least 50% of their time",
+        "rank 0 reads data 50% of its time: num_workers of a DataLoader read ahead",
     ]
     assert panel((0.0, 0.3, 0.0, 0.3)).notes() == ["rank 0 has no free processor 50% of its time: use fewer workers"]
 
@@ -139,3 +140,22 @@ def test_records_that_cannot_be_are_dropped():
     assert state.num_dropped == 2
     state.finish("done")
     assert state.facts()["ranks"][0]["time_use"] is not None
+
+
+def test_the_share_of_computing_is_a_curve_for_each_rank_and_the_slowest_is_named():
+    state = PanelState("run", 2)
+    state.fold(WorkerPrepared(rank, 0.0, "cpu", "ddp", "no", (), ()) for rank in (0, 1))
+    for step in range(1, 9):
+        for rank, durations in enumerate([(0.1, 0.1, 0.2, 0.0), (0.0, 0.3, 0.0, 0.1)]):
+            state.fold([StepDone(rank, step, float(step), 1.0, 0.1, 0.4, 4), TimeUsed(rank, step, step, *durations)])
+    (name,) = state.facts()["utilization"]
+    shares = [list(state.tables["metric", rank, name].columns[1]) for rank in (0, 1)]
+    assert shares == [pytest.approx([25.0] * 8), pytest.approx([75.0] * 8)]
+    assert state.facts()["metrics"] == [], "not a metric of the user's"
+    assert "the other ranks wait for rank 1, at least 50% of their time" in state.facts()["notes"]
+
+
+def test_a_device_that_works_by_itself_has_no_share_of_computing():
+    state = PanelState("run", 1)
+    state.fold([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ()), TimeUsed(0, 1, 1.0, 0.1, 0.9, 0.0, 0.0)])
+    assert state.facts()["utilization"] == []

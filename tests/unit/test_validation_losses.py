@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from accel_nb.telemetry.events import MetricLogged, StepDone
+from accel_nb.telemetry.validation_names import find_training_loss
 from accel_nb.ui.series_table import Table
-from accel_nb.ui.validation import find_training_loss
 from accel_nb.ui.view import PanelState
 
 

@@ -153,6 +153,15 @@ def test_checkpoints_are_marked_at_their_steps_and_leave_room():
     assert state.marks[-1].kind == "nan"
 
 
+def test_the_header_has_the_step_of_its_losses():
+    state = fold(*(step(number, rank=0, loss=1 / number) for number in (1, 2, 3)), step(1, rank=1), step(2, rank=1))
+    facts = state.facts()
+    assert facts["step"] == 2
+    assert facts["losses"][0]["value"] == pytest.approx((1 / 2 + 1.0) / 2)
+    state.finish("interrupted")
+    assert state.facts()["step"] == 3, "the rest is the mean over the ranks that have made the step"
+
+
 def test_failure_and_interrupt_are_marks_with_a_short_note():
     state = fold(step(1), RankFailed(1, 1.0, "ValueError: " + "x" * 5000 + "\nmore"), Interrupted(0, 2.0))
     assert len(state.notes()[0]) <= 256

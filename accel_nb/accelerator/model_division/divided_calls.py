@@ -60,6 +60,7 @@ class DividedCalls:
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
+        has_stages: bool = False,
     ) -> None:
         self._stepper = stepper
         self._comm = comm
@@ -68,6 +69,9 @@ class DividedCalls:
         self._has_hooks = has_hooks
         # Called with the name of a model that the ranks call with different values; then calls are not divided.
         self._on_unequal = on_unequal
+        # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
+        # only, and the stages draw from generators of their own.
+        self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.is_on = False
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
@@ -111,7 +115,8 @@ class DividedCalls:
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
             self.undivided[name] = _TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
-        snapshot = self._take_snapshot(model) if any(layout.compared_reads) else None
+        compares = any(layout.compared_reads) and not self._has_stages
+        snapshot = self._take_snapshot(model) if compares else None
         try:
             result = self._compute_rows(
                 model, forward, args, kwargs, layout, number, compares_reads=snapshot is not None
@@ -235,11 +240,11 @@ class DividedCalls:
         with ExitStack() as stack:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))
-            if layout.random_problem is not None:
+            if layout.random_problem is not None and not self._has_stages:
                 seed = int(torch.randint(2**62, ()))
                 stack.enter_context(rng.fork_rng())
                 rng.set_seed(rng.derive_seed(seed, "rank", self._comm.world.rank))
-            elif layout.draws:
+            elif layout.draws and not self._has_stages:
                 start, size = self.exchange.own_range(sizes)
                 stack.enter_context(RowRandom(start, size, sum(sizes), layout.first_dim))
             yield

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
-from accel_nb.accelerator.plain_cells import file_writes, torchscript
+from accel_nb.accelerator.plain_cells import file_writes, sharded_code, torchscript
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
@@ -114,6 +114,7 @@ class PlainCells:
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
+            has_stages=components.groups.mesh.pp > 1,
         )
         self._division = LoopDivision(accelerator, self._divided_calls, self._loss_check, self._used)
         # Whether an object was prepared that no name of the notebook references.
@@ -130,8 +131,8 @@ class PlainCells:
         self._stale_tensors: list[weakref.ref[Tensor]] | None = None
         # Whether checks run before the next backward pass: the only flag for them that the hot path tests.
         self._needs_backward_check = False
-        # By owner and name: a function of torch, and what replaces it while a cell runs.
-        self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        # By owner, name and function of torch: what replaces it while a cell runs.
+        self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._files = file_writes.PrivateFiles()
         self._fresh_seeds = FreshSeeds()
         self._gradient_data = GradientData(self._prepared_parameters)
@@ -221,14 +222,11 @@ class PlainCells:
         replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
         replace((Tensor, nn.Module), "to", functools.partial(_to, move))
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
-        if self._stepper.strategy.capabilities.shards_params:
-            for owner, name, make in sharded.whole_number_methods():
-                replace((owner,), name, make)
-        for name in _FACTORIES:
-            replace((torch,), name, functools.partial(_factory, move))
-        stack.enter_context(
-            torchscript.compile_replacements_as_torch([self._replacements[torch, name] for name in _FACTORIES])
-        )
+        if (strategy := self._stepper.strategy).capabilities.shards_params:
+            components = accelerator.components
+            sharded_code.adapt_to_sharding(stack, replace, components.comm, components.groups.mesh, strategy.keep_graph)
+        factories = [replace((torch,), name, functools.partial(_factory, move)) for name in _FACTORIES]
+        stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
             replace((owner,), name, torchscript.compile_plain_model)
         if self._stepper.world.size > 1:
@@ -243,18 +241,22 @@ class PlainCells:
             for owner, name, make in file_writes.replacements(files):
                 replace((owner,), name, make)
 
-    def _replace(self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a function by ``make(function)`` until ``stack`` is closed; each replacement is made once."""
+    def _replace(
+        self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]
+    ) -> list[tuple[Any, Any]]:
+        """Replace a function by ``make(function)`` until ``stack`` is closed, and return both for each owner."""
+        pairs: list[tuple[Any, Any]] = []
         for owner in owners:
             plain = getattr(owner, name)
-            known = self._replacements.get((owner, name))
-            if known is None or known[0] is not plain:
-                known = self._replacements[owner, name] = plain, make(plain)
+            if (owner, name, plain) not in self._replacements:
+                self._replacements[owner, name, plain] = make(plain)
+            pairs.append((plain, self._replacements[owner, name, plain]))
             if name in vars(owner):
                 stack.callback(setattr, owner, name, plain)
             else:  # inherited, as Tensor's methods are from its C base
                 stack.callback(delattr, owner, name)
-            setattr(owner, name, known[1])
+            setattr(owner, name, pairs[-1][1])
+        return pairs
 
     def is_training(self) -> bool:
         """Return whether gradients are enabled, and a model that an optimizer steps is in training mode."""
@@ -622,7 +624,8 @@ def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callab
             return stepper.clip_norm(clipped, max_norm, norm_type)
         for optimizer in bundle.optimizers:
             stepper.strategy.unscale(optimizer)
-        if accelerator.components.groups.mesh.tp > 1:  # torch's cannot combine tensors of several meshes
+        mesh = accelerator.components.groups.mesh
+        if mesh.size > mesh.num_data:  # torch's cannot combine tensors of several meshes
             norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
             if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
                 raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")

@@ -1,8 +1,9 @@
-"""Assignment to ``parameter.grad.data`` in plain cells.
+"""Assignment to ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
-its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
-gradient as it is, in every later step. So the values are copied into the bucket instead.
+A sharded tensor cannot be given other memory: the values are copied into its part. DDP averages gradients in the memory
+of its buckets, and a parameter's gradient is the very tensor by which DDP finds its part of a bucket. If the code
+assigned other memory to that tensor, DDP would average the bucket and leave the gradient as it is, in every later step.
+So the values are copied into the bucket instead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from accel_nb.runtime.distributed import sharded
 
 
 class GradientData:
@@ -27,7 +30,9 @@ class GradientData:
         """Return the property to use in place of torch's attribute ``plain``."""
 
         def assign(tensor: Tensor, value: Tensor) -> None:
-            if self._is_in_bucket(tensor) and _fits(tensor, value):
+            if sharded.is_sharded(tensor):
+                sharded.copy_into(tensor, value)
+            elif self._is_in_bucket(tensor) and _fits(tensor, value):
                 with torch.no_grad():
                     tensor.copy_(value)
             else:

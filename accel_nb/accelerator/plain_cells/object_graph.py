@@ -10,38 +10,52 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from accel_nb.runtime.distributed import sharded
+
 _MAX_DEPTH = 3
 _MAX_CONTAINER = 64
+_MAX_TENSORS = 4096
 _OWN = "accel_nb"
 
 
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the models, optimizers, schedulers and loaders in ``values`` or reachable from them, each once."""
+    return _search(values, lambda value: isinstance(value, nn.Module | Optimizer | LRScheduler | DataLoader))
+
+
+def find_sharded_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the sharded tensors in ``values`` or reachable from them but not in models and optimizers, each once."""
+    kinds = nn.Module | Optimizer | LRScheduler | DataLoader
+    found = _search(values, lambda value: isinstance(value, kinds) or sharded.is_sharded(value), _MAX_TENSORS)
+    return (value for value in found if not isinstance(value, kinds))
+
+
+def _search(values: Iterable[Any], is_found: Callable[[Any], bool], longest: int = _MAX_CONTAINER) -> Iterator[Any]:
     seen: set[int] = set()
     queue = [(value, 0) for value in values]
     for value, depth in queue:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        is_found = isinstance(value, nn.Module | Optimizer | LRScheduler | DataLoader)
-        if is_found:
+        found = is_found(value)
+        if found:
             yield value
-        if (not is_found or isinstance(value, nn.Module)) and depth < _MAX_DEPTH:
-            queue += [(part, depth + 1) for part in _parts(value)]
+        if (not found or isinstance(value, nn.Module)) and depth < _MAX_DEPTH:
+            queue += [(part, depth + 1) for part in _parts(value, longest)]
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: Any, longest: int) -> Iterable[Any]:
     if isinstance(value, list | tuple | set | dict):
         inside = value.values() if isinstance(value, dict) else value
-        return inside if len(inside) <= _MAX_CONTAINER else ()
+        return inside if len(inside) <= longest else ()
     if isinstance(value, types.FunctionType):
         if not is_user_module(value.__module__):
             return ()
@@ -59,7 +73,7 @@ def _parts(value: Any) -> Iterable[Any]:
         attributes = [
             part for name, part in getattr(value, "__dict__", {}).items() if not (is_module and name.startswith("_"))
         ]
-        return attributes if len(attributes) <= _MAX_CONTAINER else ()
+        return attributes if len(attributes) <= longest else ()
     return ()
 
 

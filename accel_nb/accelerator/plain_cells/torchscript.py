@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.jit import _builtins
 
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.instance_patching import plain_class, plain_view
 
 
@@ -31,10 +33,18 @@ def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterat
 
 
 def compile_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``plain`` that replaces a prepared model in its first argument by a plain view of the model."""
+    """Return a ``plain`` that replaces a prepared model in its first argument by a plain view of the model.
+
+    It raises `MisuseError` for a sharded model, whose parameters are whole in the notebook only.
+    """
 
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], nn.Module) and any(map(sharded.is_sharded, args[0].parameters())):
+            raise MisuseError(
+                f"{plain.__module__}.{plain.__name__} of a {type(args[0]).__name__} needs whole parameters, of which "
+                "each worker holds a part: call it in a cell without workers, after this one"
+            )
         if args and isinstance(args[0], nn.Module) and plain_class(args[0]) is not type(args[0]):
             return plain(plain_view(args[0]), *args[1:], **kwargs)
         return plain(*args, **kwargs)

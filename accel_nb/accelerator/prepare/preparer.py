@@ -42,6 +42,7 @@ from accel_nb.runtime.distributed.sharded import full_shape
 from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
+from accel_nb.telemetry.validation_meter import ValidationLoop
 
 _OWNERSHIP = "_accel_nb_claim"
 
@@ -155,7 +156,9 @@ class _LoopEvents:
         self, loops: LoopPolicy, stepper: Stepper, undivided_batch: UndividedBatch, observer: RunObserver
     ) -> None:
         self._window = window = stepper.window
+        self._meter = stepper.meter
         self._undivided_batch = undivided_batch
+        self._validation = ValidationLoop(stepper.meter.validation) if stepper.meter.validation.is_on else None
         self.is_training = loops.is_training
         self.on_epoch_start = loops.begin_loop
         self.on_read = stepper.time_use.add_read
@@ -168,6 +171,11 @@ class _LoopEvents:
 
     def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
         self._undivided_batch.record(iterator, self._window.share, num_samples)
+        if self._validation is not None:
+            losses = self._meter.loss_names
+            self._validation.record(iterator, num_samples, self._window.num_trained, losses)
+            if iterator is None:
+                self._validation.finish(self._meter.run_step, losses)
 
 
 class Preparer:
@@ -206,7 +214,8 @@ class Preparer:
         self._observer = observer
         self.undivided_batch = UndividedBatch()
         self._objects: dict[int, Any] = {}
-        self._evaluated: set[int] = set()
+        # By id: models in the run's precision that are not trained, also those that `forget_evaluated` has dropped.
+        self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
         self.has_early_schedule = False
         # Whether a loader's batch is that of each worker.
@@ -369,8 +378,13 @@ class Preparer:
         if precision.policy.compute is not None:
             replace_forward(model, forward_in_precision(model, precision))
             self._record_ownership([model])
-        self._evaluated.add(id(model))
+        self._evaluated[id(model)] = model
         self._objects[id(model)] = model
+
+    def forget_evaluated(self) -> None:
+        """Drop the references to models that are not trained; they still compute in the run's precision."""
+        for key in self._evaluated:
+            self._objects.pop(key, None)
 
     def _is_placed(self, item: Any) -> bool:
         return self._placement_overrides.get(id(item), self._is_placing)
@@ -405,8 +419,7 @@ class Preparer:
         if self._call_policies.pop(id(model), None) is not None:
             restore_forward(model)
         self._checkpointer.undo(model)
-        if id(model) in self._evaluated:
-            self._evaluated.discard(id(model))
+        if self._evaluated.pop(id(model), None) is not None:
             if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
                 restore_forward(model)
         else:
@@ -417,9 +430,9 @@ class Preparer:
 
     def release(self, objects: Iterable[Any]) -> None:
         """Restore prepared objects to their state before preparation; ignore others."""
-        released = [item for item in objects if item in self]
+        released = [item for item in objects if item in self or id(item) in self._evaluated]
         for item in released:
-            del self._objects[id(item)]
+            self._objects.pop(id(item), None)
             self.whole_loaders.pop(id(item), None)
         self._restore(released)
         self._stepper.remove(released)
@@ -586,7 +599,7 @@ def _release_from_owner(item: Any) -> None:
         return
     owner = ownership.owner()
     if owner is not None and not owner.is_closed:
-        owner.free_memory(item)
+        owner.components.preparer.release([item])
     else:
         ownership.release(item)
 

@@ -35,7 +35,8 @@ class StrategySelection:
         self._comm = comm
         self._registry = registry
         self._planner: StrategyPlanner | None = None
-        if resolved.config.strategy == AUTO and resolved.config.mesh.tp == 1:  # a forecast knows no divided layers
+        mesh = resolved.config.mesh
+        if resolved.config.strategy == AUTO and mesh.tp == mesh.pp == 1:  # a forecast knows no divided layers
             self._planner = StrategyPlanner(resolved, comm, device, strategy.precision.policy.name, registry)
         self._selected: Mapping[str, Any] = {"strategy": strategy.name}
 

@@ -164,7 +164,10 @@ def _gather_tensors(
     """Concatenate tensors over ranks; all ranks raise if rows of one rank cannot be assigned to samples."""
     own = [part if part.dim() else part.reshape(1) for part in map(row_filter.select, tensors)]
     parts = collectives.gather_each(own, None if row_filter.problem is None else MisuseError(row_filter.problem))
-    return [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
+    joined = [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
+    if collectives.keeps_scalars and len(parts) == 1:
+        return [new if old.dim() else new.reshape(()) for old, new in zip(tensors, joined, strict=True)]
+    return joined
 
 
 def _gather_values(value: Any, comm: Communicator, row_filter: _RowFilter, owners: Sequence[int]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
@@ -233,7 +234,11 @@ class Stepper:
             norm = self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
             self.meter.report_norm(norm)
         first_step_check = self._build_first_step_check(proxy) if proxy.needs_check else None
-        ran = proxy.step_directly() if self._can_step_directly else proxy.run(self.strategy.step) == "ran"
+        try:
+            ran = proxy.step_directly() if self._can_step_directly else proxy.run(self.strategy.step) == "ran"
+        except RuntimeError as error:
+            self._refuse_optimizer_of_shards(proxy.optimizer, error)
+            raise
         self._end_step(proxy, number, ran)
         if first_step_check is not None and ran:
             proxy.needs_check = False
@@ -347,6 +352,18 @@ class Stepper:
 
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
+
+    def _refuse_optimizer_of_shards(self, optimizer: Optimizer, error: RuntimeError) -> None:
+        """Raise `MisuseError` if an optimizer's step has failed because PyTorch cannot compute it on shards."""
+        message = str(error)
+        is_of_shards = any(word in message for word in ("placement", "DTensor", "sharding strategy"))
+        if self.strategy.capabilities.shards_params and is_of_shards:
+            name = type(optimizer).__name__
+            raise MisuseError(
+                f"{name} cannot step weights of which each rank holds a shard: PyTorch does not compute it on sharded "
+                f"tensors ({message.splitlines()[0]}). Train with --strategy ddp, or with an optimizer that steps each "
+                "value alone, such as AdamW"
+            ) from error
 
     def _step_with_closure(self, proxy: OptimizerProxy, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:

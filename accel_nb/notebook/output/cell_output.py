@@ -134,7 +134,7 @@ class CellOutput:
         now = time.time()
         if answer.outcome in ("raised", "died"):
             error = read_answer(answer).reply.error
-            reason = "it died" if error is None else error.type
+            reason = "it died" if error is None else f"{error.type}: {redact(error.message)}".rstrip(": ")
             self._panel.feed([RankFailed(answer.rank, now, reason)])
         elif answer.outcome == "interrupted":
             self._panel.feed([Interrupted(answer.rank, now)])

@@ -40,8 +40,10 @@ def forecast_notebook(
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
     optimizer = _find_optimizer(request, names, model)
     found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_find_loss(request, names))
-    if config.mesh.tp > 1:
-        found = replace(found, notes=(*found.notes, "the figures are those of mesh.tp 1: none includes divided layers"))
+    for name, what in (("tp", "divided layers"), ("pp", "stages")):
+        if getattr(config.mesh, name) > 1:
+            note = f"the figures are those of mesh.{name} 1: none includes {what}"
+            found = replace(found, notes=(*found.notes, note))
     optimizers = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
     return check_refusals(found, [model], optimizers, config)
 

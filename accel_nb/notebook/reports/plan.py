@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,8 +19,10 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
         strategy += " (by the memory that the model takes)"
     elif strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
-    if config.mesh.tp > 1:
-        strategy += f", mesh dp {len(specs) // config.mesh.tp} x tp {config.mesh.tp}"
+    divided = {name: degree for name in ("pp", "tp") if (degree := getattr(config.mesh, name)) > 1}
+    if divided:
+        sizes = {"dp": len(specs) // math.prod(divided.values()), **divided}
+        strategy += f", mesh {' x '.join(f'{name} {size}' for name, size in sizes.items())}"
     lines = [
         f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, threads each: {specs[0].num_threads}",
         f"strategy {strategy}, precision {config.precision}, accumulate {config.accumulate}",

@@ -15,7 +15,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.notebook.session.process_settings import read_settings
+from accel_nb.notebook.session.process_settings import REPEATED, read_settings
 from accel_nb.runtime.process.environment import get_variable, notebook_variables
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -57,9 +57,13 @@ class EnvironmentSync:
         return found
 
     def changed_settings(self) -> dict[str, Any]:
-        """Return the settings of the process that have changed since the last call."""
+        """Return the settings of the process that have changed since the last call, and those of `REPEATED`."""
         before, self._settings = self._settings, read_settings(self._settings)
-        return {name: value for name, value in self._settings.items() if name not in before or before[name] != value}
+        return {
+            name: value
+            for name, value in self._settings.items()
+            if name in REPEATED or name not in before or before[name] != value
+        }
 
     def reset(self) -> None:
         """Return every text and setting again from the next call on, since some worker may not have them."""

@@ -15,8 +15,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from accel_nb.errors import MisuseError
+
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
+
+REPEATED = frozenset({"accelerate_alias"})
+"""Settings that are sent with each cell: workers that cannot apply one report this each time."""
 
 
 def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +50,9 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_matmul"] = torch.get_float32_matmul_precision()
         deterministic = torch.are_deterministic_algorithms_enabled()
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
+    compat = sys.modules.get("accel_nb.compat.finder")
+    if compat is not None and (compat.is_installed() or before.get("accelerate_alias")):
+        found["accelerate_alias"] = compat.is_installed()
     return found
 
 
@@ -115,6 +123,17 @@ def _numpy() -> Any:
     return importlib.import_module("numpy")
 
 
+def _set_alias(is_installed: bool) -> None:
+    compat = importlib.import_module("accel_nb.compat")
+    try:
+        compat.install() if is_installed else compat.uninstall()
+    except MisuseError as error:
+        raise MisuseError(
+            "the notebook has called accel_nb.compat.install(), but a cell has imported accelerate itself in the "
+            "workers before; start new ones with %accelerate restart"
+        ) from error
+
+
 _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "argv": lambda value: sys.argv.__setitem__(slice(None), value),
     "recursion_limit": sys.setrecursionlimit,
@@ -127,5 +146,6 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_print": lambda value: _torch().set_printoptions(**value),
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
     "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
+    "accelerate_alias": _set_alias,
     "torch_deterministic": lambda value: _torch().use_deterministic_algorithms(value[0], warn_only=value[1]),
 }

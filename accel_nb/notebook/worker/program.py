@@ -9,18 +9,20 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import IPython
 import torch
+from torch import Tensor
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.plain_cells.cell_warnings import explain_divided_batch, warn_if_unprepared
+from accel_nb.accelerator.plain_cells.object_graph import find_sharded_tensors
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
     NO_MEMORY_MAP,
@@ -54,7 +56,7 @@ from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, Packe
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.process.environment import patch_environment, set_variables
 from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.runtime.world import World
@@ -262,12 +264,16 @@ class CellProgram:
 
         All ranks must call it. It can be interrupted, since it waits for ranks that may have died.
         """
-        tensors = [tensor for accelerator in self._open_accelerators() for tensor in accelerator.sharded_tensors()]
-        if not tensors or self._worker.group is None:
+        accelerators = [item for item in self._open_accelerators() if item.sharded_tensors()]
+        if not accelerators or self._worker.group is None:
             return None
         comm = TorchComm(self._worker.world, self._worker.group)
         try:
             with self._worker.interruptible():
+                for accelerator in accelerators:
+                    accelerator.share_state()
+                tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
+                tensors += self._find_sharded_values(comm, tensors)
                 if not self._worker.world.is_main:
                     sharded.serve_reads(comm, tensors)
                     return None
@@ -275,6 +281,14 @@ class CellProgram:
                     return collect()
         except (KeyboardInterrupt, RuntimeError):
             return None
+
+    def _find_sharded_values(self, comm: Communicator, known: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sharded tensors of the namespace that are not ``known``, if they are the same on all ranks."""
+        values = [value for name, value in sorted(self._namespace.items()) if not self._is_hidden(name, value)]
+        is_known = set(map(id, known))
+        found = [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
+        first, *others = comm.all_gather_json([list(tensor.shape) for tensor in found])
+        return found if all(shapes == first for shapes in others) else []
 
     def _apply_environment(self, variables: dict[str, str | None], reloaded: Mapping[str, ReloadMode]) -> None:
         """Apply the notebook's changes of environment variables, and reload the modules that changed."""

@@ -54,6 +54,8 @@ class Collectives:
         self._comm = comm
         self._world = comm.world
         self._verifies = verify
+        # Whether scalars of a single rank stay scalars, as in accelerate.
+        self.keeps_scalars = False
         # Why no collective may start: some ranks may have left a block that others have not left.
         self.blocked_reason: str | None = None
 
@@ -65,7 +67,8 @@ class Collectives:
         leaves, problem = _check_tensors("gather", nested)
         if self._world.size == 1:
             _raise_if(problem)
-            return _rebuild(nested, [leaf.detach().reshape(1) if leaf.dim() == 0 else leaf.detach() for leaf in leaves])
+            found = [leaf.detach() for leaf in leaves]
+            return _rebuild(nested, [leaf if leaf.dim() or self.keeps_scalars else leaf.reshape(1) for leaf in found])
         parts = self._gather_each("gather", leaves, nested, problem)
         return _rebuild(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 

@@ -195,6 +195,17 @@ class TorchComm:
             dist.scatter(work, None, self._global_rank(source), group=self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
 
+    def start_send(self, tensor: Tensor, target: int) -> Callable[[], object]:
+        """Start to send a tensor to one rank; return a function that waits, until which it must not be changed."""
+        work: Any = dist.isend(self._to_sendable(tensor.detach()), self._global_rank(target), self._subgroup)
+        return work.wait
+
+    def receive(self, tensor: Tensor, source: int) -> Tensor:
+        """Replace the content of ``tensor`` by what rank ``source`` sends, and return it."""
+        work = self._to_sendable(tensor)
+        dist.recv(work, self._global_rank(source), self._subgroup)
+        return tensor if work is tensor else overwrite(tensor, work)
+
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Start an all-reduce of the flags by maximum in the background, between the hosts' CPUs."""
         raised = torch.tensor([int(flag)], dtype=torch.int32)

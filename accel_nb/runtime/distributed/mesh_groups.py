@@ -10,47 +10,64 @@ import torch.distributed as dist
 
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import DefaultGroup
-from accel_nb.runtime.mesh import DIMENSIONS, Mesh
+from accel_nb.runtime.mesh import DATA_DIMENSIONS, DIMENSIONS, SUM_DIMENSIONS, Mesh
 from accel_nb.runtime.world import World
+
+_OTHERS = ("pp", "cp", "tp")
 
 
 @dataclass(frozen=True, slots=True)
 class MeshGroups:
     """This rank's place in the mesh, and the communicators of its rows and columns.
 
-    ``data`` connects the ranks that read different shares of a batch and hold the same parts of layers, ``tp`` those
-    that compute different parts of the same layers.
+    ``data`` connects the ranks that read different shares of a batch and hold the same layers, or parts of layers;
+    ``sum`` those, and the ranks that read other parts of the same sequences: gradients are averaged over it; ``cp``,
+    ``pp`` and ``tp`` the ranks of one dimension.
     """
 
     mesh: Mesh
     data: Communicator
+    sum: Communicator
+    pp: Communicator
+    cp: Communicator
     tp: Communicator
     device_mesh: Any = None
 
     @classmethod
     def of_data(cls, comm: Communicator) -> MeshGroups:
         """Return the mesh in which every rank reads a share of its own; nothing is opened."""
-        return cls(Mesh(comm.world.rank, comm.world.size), comm, LocalComm())
+        mesh = Mesh(comm.world.rank, dp_replicate=comm.world.size)
+        return cls(mesh, comm, comm, LocalComm(), LocalComm(), LocalComm())
 
     @classmethod
     def open(cls, mesh: Mesh, world: World) -> MeshGroups:
         """Open the process groups of a mesh; every rank must call. The default group must be open."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        kind = torch.device(world.device).type
-        device_mesh = init_device_mesh(kind, mesh.shape, mesh_dim_names=DIMENSIONS)
-        data_groups: list[Any] = [dist.new_group(list(range(first, mesh.size, mesh.tp))) for first in range(mesh.tp)]
-        group = DefaultGroup.adopt(world)
-        data_world = _world(mesh.data_index, mesh.num_data, world.device)
-        data = (
-            LocalComm(data_world)
-            if mesh.num_data == 1
-            else TorchComm(data_world, group, data_groups[mesh.tp_index], mesh.data_ranks)
+        device_mesh = init_device_mesh(torch.device(world.device).type, mesh.shape, mesh_dim_names=DIMENSIONS)
+        data = _connect(mesh, DATA_DIMENSIONS, world)
+        return cls(
+            mesh,
+            data,
+            data if mesh.cp == 1 else _connect(mesh, SUM_DIMENSIONS, world),
+            **{name: _connect(mesh, (name,), world, device_mesh[name].get_group()) for name in _OTHERS},
+            device_mesh=device_mesh,
         )
-        tp_world = _world(mesh.tp_index, mesh.tp, world.device)
-        tp = TorchComm(tp_world, group, device_mesh["tp"].get_group(), mesh.tp_ranks)
-        return cls(mesh, data, tp, device_mesh)
 
 
-def _world(rank: int, size: int, device: str) -> World:
-    return World(rank=rank, size=size, local_rank=rank, local_size=size, device=device)
+def _connect(mesh: Mesh, dimensions: tuple[str, ...], world: World, group: Any = None) -> Communicator:
+    """Return the communicator of the ranks along some dimensions; a new process group if none is given."""
+    ranks = mesh.ranks_along(*dimensions)
+    own = World(
+        rank=ranks.index(mesh.rank),
+        size=len(ranks),
+        local_rank=ranks.index(mesh.rank),
+        local_size=len(ranks),
+        device=world.device,
+    )
+    if len(ranks) == 1:
+        return LocalComm(own)
+    if group is None:
+        opened = {others: dist.new_group(list(others)) for others in mesh.groups_along(*dimensions)}
+        group = opened[ranks]
+    return TorchComm(own, DefaultGroup.adopt(world), group, ranks)

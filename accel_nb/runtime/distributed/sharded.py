@@ -34,6 +34,9 @@ _flat: Any = None
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
 
+_reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", default=False)
+
+
 @dataclass(frozen=True, slots=True)
 class FlatPart:
     """The ranges of a flattened tensor that the ranks hold, as ``(start, length)``, and this rank's memory.
@@ -75,6 +78,11 @@ def is_sharded(tensor: Any) -> bool:
     return (module is not None and isinstance(tensor, module.DTensor)) or flat_part(tensor) is not None
 
 
+def has_distributed_tensors() -> bool:
+    """Return whether torch's module of distributed tensors is imported; importing it takes long."""
+    return "torch.distributed.tensor" in sys.modules
+
+
 def full_shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of the full tensor."""
     part = flat_part(tensor)
@@ -98,7 +106,39 @@ def local_part(tensor: Any) -> Any:
 
 def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the offsets and lengths of this rank's part, a box of the full tensor; for a `DTensor`."""
-    return _region(tensor, tuple(tensor.device_mesh.get_coordinate()))
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return (0,) * tensor.dim(), (0,) * tensor.dim()
+    return _region(tensor, tuple(coordinate))
+
+
+def is_absent(tensor: Any) -> bool:
+    """Return whether this rank holds nothing of a sharded tensor, as `absent_tensor` makes them."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return mesh is not None and mesh.get_coordinate() is None
+
+
+def describe_placement(tensor: Any) -> list[Any]:
+    """Return as JSON which ranks hold a `DTensor`, in which shape, and how it is divided among them."""
+    places = [[getattr(place, "dim", None), getattr(place, "split_factor", None)] for place in tensor.placements]
+    return [tensor.device_mesh.mesh.tolist(), places]
+
+
+def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
+    """Return a tensor of the shape of ``like`` that only other ranks hold, as `describe_placement` returns it there."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    ranks, places = placement
+    mesh = DeviceMesh(device.type, ranks, _init_backend=False)
+    placements = [
+        Replicate() if dim is None else Shard(dim) if factor is None else _StridedShard(dim, split_factor=factor)
+        for dim, factor in places
+    ]
+    return DTensor.from_local(
+        like.new_empty(0, device=device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def num_copies(tensor: Any, world_size: int) -> int:
@@ -220,17 +260,19 @@ def full_tensor(tensor: Any) -> Any:
     return require_reader()(tensor)
 
 
-def whole_number_methods() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
     """Yield classes of sharded tensors, methods that read their values as numbers, and what wraps each of these.
 
     Torch's own read the number of this rank, such as the norm of its part. The wrapped ones read that of all parts, and
-    every rank must call them.
+    every rank must call them. With ``problem`` they raise `MisuseError` with this text: ranks hold different tensors.
     """
 
     def of_all_parts(plain: Any) -> Any:
         @functools.wraps(plain)
         def read(self: Any, *args: Any) -> Any:
-            return plain(_of_all_parts(self.detach()), *args)
+            if problem is not None:
+                raise MisuseError(problem)
+            return plain(add_up_parts(self.detach()), *args)
 
         return read
 
@@ -240,11 +282,11 @@ def whole_number_methods() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
             yield module.DTensor, name, of_all_parts
 
 
-def _of_all_parts(tensor: Any) -> Any:
-    """Return the full tensor of a `DTensor`; torch warns of sums over several dimensions of a mesh at once."""
+def add_up_parts(tensor: Any) -> Any:
+    """Return the full tensor of a `DTensor`, also of one whose parts are not added up; every rank must call."""
     kind: Any = sys.modules["torch.distributed.tensor"]
     places = list(tensor.placements)
-    for dim in reversed(range(len(places))):
+    for dim in reversed(range(len(places))):  # torch warns of sums over several dimensions at once
         if places[dim].is_partial():
             places[dim] = kind.Replicate()
             tensor = tensor.redistribute(placements=places)
@@ -254,6 +296,11 @@ def _of_all_parts(tensor: Any) -> Any:
 def can_read_full() -> bool:
     """Return whether `full_tensor` can gather in this context."""
     return _reader.get() is not None
+
+
+def reads_together() -> bool:
+    """Return whether all ranks run the same code, in `collective_reads`."""
+    return _reads_together.get()
 
 
 def require_reader() -> Callable[[Any], Any]:
@@ -270,10 +317,11 @@ def require_reader() -> Callable[[Any], Any]:
 @contextmanager
 def collective_reads(comm: Communicator) -> Iterator[None]:
     """Enable `full_tensor` in the block; every rank must make the same calls in it."""
-    token = _reader.set(lambda tensor: gather_full(tensor, comm))
+    token, together = _reader.set(lambda tensor: gather_full(tensor, comm)), _reads_together.set(True)
     try:
         yield
     finally:
+        _reads_together.reset(together)
         _reader.reset(token)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from accel_nb.bigmodel.safetensors_reader import SafetensorsCheckpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.gradients import any_rank_has_gradient
+from accel_nb.runtime.distributed.gradients import any_rank_has_gradient, fill_missing_gradients
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.tensors.instance_patching import (
@@ -38,6 +38,8 @@ from accel_nb.runtime.tensors.instance_patching import (
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
+from accel_nb.strategies.pipeline.pipeline import Pipeline
+from accel_nb.strategies.pipeline.stage_plan import StagePlan
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan
 
@@ -68,7 +70,8 @@ class ShardedModel:
 
     ``settings`` are arguments of `fully_shard` for the units, ``root_settings`` for the rest of the model. All ranks
     get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
-    the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before.
+    the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages`` a rank
+    holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` are the parts of a batch.
     """
 
     def __init__(
@@ -84,11 +87,14 @@ class ShardedModel:
         float8: bool = False,
         plan: DivisionPlan | None = None,
         groups: MeshGroups | None = None,
+        stages: StagePlan | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self.model = model
         self.syncs = True
         # This rank holds gradients of backward passes that were not averaged.
         self.is_pending = False
+        self._keeps_gathered = False
         self._comm = comm
         self._slots = [
             _Slot(module, name, value)
@@ -105,6 +111,19 @@ class ShardedModel:
             filling.fill_whole(device)
         self._share_values(device)
         ignored = {"ignored_params": set(self.replicated)} if self.replicated else {}
+        self._groups_of_ranks = groups
+        # By id of an original, the stage that has it; those that several stages or the rest of the model use have none.
+        self._stages = {} if stages is None else staged_parameters(model, stages)
+        own_stage = 0 if groups is None else groups.mesh.index("pp")
+        absent = {key for key, stage in self._stages.items() if stage != own_stage}
+        if absent:
+            left = [place.original for place in self._slots if id(place.original) in absent]
+            ignored = {"ignored_params": {*self.replicated, *left}}
+        self._absent = absent
+        self._staged: set[int] = set()
+        self.pipeline: Pipeline | None = None
+        # A rank calls only the blocks of its own stage.
+        units = [unit for unit in units if not self._is_absent(unit)]
         self._units = [*units, model]
         self._classes = [type(unit) for unit in self._units]
         self.float8: Float8Gather | None = None
@@ -114,6 +133,8 @@ class ShardedModel:
         try:
             if plan is not None and groups is not None:
                 self._divide_layers(plan, groups, device)
+            if stages is not None and groups is not None:
+                self._divide_stages(stages, groups, device, micro_batches)
             for unit in self._units:
                 _shard(unit, {**(root_settings if unit is model else settings), **ignored})
             if float8:
@@ -123,10 +144,15 @@ class ShardedModel:
                     _call_with(unit, self.float8)
             if filling is not None:
                 filling.allocate_parts(self._home)
+            if self.pipeline is not None:
+                self._replace_absent(device)
+                self.syncs = False
+                self._root.set_requires_gradient_sync(False)
             for place in self._slots:
                 now = place.module._parameters[place.name]
                 if now is not None and now is not place.original:
                     self.changed[id(place.original)] = now
+            self._staged = {id(now) for key, now in self.changed.items() if key in self._stages}
             if filling is not None:
                 filling.fill_parts(self.changed)
         except BaseException:
@@ -140,9 +166,9 @@ class ShardedModel:
             if now is not None:
                 if place.original.is_meta:
                     fill_parameter(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
-                if place.original.grad is not None:
+                if place.original.grad is not None and not sharded.is_absent(now):
                     now.grad = sharded.shard_like(now, sharded.own_part(now, place.original.grad).clone())
-                    place.original.grad = None
+                place.original.grad = None
                 place.original.data = place.original.data.new_empty(0)
 
     def abandon(self) -> None:
@@ -152,6 +178,8 @@ class ShardedModel:
         for unit, plain in zip(self._units, self._classes, strict=True):
             unit.__class__ = plain
         self._put_originals_back()
+        if self.pipeline is not None:
+            self.pipeline.undo()
         if self._layers is not None:
             self._layers.undo()
 
@@ -171,29 +199,65 @@ class ShardedModel:
                 yield now, place.original
 
     def set_gradient_sync(self, enabled: bool) -> None:
-        """Set whether the next backward passes average gradients."""
-        if enabled != self.syncs:
+        """Set whether the next backward passes average gradients; with stages none does."""
+        if self.pipeline is None and enabled != self.syncs:
             self.syncs = enabled
             self._root.set_requires_gradient_sync(enabled)
+
+    def keep_gathered(self) -> None:
+        """Keep parameters gathered after backward passes, until `free_gathered`."""
+        if not self._keeps_gathered:
+            self._keeps_gathered = True
+            self._root.set_reshard_after_backward(False)
+
+    def free_gathered(self) -> None:
+        """Undo `keep_gathered`."""
+        if self._keeps_gathered:
+            self._keeps_gathered = False
+            self._root.set_reshard_after_backward(True)
+            for group in self._groups():
+                group.reshard()
 
     def average_pending(self) -> None:
         """Average the gradients that backward passes have left on this rank; every rank must call.
 
         Those of a process group that is closed are dropped.
         """
-        if not self.is_pending:
+        if not (self.is_pending or self._keeps_gathered):
             return
         self.is_pending = False
+        if self.pipeline is None:
+            self._average_groups()
+            return
+        # The gradient of a parameter that all stages hold is the sum over them; earlier gradients are whole already.
+        common = [now for now, original in self.parameters() if id(original) not in self._stages]
+        before = [now.grad for now in common]
+        for now in common:
+            now.grad = None
+        self._average_groups()
+        mesh, pp = self._mesh_groups.mesh, self._mesh_groups.pp
+        for gradient in fill_missing_gradients(pp, common):
+            pp.all_reduce(sharded.local_part(gradient))
+        for now, gradient in zip(common, before, strict=True):
+            if gradient is not None:
+                now.grad = gradient if now.grad is None else now.grad + gradient
+        for value in self.singles:
+            own = self.pipeline.collected.pop(id(value), torch.zeros_like(value))
+            total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
+            value.grad = total if value.grad is None else value.grad + total
+
+    def _average_groups(self) -> None:
         for group in self._groups():
             if group._reduce_scatter_process_group not in distributed_c10d._world.pg_map:
                 self.drop_pending()
                 return
             if any(_is_pending(param) for param in group.fsdp_params):
-                reduces, group.reduce_grads = group.reduce_grads, True
+                before = group.reduce_grads, group.all_reduce_grads
+                group.reduce_grads = group.all_reduce_grads = True
                 group.post_backward()
                 group.finalize_backward()
                 group._training_state = type(group._training_state).IDLE
-                group.reduce_grads = reduces
+                group.reduce_grads, group.all_reduce_grads = before
 
     def drop_pending(self) -> None:
         """Drop the gradients that backward passes have left on this rank."""
@@ -201,6 +265,8 @@ class ShardedModel:
         for group in self._groups():
             for param in group.fsdp_params:
                 param.unsharded_accumulated_grad = None
+                if self.pipeline is not None:
+                    self.pipeline.collected.clear()
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
 
@@ -209,6 +275,8 @@ class ShardedModel:
         """Restore the model, and return the original of each sharded parameter by the id of the latter."""
         for group in self._groups():
             group._to_sharded()  # also where an interrupt has left them gathered
+        if self.pipeline is not None:
+            self.pipeline.share_buffers()
         back: dict[int, nn.Parameter] = {}
         pairs = list(self.parameters())
         has_gradient = any_rank_has_gradient(self._comm, [now for now, _ in pairs])
@@ -226,21 +294,75 @@ class ShardedModel:
         for unit in self._units:
             unpatch_instance(unit)
         self._put_originals_back()
+        if self.pipeline is not None:
+            self.pipeline.undo()
         if self._layers is not None:
             self._layers.undo()
         return back
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
         """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
-        dims, mesh = divided_parameters(self.model, plan.groups), groups.mesh
+        here = [group for group in plan.groups if not self._is_absent(self.model.get_submodule(group.owner))]
+        dims, mesh = divided_parameters(self.model, here), groups.mesh
         for place in self._slots:
             value = place.original
             if id(value) in dims:
-                part = part_of(value, dims[id(value)], mesh.tp_index, mesh.tp).to(device)
+                part = part_of(value, dims[id(value)], mesh.index("tp"), mesh.tp).to(device)
                 divided = sharded.divided_tensor(part, groups.device_mesh["tp"], dims[id(value)], value)
                 place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
-        self._layers = LayerDivision(self.model, plan.groups, LayerExchange(groups.tp), mesh.tp)
+        self._layers = LayerDivision(self.model, here, LayerExchange(groups.tp), mesh.tp)
         self._classes = [type(unit) for unit in self._units]
+
+    def _is_absent(self, module: nn.Module) -> bool:
+        """Whether other stages compute a module."""
+        return any(id(value) in self._absent for value in module.parameters())
+
+    def _divide_stages(self, stages: StagePlan, groups: MeshGroups, device: torch.device, micro_batches: int) -> None:
+        root: Any = self.model
+        self.pipeline = Pipeline(
+            self.model,
+            stages,
+            groups,
+            device,
+            micro_batches=micro_batches,
+            singles=self.singles,
+            keep_gathered=lambda keeps: root.set_reshard_after_backward(not keeps),
+        )
+        self._classes = [type(unit) for unit in self._units]
+
+    @property
+    def singles(self) -> list[nn.Parameter]:
+        """The trained parameters of a single number on this rank."""
+        return [value for value in self.replicated if value.requires_grad]
+
+    def is_staged(self, parameter: Tensor) -> bool:
+        """Whether one stage alone holds a parameter."""
+        return id(parameter) in self._staged
+
+    @property
+    def _mesh_groups(self) -> MeshGroups:
+        assert self._groups_of_ranks is not None, "several stages have a mesh"
+        return self._groups_of_ranks
+
+    def _replace_absent(self, device: torch.device) -> None:
+        """Replace the parameters of other stages by tensors of which this rank holds nothing; every rank must call."""
+        mesh = self._mesh_groups.mesh
+        own: dict[str, Any] = {}
+        if not mesh.data_index and not mesh.index("tp"):
+            own = {
+                str(number): sharded.describe_placement(place.module._parameters[place.name])
+                for number, place in enumerate(self._slots)
+                if id(place.original) in self._stages and id(place.original) not in self._absent
+            }
+        placements = {int(key): found for part in self._comm.all_gather_json(own) for key, found in part.items()}
+        made: dict[int, nn.Parameter] = {}
+        for number, place in enumerate(self._slots):
+            key = id(place.original)
+            if key in self._absent:
+                if key not in made:
+                    value = sharded.absent_tensor(place.original.detach(), placements[number], device)
+                    made[key] = nn.Parameter(value, place.original.requires_grad)
+                place.module._parameters[place.name] = made[key]
 
     def _put_originals_back(self) -> None:
         for module in {id(place.module): place.module for place in self._slots}.values():
@@ -272,6 +394,16 @@ class ShardedModel:
             value.data = value.data.to(device)
 
 
+def staged_parameters(model: nn.Module, stages: StagePlan) -> dict[int, int]:
+    """Return by id the stage of each parameter that is only in blocks of one stage."""
+    found: dict[int, set[int]] = {}
+    prefixes = {f"{name}.": stages.stage_of(number) for number, name in enumerate(stages.blocks)}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        stage = next((stage for prefix, stage in prefixes.items() if name.startswith(prefix)), None)
+        found.setdefault(id(value), set()).add(-1 if stage is None or not value.dim() else stage)
+    return {key: next(iter(own)) for key, own in found.items() if len(own) == 1 and -1 not in own}
+
+
 def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
     """Return why a model cannot be divided; None if it can."""
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
@@ -286,12 +418,36 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
             "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
         )
+    hooked = next(
+        (
+            name
+            for name, value in model.named_parameters()
+            if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)
+        ),
+        None,
+    )
+    if hooked is not None:
+        return Refusal(
+            f"{hooked} of the {type(model).__name__} has a hook on its gradient, of which each rank gets a part only",
+            "remove the hook, or train with --strategy ddp, which holds copies",
+        )
+    if isinstance(model, nn.ModuleList | nn.ModuleDict) and type(model).forward is nn.Module.forward:
+        return Refusal(
+            f"a {type(model).__name__} is not called itself, and parameters are gathered when a model is called",
+            "make it a part of a module with a forward, or train with --strategy ddp, which holds copies",
+        )
+    sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)
+    if sparse is not None:
+        return Refusal(
+            f"{sparse or type(model).__name__} has sparse gradients, which cannot be divided",
+            "make it with sparse=False, or train with --strategy ddp, which holds copies",
+        )
     return None
 
 
 def replace_parameters(
     optimizer: Optimizer,
-    changed: dict[int, nn.Parameter],
+    changed: Mapping[int, nn.Parameter],
     convert: Callable[[nn.Parameter, Tensor], Tensor],
 ) -> None:
     """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape."""

@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.checkpoint.encoding import Slice
@@ -43,6 +45,7 @@ from accel_nb.strategies.base import (
     Bundle,
     Capabilities,
     Refusal,
+    Stages,
     Stepping,
     copy_state,
     multiply_gradients,
@@ -50,6 +53,7 @@ from accel_nb.strategies.base import (
 )
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
+from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 
 
@@ -67,10 +71,14 @@ class Fsdp(Stepping):
         self._models: dict[int, ShardedModel] = {}
         # In the order of `wrap`, which is the same on every rank.
         self._optimizers: list[weakref.ref[Optimizer]] = []
+        # By sharded parameter that is no longer in a model: its original. An optimizer may still hold the former.
+        self._originals: Any = WeakIdKeyDictionary()
         self._mesh: Any = None
         # How many ranks compute each layer together, and whether the others hold copies in place of parts of the model.
         self._tp = 1
         self._replicates = False
+        self._stages = Stages()
+        self._hooks: list[Any] = []
         self.groups: MeshGroups | None = None
         # By model: its layers to divide, or why it cannot be divided.
         self._plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan | Refusal] = weakref.WeakKeyDictionary()
@@ -79,15 +87,33 @@ class Fsdp(Stepping):
         """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else parts of the rest."""
         self._tp, self._replicates = size, replicates
 
+    def divide_stages(self, stages: Stages, *, replicates: bool) -> None:
+        """Divide the blocks of models among ranks; with ``replicates`` the others hold copies, else parts."""
+        self._stages, self._replicates = stages, replicates
+
     def open(self, world: World, comm: Communicator) -> None:
         """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
         self._device = torch.device(world.device)
         shard = 1 if self._replicates else self.options.hybrid_shard_size
-        self._place = arrange(world.rank, world.size, self._tp, shard)
-        if self._tp > 1:
+        self._place = arrange(world.rank, world.size, pp=self._stages.number, tp=self._tp, shard=shard)
+        if self._divides:
             self.groups = MeshGroups.open(self._place, world)
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of all ranks that hold one model; the first read opens its groups, so every rank must read it."""
+        if self.groups is not None:
+            return self.groups.device_mesh
+        if self._mesh is None:
+            shape = tuple(getattr(self._place, name) for name in self._data_dimensions)
+            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=self._data_dimensions)
+        return self._mesh
+
+    @property
+    def _data_dimensions(self) -> tuple[str, ...]:
+        return DATA_DIMENSIONS if self._place.dp_replicate > 1 else DATA_DIMENSIONS[1:]
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
@@ -103,10 +129,20 @@ class Fsdp(Stepping):
             return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
         new = [model for model in bundle.models if id(model) not in self._models]
         found = next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
+        if found is not None or not self._divides:
+            return found
+        found = self._refuse_options(new)
+        if found is None and self._stages.number > 1:
+            found = self._refuse_stages(new)
         return self._refuse_layers(new) if found is None and self._tp > 1 else found
 
-    def _refuse_layers(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why layers of these models cannot be divided; None if they can, or if other models' layers are."""
+    @property
+    def _divides(self) -> bool:
+        """Whether several ranks compute a copy of the model together."""
+        return self._tp > 1 or self._stages.number > 1
+
+    def _refuse_options(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return which option cannot be combined with layers or blocks that are divided; None if all can."""
         options = self.options
         precision = self.precision.policy
         unsupported = {
@@ -115,9 +151,33 @@ class Fsdp(Stepping):
             "fsdp.cpu_offload": options.cpu_offload,
             "fsdp.float8_gather": options.float8_gather,
         }
+        dimension = f"mesh.tp {self._tp}" if self._tp > 1 else f"mesh.pp {self._stages.number}"
         for name, is_set in unsupported.items():
             if is_set:
-                return Refusal(f"mesh.tp {self._tp} cannot be combined with {name}", "leave out one of the two")
+                return Refusal(f"{dimension} cannot be combined with {name}", "leave out one of the two")
+        compiled = next((model for model in models if isinstance(model, OptimizedModule)), None)
+        if compiled is not None:
+            return Refusal(
+                f"{dimension} cannot be combined with torch.compile of a {type(compiled._orig_mod).__name__}",
+                "leave out one of the two",
+            )
+        return None
+
+    def _refuse_stages(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return why no model's blocks can be divided into stages; None if they are, or those of other models."""
+        plans = [self._stages_of(model) for model in models if any(True for _ in model.parameters())]
+        if not all(isinstance(plan, Refusal) for plan in plans):
+            return None
+        if any(part.pipeline is not None for part in self._models.values()):
+            return None
+        return next((plan for plan in plans if isinstance(plan, Refusal)), None)
+
+    def _stages_of(self, model: nn.Module) -> StagePlan | Refusal:
+        stages = self._stages
+        return plan_stages(model, stages.number, stages.split_points, is_in_parts=stages.micro_batches > 1)
+
+    def _refuse_layers(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return why layers of these models cannot be divided; None if they can, or if other models' layers are."""
         with_parameters = [model for model in models if any(True for _ in model.parameters())]
         plans = [self._plan_of(model) for model in with_parameters]
         refused = next((plan for plan in plans if isinstance(plan, Refusal)), None)
@@ -161,6 +221,8 @@ class Fsdp(Stepping):
                 made.append(self._divide(model))
                 self._adapt(made[-1])
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
+            stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
+            changed |= {key: changed.get(id(value), value) for key, value in stale.items()}
             for optimizer, _ in stepped:
                 replace_parameters(optimizer, changed, _divided)
             self._comm.barrier()  # an error on any rank before this line leaves full models on all ranks
@@ -175,7 +237,14 @@ class Fsdp(Stepping):
             part.commit()
             self._models[id(part.model)] = part
         self._optimizers += [weakref.ref(item) for item in optimizers]
+        if self._stages.number > 1:
+            self._hooks += [item.register_state_dict_pre_hook(self._share_before_read) for item in optimizers]
         return bundle
+
+    def _share_before_read(self, optimizer: Optimizer) -> None:
+        """Complete the state before a plain cell reads it, which all ranks do together."""
+        if sharded.reads_together():
+            self.share_state()
 
     def _divide(self, model: nn.Module) -> ShardedModel:
         options = self.options
@@ -189,6 +258,7 @@ class Fsdp(Stepping):
         settings = self._settings_for(model)
         plan = self._plan_of(model) if self._tp > 1 else None
         assert not isinstance(plan, Refusal), "refused before"
+        stages = self._stages_of(model) if self._stages.number > 1 else None
         return ShardedModel(
             model,
             units,
@@ -199,6 +269,8 @@ class Fsdp(Stepping):
             float8=options.float8_gather,
             plan=plan,
             groups=self.groups,
+            stages=None if isinstance(stages, Refusal) else stages,
+            micro_batches=self._stages.micro_batches,
         )
 
     def _adapt(self, part: ShardedModel) -> None:
@@ -227,6 +299,9 @@ class Fsdp(Stepping):
             return model
         self._undo_adapt(part)
         part.average_pending()
+        self._originals.update(part.parameters())
+        if part.pipeline is not None:
+            self._share_states(part)
         restored = part.undo()
         for optimizer in self._live_optimizers():
             replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
@@ -252,15 +327,35 @@ class Fsdp(Stepping):
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
         """Compute gradients of the scaled loss; they are averaged and divided in the backward pass."""
+        if create_graph:
+            self.keep_graph()
         for part in self._models.values():
             part.is_pending = part.is_pending or not part.syncs
-        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        pipelines = [part.pipeline for part in self._models.values() if part.pipeline is not None]
+        if pipelines and (sharded.is_sharded(loss) or create_graph):
+            raise MisuseError(
+                "the loss uses parameters of a model in stages, of which each worker holds some, or gradients of "
+                "gradients: use weight_decay of the optimizer, or train with --pp 1"
+            )
+        for pipeline in pipelines:
+            pipeline.accepts_backward = True
+        try:
+            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        finally:
+            for pipeline in pipelines:
+                pipeline.accepts_backward = False
+
+    def keep_graph(self) -> None:
+        """Keep the gathered parameters until the next step: the graph has them, and not the parts."""
+        for part in self._models.values():
+            part.keep_gathered()
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that no backward pass has averaged, and multiply all gradients by ``factor``."""
         owned = set(map(id, stepped_parameters(*bundle.optimizers)))
         for part in self._models.values():
             part.average_pending()
+            part.free_gathered()
             for value in part.replicated:
                 if id(value) in owned and value.requires_grad:
                     value.grad = torch.zeros_like(value) if value.grad is None else value.grad
@@ -282,12 +377,13 @@ class Fsdp(Stepping):
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
         gradients = [value.grad for value in clipped if value.grad is not None]
+        held_by = {id(value.grad): self._num_holders(value) for value in clipped if value.grad is not None}
         whole = [gradient for gradient in gradients if not sharded.is_sharded(gradient)]
         # By the number of ranks that hold the same part: whatever the mesh is, one message carries the whole norm.
         parts: dict[int, list[Tensor]] = {}
         for gradient in gradients:
             if sharded.is_sharded(gradient):
-                copies = sharded.num_copies(gradient, self._world.size)
+                copies = sharded.num_copies(gradient, held_by[id(gradient)])
                 parts.setdefault(copies, []).append(sharded.local_part(gradient))
         norms = {
             copies: self._norm([part for part in own if part.numel()], norm_type) for copies, own in parts.items()
@@ -297,7 +393,7 @@ class Fsdp(Stepping):
             sharded_norm = functools.reduce(torch.maximum, norms.values())
             total = torch.maximum(self._comm.all_reduce(sharded_norm, "max"), replicated_norm)
         else:
-            most = max(norms)
+            most = self._world.size if self._stages.number > 1 else max(norms)
             powers = [norm**norm_type * (most / copies) for copies, norm in norms.items()]
             sharded_sum = self._comm.all_reduce(functools.reduce(torch.add, powers)) / most
             total = (sharded_sum + replicated_norm**norm_type) ** (1.0 / norm_type)
@@ -305,20 +401,57 @@ class Fsdp(Stepping):
         multiply_tensors((*itertools.chain(*parts.values()), *whole), scale)
         return total
 
+    def _num_holders(self, parameter: Tensor) -> int:
+        """Return how many ranks hold a parameter, or a part of it."""
+        is_staged = any(part.is_staged(parameter) for part in self._models.values())
+        return self._world.size // self._stages.number if is_staged else self._world.size
+
+    def share_state(self) -> None:
+        """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
+        for part in self._models.values():
+            if part.pipeline is not None:
+                self._share_states(part)
+
+    def _share_states(self, part: ShardedModel) -> None:
+        """Make optimizer states of parameters of other stages known here, without values; every rank must call."""
+        assert self.groups is not None, "several stages have a mesh"
+        staged = [now for now, _ in part.parameters() if part.is_staged(now)]
+        for optimizer in self._live_optimizers():
+            own = {
+                str(number): {name: _describe_state(item) for name, item in optimizer.state[value].items()}
+                for number, value in enumerate(staged)
+                if value in optimizer.state and not sharded.is_absent(value)
+            }
+            found = {key: state for own in self.groups.pp.all_gather_json(own) for key, state in own.items()}
+            for number, value in enumerate(staged):
+                if sharded.is_absent(value):
+                    optimizer.state.pop(value, None)
+                    state = found.get(str(number))
+                    if state is not None:
+                        optimizer.state[value] = {name: _absent_state(item, value) for name, item in state.items()}
+
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state, a `Slice` for each tensor of which this rank holds a part."""
         for model in bundle.models:
             part = self._models.get(id(model))
             if part is not None:
                 part.average_pending()
+                if part.pipeline is not None:
+                    part.pipeline.share_buffers()
+                    self._share_states(part)
         with sharded.no_collective_reads():
             weights = [model.state_dict() for model in bundle.models]
         return {
             "models": [_sliced(values, copied) for values in weights],
-            "optimizers": [_sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
+            "optimizers": [_sliced(self._state_of(optimizer), copied) for optimizer in bundle.optimizers],
             "schedulers": [_sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }
+
+    def _state_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer, in the same order on all ranks."""
+        state = optimizer.state_dict()
+        return state if self._stages.number == 1 else {**state, "state": dict(sorted(state["state"].items()))}
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
         """Load state; of tensors that are full, or still in a file, this rank uses its shard only."""
@@ -327,7 +460,9 @@ class Fsdp(Stepping):
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
             parameters = stepped_parameters(optimizer)
             own = {
-                key: _shard_values(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()
+                key: _shard_values(kept, dict.fromkeys(kept, parameters[key]))
+                for key, kept in values["state"].items()
+                if not sharded.is_absent(parameters[key])
             }
             rest = materialize({key: value for key, value in values.items() if key != "state"})
             optimizer.load_state_dict(copy_state({**rest, "state": own}))
@@ -343,16 +478,20 @@ class Fsdp(Stepping):
             kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
         facts |= self.options.model_dump(mode="json", exclude_defaults=True)
+        if self._stages.number > 1:
+            stages = [part.pipeline.plan.describe() for part in parts if part.pipeline is not None]
+            last = replace(self._place, rank=self._world.size - 1)
+            facts["mesh"] = ", ".join(
+                [f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()})", *stages]
+            )
         plans = [part.plan for part in parts if part.plan is not None]
         if plans:
             num_divided, num_layers = (
                 sum(counts) for counts in zip(*((p.num_divided, p.num_layers) for p in plans), strict=True)
             )
             last = replace(self._place, rank=self._world.size - 1)
-            facts["mesh"] = (
-                f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()}), "
-                f"{num_divided} of {num_layers} linear layers divided"
-            )
+            arranged = facts.get("mesh", f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()})")
+            facts["mesh"] = f"{arranged}, {num_divided} of {num_layers} linear layers divided"
             if any(group.draws for plan in plans for group in plan.groups):
                 facts["dropout"] = "in divided layers differs from that of one device"
             for plan in plans:
@@ -363,6 +502,9 @@ class Fsdp(Stepping):
 
     def close(self) -> None:
         """Restore the full parameters of every model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         for part in list(self._models.values()):
             self.unwrap(part.model)
 
@@ -381,22 +523,16 @@ class Fsdp(Stepping):
     def _settings_for(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments of `fully_shard` for a model's units, and those for the model itself."""
         place = self._place
-        if self._mesh is None and self.groups is not None:
-            names = DATA_DIMENSIONS if place.dp_replicate > 1 else DATA_DIMENSIONS[1:]
-            self._mesh = self.groups.device_mesh[names]
-        elif self._mesh is None:
-            shape, names = ((place.dp_shard,), ("shard",))
-            if place.dp_replicate > 1:
-                shape, names = ((place.dp_replicate, place.dp_shard), ("replicate", "shard"))
-            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+        mesh = self.device_mesh if self.groups is None else self.groups.device_mesh[self._data_dimensions]
         policy, options = self.precision.policy, self.options
         compute = None if options.autocast else policy.compute
         is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
         reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
+        gathers_again = options.reshard_after_forward and place.dp_shard > 1 and place.pp == 1
         settings: dict[str, Any] = {
-            "mesh": self._mesh,
-            # With a single part there is nothing to gather again.
-            "reshard_after_forward": None if options.reshard_after_forward and place.dp_shard > 1 else False,
+            "mesh": mesh,
+            # With a single part there is nothing to gather again; a stage gathers once for all micro-batches.
+            "reshard_after_forward": None if gathers_again else False,
             "mp_policy": MixedPrecisionPolicy(compute, reduce),
         }
         if options.cpu_offload:
@@ -406,6 +542,26 @@ class Fsdp(Stepping):
 
 
 _HALF = (torch.bfloat16, torch.float16)
+
+
+def _describe_state(value: Any) -> list[Any]:
+    """Return an item of an optimizer's state as JSON, without the values of parts."""
+    if sharded.is_sharded(value):
+        return ["part", str(value.dtype)]
+    if isinstance(value, Tensor):
+        return ["tensor", str(value.dtype), value.tolist()]
+    return ["plain", value]
+
+
+def _absent_state(described: Sequence[Any], parameter: Tensor) -> Any:
+    """Return an item of the state of a parameter of which this rank holds nothing."""
+    kind, value, *numbers = described
+    if kind == "plain":
+        return value
+    dtype = getattr(torch, value.removeprefix("torch."))
+    if kind == "tensor":
+        return torch.tensor(numbers[0], dtype=dtype)
+    return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
 
 
 def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -419,6 +575,7 @@ def _sliced(state: Any, copied: bool) -> Any:
     def slice_leaf(leaf: Any) -> Any:
         if sharded.is_sharded(leaf):
             part = sharded.local_part(leaf).detach()
+            part = part.view([0] * leaf.dim()) if sharded.is_absent(leaf) else part
             return Slice(part.clone() if copied else part, sharded.own_region(leaf)[0], tuple(leaf.shape))
         return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
 

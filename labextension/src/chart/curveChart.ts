@@ -7,7 +7,7 @@ import { bandOf, blockSize, RowPicker, pickRows, type IBand } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
 import type { IMark } from '../generated/messages';
 import { MARK_COLORS, rankColor } from './palette';
-import { rangeWithoutOutliers } from './range';
+import { rangeWithoutOutliers, withoutStart } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
 import type { ITheme } from './theme';
@@ -65,6 +65,8 @@ export interface ICurveInput {
   readonly hidden: ReadonlySet<string>;
   readonly marks: readonly IMark[];
   readonly extra: readonly IExtraLine[];
+  /** Whether the first values are outliers, as the times of first steps are: they are left out of the range. */
+  readonly hasSlowStart?: boolean;
 }
 
 interface ILine {
@@ -357,7 +359,7 @@ export class CurveChart {
                   ? [0.1, 1]
                   : uPlot.rangeLog(min, max, 10, false)
             }
-          : this.isFocused
+          : this.isFocused || (this.input?.hasSlowStart ?? false)
             ? { range: (plot, min, max) => this.focusedRange(plot) ?? [min, max] }
             : {}
       },
@@ -404,7 +406,9 @@ export class CurveChart {
   }
 
   private focusedRange(plot: uPlot): [number, number] | null {
-    const found = rangeWithoutOutliers(plot.data.slice(1).flatMap(values => [...values]));
+    const hasSlowStart = this.input?.hasSlowStart ?? false;
+    const lines = plot.data.slice(1).map(values => (hasSlowStart ? withoutStart(values) : values));
+    const found = rangeWithoutOutliers(lines.flatMap(values => [...values]));
     return found === null || found[0] === found[1] ? null : found;
   }
 
@@ -528,11 +532,16 @@ export class CurveChart {
     const data = this.plot?.data;
     const at = index ?? this.hoveredIndex();
     const x = at === null ? null : (data?.[0][at] ?? null);
+    const bold = this.lines.find(line => line.isBold);
+    const boldPositions = bold === undefined ? [] : this.positionsOf(bold);
+    const end = boldPositions[boldPositions.length - 1];
     let isMissing = false;
     const readings = this.lines.map((line, lineIndex) => {
       const xs = this.positionsOf(line);
       const ys = this.valuesOf(line);
-      const value = x === null ? (ys[ys.length - 1] ?? null) : valueAt(xs, ys, x);
+      // Without a pointer the ranks are read at the mean's last step: some are ahead of the others.
+      const value =
+        x === null ? lastValue(xs, ys, line.extra === null ? end : undefined) : valueAt(xs, ys, x);
       isMissing ||= value === null && line.extra === null && x !== null && isInside(xs, x);
       return {
         label: line.label,
@@ -645,6 +654,15 @@ function uniqueLabel(taken: ReadonlySet<string>, label: string): string {
 export function valueAt(xs: ArrayLike<number>, ys: ArrayLike<number>, x: number): number | null {
   const row = lowerBound(xs, x);
   return xs[row] === x ? (ys[row] ?? null) : null;
+}
+
+/** The value at `end`, or the last one of a line that has none there. */
+export function lastValue(
+  xs: ArrayLike<number>,
+  ys: ArrayLike<number>,
+  end: number | undefined
+): number | null {
+  return (end === undefined ? null : valueAt(xs, ys, end)) ?? ys[ys.length - 1] ?? null;
 }
 
 /** The area between the lowest and the highest values. */

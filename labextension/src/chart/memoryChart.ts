@@ -32,6 +32,11 @@ export class MemoryChart {
     this.picker = new RowPicker(table, TOTAL_COLUMN);
   }
 
+  /** Whether a category, by its place in `MEMORY_CATEGORIES`, has had any bytes. */
+  has(category: number): boolean {
+    return this.table.column(MEMORY_CATEGORIES[category]!.column).some(bytes => bytes > 0);
+  }
+
   setTheme(theme: ITheme): void {
     this.theme = theme;
     this.plot?.destroy();

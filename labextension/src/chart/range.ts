@@ -19,6 +19,12 @@ export function rangeWithoutOutliers(
   return [Math.max(sorted[0]!, low - margin), Math.min(sorted[sorted.length - 1]!, high + margin)];
 }
 
+/** The values without the first ones, which begin a run: at least one, and at most a twentieth more. */
+export function withoutStart<T>(values: ArrayLike<T>): T[] {
+  const all = Array.from(values);
+  return all.length < 2 ? all : all.slice(Math.ceil(all.length / 20));
+}
+
 function quantile(sorted: Float64Array, share: number): number {
   return sorted[Math.round(share * (sorted.length - 1))]!;
 }

@@ -18,6 +18,8 @@ export interface IPanelFacts {
   readonly progress: IProgressFacts;
   readonly ranks: readonly IRankFacts[];
   readonly metrics: readonly ILoggedMetricFact[];
+  /** The names of the metric tables that show how much each rank computes: they are drawn in a group of their own. */
+  readonly utilization: readonly string[];
   readonly notes: readonly string[];
   /** Whether the kernel accepts actions from the panel's controls. */
   readonly can_be_steered: boolean;

@@ -176,6 +176,12 @@ export interface IGroupOptions {
 export interface IMeshOptions {
   /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
   tp?: number;
+  /** Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of the repeated blocks of a model. [stages] */
+  pp?: number;
+  /** Number of parts of a batch that pass through the stages one after another, so that all stages compute at the same time. A batch with fewer rows has fewer parts. [micro-batches] */
+  micro_batches?: number;
+  /** Names of the blocks with which the second and each later stage begins, as in layers.4; if not set, stages have about the same number of parameters. */
+  split_points?: readonly string[];
 }
 
 /** Metrics of a run for monitoring systems. All are off by default, and computed in the notebook's process. */
@@ -413,6 +419,9 @@ export type OptionName =
   | 'engine.lease_s'
   | 'engine.insecure'
   | 'mesh.tp'
+  | 'mesh.pp'
+  | 'mesh.micro_batches'
+  | 'mesh.split_points'
   | 'data.dispatch_batches'
   | 'data.even_batches'
   | 'data.use_seedable_sampler'

@@ -152,6 +152,7 @@ function parseFacts(value: unknown): IFacts {
     ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
     losses: asList(facts.losses ?? [], 'losses', MAX_METRICS).map(parseMetric),
     metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseLoggedMetric),
+    utilization: asList(facts.utilization ?? [], 'utilization', MAX_METRICS).map(asText),
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
     canBeSteered: facts.can_be_steered === true,
     canSave: facts.can_save === true,

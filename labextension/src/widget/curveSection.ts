@@ -82,6 +82,7 @@ export class CurveSection {
       smoothing: this.smoothing ?? automaticSmoothing(curve),
       hidden: this.hidden,
       marks: this.model.marks,
+      hasSlowStart: curve.unit === 'ms',
       extra: [
         ...this.plannedLines(curve),
         ...(this.compares ? this.earlierLines(curve) : []),

@@ -28,6 +28,7 @@ interface IMap {
   readonly plot: HTMLElement;
   readonly caption: HTMLElement;
   readonly figures: HTMLElement;
+  readonly growth: HTMLElement;
   readonly chart: MemoryChart;
 }
 
@@ -44,15 +45,13 @@ export class MemorySection {
       () => send({ kind: 'map_memory' }),
       signal
     );
-    const items = MEMORY_CATEGORIES.map(category => {
+    this.items = MEMORY_CATEGORIES.map(category => {
       const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
       paintSwatch(swatch, category.color, false);
-      return element(
-        'span',
-        'accel-nb-legend-item',
-        swatch,
-        element('span', 'accel-nb-legend-label', category.label)
-      );
+      const label = element('span', 'accel-nb-legend-label', category.label);
+      const item = element('span', 'accel-nb-legend-item', swatch, label);
+      item.hidden = true;
+      return item;
     });
     this.node = element(
       'div',
@@ -62,7 +61,7 @@ export class MemorySection {
         'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
         this.mapButton,
-        element('span', 'accel-nb-legend-items', ...items)
+        element('span', 'accel-nb-legend-items', ...this.items)
       ),
       this.list,
       this.more
@@ -95,6 +94,10 @@ export class MemorySection {
       ranks.length > shown.length ? `${shown.length} of ${ranks.length} ranks drawn` : ''
     );
     const maps = shown.map(rank => this.maps.get(rank)!);
+    this.items.forEach((item, index) => {
+      // A category that has had bytes keeps its entry: its values are not read again.
+      item.hidden = item.hidden && !maps.some(map => map.chart.has(index));
+    });
     const top = Math.max(...maps.map(map => map.chart.peak()), 1);
     const end = Math.max(...maps.map(map => lastTime(map.table)), 1e-3);
     const each = (height - TIME_AXIS_HEIGHT) / Math.max(1, shown.length) - CAPTION_HEIGHT;
@@ -127,12 +130,9 @@ export class MemorySection {
       const map = this.maps.get(rank) ?? this.makeMap(rank);
       const facts = this.model.facts?.ranks.find(known => known.rank === rank);
       const parts = [`rank ${rank}`, facts?.device ?? ''];
-      if (facts !== undefined && facts.processGrowth !== null) {
-        parts.push(`process +${formatBytes(facts.processGrowth)}`);
-      }
       setText(map.caption, parts.filter(part => part !== '').join(' · '));
-      map.caption.title =
-        facts?.processGrowth === null ? '' : 'Growth of the whole process since the first step';
+      const growth = facts?.processGrowth ?? null;
+      setText(map.growth, growth === null ? '' : `process +${formatBytes(growth)}`);
     }
   }
 
@@ -140,10 +140,13 @@ export class MemorySection {
     const table = this.model.memory.get(rank)!;
     const plot = element('div', 'accel-nb-plot');
     const caption = element('span', 'accel-nb-map-name');
+    const growth = element('span', 'accel-nb-map-figure');
+    growth.title = 'Growth of the whole process since the first step';
     const figures = element(
       'span',
       'accel-nb-map-figures',
-      ...['', '', ''].map(() => element('span', 'accel-nb-map-figure'))
+      ...['', '', ''].map(() => element('span', 'accel-nb-map-figure')),
+      growth
     );
     const node = element(
       'div',
@@ -154,13 +157,14 @@ export class MemorySection {
     const chart = new MemoryChart(plot, this.theme, table, reading =>
       showReading(figures, reading)
     );
-    const map = { table, node, plot, caption, figures, chart };
+    const map = { table, node, plot, caption, figures, growth, chart };
     this.maps.set(rank, map);
     this.list.append(node);
     return map;
   }
 
   private readonly mapButton: HTMLButtonElement;
+  private readonly items: readonly HTMLElement[];
   private readonly maps = new Map<number, IMap>();
   private readonly list = element('div', 'accel-nb-maps');
   private readonly more = element('div', 'accel-nb-more');

@@ -124,10 +124,12 @@ class PanelView {
       this.earlier.node,
       this.body,
       this.more,
+      this.use,
       this.blocks.node,
       this.notes,
       this.printed
     );
+    this.root.setAttribute('role', 'region');
     this.printed.setAttribute('aria-label', 'Printed since the page was loaded');
     host.append(this.root);
 
@@ -135,9 +137,16 @@ class PanelView {
     const cursor = `accel-nb-${++numPanels}`;
     this.curve = new CurveSection(model, theme, signal, cursor);
     this.others = new SmallCharts(model, theme, signal, cursor);
+    this.utilization = new SmallCharts(model, theme, signal, cursor);
     this.more.open = true;
     this.more.append(this.moreTitle, this.others.node);
-    this.more.addEventListener('toggle', () => this.schedule(), { signal });
+    this.use.append(
+      element('summary', 'accel-nb-more-title', 'utilization'),
+      this.utilization.node
+    );
+    for (const group of [this.more, this.use]) {
+      group.addEventListener('toggle', () => this.schedule(), { signal });
+    }
     this.memory = new MemorySection(model, theme, send, signal);
     this.body.append(this.curve.node, this.memory.node);
 
@@ -165,6 +174,7 @@ class PanelView {
       cancelAnimationFrame(this.frame);
       this.curve.chart.dispose();
       this.others.dispose();
+      this.utilization.dispose();
       this.memory.dispose();
       this.root.remove();
     });
@@ -179,6 +189,7 @@ class PanelView {
   private setAxis(name: AxisName): void {
     this.curve.axisName = name;
     this.others.setAxis(name);
+    this.utilization.setAxis(name);
     this.schedule();
   }
 
@@ -195,6 +206,7 @@ class PanelView {
     this.smoothing = choice === 'auto' ? null : Number(choice);
     this.curve.smoothing = this.smoothing;
     this.others.setSmoothing(this.smoothing);
+    this.utilization.setSmoothing(this.smoothing);
     this.schedule();
   }
 
@@ -276,6 +288,7 @@ class PanelView {
     const theme = readTheme(this.root);
     this.curve.chart.setTheme(theme);
     this.others.setTheme(theme);
+    this.utilization.setTheme(theme);
     this.memory.setTheme(theme);
   }
 
@@ -298,6 +311,7 @@ class PanelView {
       this.hasTheme = true; // before the host is in the page, its computed style has no colors
       this.applyTheme();
     }
+    this.root.setAttribute('aria-label', `Training run ${facts.title}`);
     const idleS = facts.status === 'running' ? (performance.now() - this.steppedAt) / 1000 : 0;
     this.header.update(facts, idleS >= 1 ? idleS : 0);
     this.runControls.update(facts);
@@ -327,9 +341,20 @@ class PanelView {
 
   private drawOthers(chosen: ICurve | null): void {
     // Validation losses are drawn with their training loss.
+    const names = this.model.facts?.utilization ?? [];
+    const isUse = (curve: ICurve): boolean =>
+      curve.table === 'metric' && names.includes(curve.name);
+    const used = this.model.curves().filter(isUse);
+    this.use.hidden = used.length === 0;
+    if (this.use.open) {
+      this.utilization.draw(used);
+    }
     const others = this.model
       .curves()
-      .filter(curve => curve.id !== chosen?.id && this.model.validatedLoss(curve) === null)
+      .filter(
+        curve =>
+          !isUse(curve) && curve.id !== chosen?.id && this.model.validatedLoss(curve) === null
+      )
       .filter(isVarying);
     this.more.hidden = others.length === 0;
     setText(this.moreTitle, others.length === 1 ? '1 more curve' : `${others.length} more curves`);
@@ -379,8 +404,11 @@ class PanelView {
   private readonly blocks: BlockSection;
   private readonly curve: CurveSection;
   private readonly others: SmallCharts;
+  private readonly utilization: SmallCharts;
   private readonly log: HTMLButtonElement;
   private readonly more = element('details', 'accel-nb-more-curves');
+  /** Charts of how much each rank computes, closed by default. */
+  private readonly use = element('details', 'accel-nb-more-curves accel-nb-utilization');
   private readonly moreTitle = element('summary', 'accel-nb-more-title');
   private smoothing: number | null = null;
   private readonly memory: MemorySection;

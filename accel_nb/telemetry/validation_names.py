@@ -1,4 +1,4 @@
-"""Metrics that are validation losses, recognized by their names: they are drawn with the training loss."""
+"""Names of validation losses, which are drawn with their training loss."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ _TRAINING = frozenset({"train", "training"})
 def find_training_loss(metric: str, loss_names: Sequence[str]) -> str | None:
     """Return the loss of which a metric is the validation loss, such as ``loss`` for ``val/loss``; None if of none.
 
-    Without its words for validation the metric has the name of the loss, or is just ``loss``: that is the first one.
+    Without its words for validation the metric has the name of the loss, or is just ``loss``: that is the first one. A
+    number at its end may distinguish several loops.
     """
     words = _words(metric)
     rest = [word for word in words if word not in _VALIDATION]
     if len(rest) == len(words):
         return None
-    for name in loss_names:
-        if rest == [word for word in _words(name or "loss") if word not in _TRAINING]:
-            return name
-    return loss_names[0] if loss_names and rest == ["loss"] else None
+    rest = [word for word in rest if word not in _TRAINING]
+    numbered = rest[:-1] if rest and rest[-1].isdigit() else rest
+    for wanted in (rest, numbered):
+        for name in loss_names:
+            if wanted == [word for word in _words(name or "loss") if word not in _TRAINING]:
+                return name
+    return loss_names[0] if loss_names and numbered == ["loss"] else None
 
 
 def _words(name: str) -> list[str]:

@@ -1,0 +1,91 @@
+"""Replacements of torch's functions while a plain cell trains sharded models: the cell's code is for one device."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.mesh import Mesh
+
+Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
+"""Replaces functions of owners, by name, until the cell ends; the last argument makes the replacement."""
+
+
+def adapt_to_sharding(
+    stack: ExitStack, replace: Replace, comm: Communicator, mesh: Mesh, keep_graph: Callable[[], object]
+) -> None:
+    """Replace what gives operations on sharded tensors the results of one device, or refuses them.
+
+    ``keep_graph`` is called before gradients are computed of which others are computed.
+    """
+    problem = _IN_STAGES if mesh.pp > 1 else None
+    for owner, name, make in sharded.whole_number_methods(problem):
+        replace((owner,), name, make)
+    replace((nn.utils.stateless,), "_functional_call", _refuse_functional_call)
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        replace((Tensor,), name, _refuse_hooks)
+    replace((torch.autograd,), "grad", functools.partial(_check_gradients, keep_graph))
+    if sharded.has_distributed_tensors():
+        from accel_nb.runtime.distributed.sharded_arithmetic import ShardedArithmetic
+
+        arithmetic = stack.enter_context(ShardedArithmetic(comm, problem).enabled())
+        stack.callback(register_optimizer_step_pre_hook(lambda *_: arithmetic.flush(forget=True)).remove)
+
+
+def _refuse_functional_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def functional_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(sharded.is_sharded(value) for part in module.modules() for value in part._parameters.values()):
+            raise MisuseError(_REFUSED.format(what=f"functional_call of a {type(module).__name__}", why=_GATHERS))
+        return plain(module, *args, **kwargs)
+
+    return functional_call
+
+
+def _refuse_hooks(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def register(tensor: Tensor, hook: Callable[..., Any]) -> Any:
+        if tensor.is_leaf and sharded.is_sharded(tensor) and is_user_module(sys._getframe(1).f_globals.get("__name__")):
+            raise MisuseError(_REFUSED.format(what="a hook on a parameter", why=_IN_PARTS))
+        return plain(tensor, hook)
+
+    return register
+
+
+def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        names = dict(zip(("grad_outputs", "retain_graph", "create_graph"), args, strict=False)) | kwargs
+        if names.get("create_graph"):
+            keep_graph()
+        listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        try:
+            return plain(outputs, inputs, *args, **kwargs)
+        except RuntimeError as error:
+            if not any(map(sharded.is_sharded, listed)):
+                raise
+            # The graph of a model has its gathered parameters.
+            what = "torch.autograd.grad with respect to parameters"
+            raise MisuseError(_REFUSED.format(what=what, why=_IN_PARTS)) from error
+
+    return grad
+
+
+_IN_STAGES = (
+    "the code computes with parameters or gradients of a model in stages, of which each worker holds some: do it after "
+    "the cell, use clip_grad_norm_ for the norm of gradients, or train with --pp 1"
+)
+_GATHERS = "which gathers its own parameters when it is called"
+_IN_PARTS = "whose gradients arise in the backward pass, as parts"
+_REFUSED = "{what} is not possible for a sharded model, {why}: train with --strategy ddp, which holds copies"

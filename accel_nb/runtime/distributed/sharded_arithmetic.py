@@ -1,0 +1,235 @@
+"""Operations on sharded tensors by code that was written for one device.
+
+Outside of its forward pass a sharded model has a `DTensor` for each parameter and gradient. PyTorch computes with these
+alone, element by element. It refuses to combine them with plain tensors, draws other random numbers for them, and its
+means of parts of different length depend on its version. Here such operations have the results of one device: sharded
+tensors stay sharded where torch's own operation is right, and are gathered where it is not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+
+_NO_VALUES = """
+    __get__ __hash__ __deepcopy__ __len__ dim ndimension size numel nelement stride is_contiguous element_size data_ptr
+    untyped_storage storage_offset is_floating_point is_complex is_shared has_names type is_same_size get_device
+    _is_view register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad backward detach detach_
+    share_memory_ zeros_like ones_like empty_like full_like
+"""
+"""Functions that do not read the values of a tensor, or whose result for parts is right."""
+
+_RANDOM = """
+    normal_ uniform_ bernoulli_ exponential_ random_ cauchy_ geometric_ log_normal_ randn_like rand_like randint_like
+    bernoulli multinomial normal poisson dropout dropout_ alpha_dropout feature_dropout native_dropout rrelu
+"""
+_OF_WHOLE = """
+    __getitem__ select narrow split chunk unbind tensor_split diagonal view reshape flatten unflatten squeeze unsqueeze
+    index_select new_zeros new_ones new_empty new_full new_tensor numpy __array__ __repr__ __reduce_ex__ equal allclose
+    isclose
+"""
+"""Functions for which torch reads this rank's part, or has no rule in some cases."""
+
+_WRITING = """
+    __set__ __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__
+"""
+
+
+@dataclass
+class _Gathered:
+    """A full tensor of which code holds views, to which it may write."""
+
+    target: Any
+    whole: Tensor
+    version: int
+    views: list[weakref.ref[Tensor]]
+
+
+class ShardedArithmetic:
+    """Computes operations on sharded tensors as on one device; every rank must make the same calls.
+
+    With ``problem`` no tensor is gathered: `MisuseError` with this text is raised instead.
+
+    If code writes into a view of a tensor that was gathered for it, the values are copied into the parts by `flush`,
+    which is called before each operation on sharded tensors and before calls of modules, and must be called before
+    optimizer steps.
+    """
+
+    def __init__(self, comm: Communicator, problem: str | None = None) -> None:
+        self._comm = comm
+        self._problem = problem
+        self._native = frozenset(_NO_VALUES.split())
+        self._random = frozenset(_RANDOM.split())
+        self._of_whole = frozenset(_OF_WHOLE.split()) | self._random
+        self._writing = frozenset(_WRITING.split())
+        self._gathered: list[_Gathered] = []
+        self._module_hook: Any = None
+
+    @contextmanager
+    def enabled(self) -> Iterator[ShardedArithmetic]:
+        """Make all operations on sharded tensors those of this object inside of the block."""
+        owner: Any = DTensor
+        plain = owner.__torch_function__  # torch disables it
+
+        def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                return self._call(func, args, kwargs or {})
+
+        owner.__torch_function__ = classmethod(torch_function)
+        try:
+            yield self
+        finally:
+            owner.__torch_function__ = plain
+            self.flush(forget=True)
+
+    @torch.no_grad()
+    def flush(self, *, forget: bool = False) -> None:
+        """Copy what was written into views of full tensors into the parts; ``forget`` ends the watch of these views."""
+        for entry in self._gathered:
+            if entry.whole._version != entry.version:
+                entry.version = entry.whole._version
+                sharded.copy_into(entry.target, entry.whole)
+        self._gathered = [
+            item for item in self._gathered if not forget and any(view() is not None for view in item.views)
+        ]
+        if not self._gathered and self._module_hook is not None:
+            self._module_hook.remove()
+            self._module_hook = None
+
+    def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._native or (name == "__set__" and _is_sharded_or_none(args[1])):
+            return func(*args, **kwargs)
+        if self._gathered:
+            self.flush()
+        if args and isinstance(args[0], list | tuple) and name.startswith("_"):  # of optimizers: `_foreach_mul_`
+            return func(*args, **kwargs)
+        tensors = list(find_tensors([args, kwargs]))
+        if tensors and (name in self._writing or (name.endswith("_") and not name.startswith("__"))):
+            return self._write(func, name, tensors, args, kwargs)
+        is_plain = any(not isinstance(tensor, DTensor) and tensor.dim() for tensor in tensors)
+        has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not (is_plain or has_gradient or name in self._of_whole):
+            try:
+                result = func(*args, **kwargs)
+            except Exception:  # torch has no rule for parts: the full tensors give the result, or the same error
+                return self._call_whole(func, args, kwargs)
+            if all(_is_by_element(found, tensors[0]) for found in find_tensors(result)):
+                return result
+        return self._call_whole(func, args, kwargs)
+
+    def _write(
+        self, func: Callable[..., Any], name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Call a function that writes into its first tensor."""
+        target, others = tensors[0], tensors[1:]
+        if not isinstance(target, DTensor):
+            return self._call_whole(func, args, kwargs)
+        is_by_element = name not in self._random and not _is_initializer(func) and name != "__setitem__"
+        if is_by_element and all(tensor.shape == target.shape for tensor in others if tensor.dim()):
+
+            def divide(tensor: Tensor) -> Tensor:
+                if isinstance(tensor, DTensor) or not tensor.dim():
+                    return tensor
+                return sharded.shard_like(target, sharded.own_part(target, tensor).to(target.device))
+
+            divided = map_tensors(divide, [list(args), kwargs])
+            try:
+                return func(*divided[0], **divided[1])
+            except Exception:  # torch has no rule for parts, unless it refuses the operation for any tensor
+                if target.requires_grad and torch.is_grad_enabled():
+                    raise
+        whole = self._gather(target.detach())
+        values = map_tensors(lambda tensor: whole if tensor is target else self._gather(tensor), [list(args), kwargs])
+        func(*values[0], **values[1])
+        with torch.no_grad():
+            sharded.copy_into(target, whole)
+        return target
+
+    def _call_whole(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        gathered: list[tuple[Any, Tensor]] = []
+
+        def gather(tensor: Tensor) -> Tensor:
+            whole = self._gather(tensor)
+            if whole is not tensor and not whole.requires_grad:
+                gathered.append((tensor, whole))
+            return whole
+
+        values = map_tensors(gather, [list(args), kwargs])
+        result = func(*values[0], **values[1])
+        for target, whole in gathered:
+            views = [weakref.ref(found) for found in find_tensors(result) if found is whole or found._base is whole]
+            if views:
+                self._gathered.append(_Gathered(target, whole, whole._version, views))
+                if self._module_hook is None:
+                    self._module_hook = register_module_forward_pre_hook(lambda *_: self.flush())
+        return result
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Return the full tensor, with a gradient."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        if self._problem is not None:
+            raise MisuseError(self._problem)
+        if any(place.is_partial() for place in tensor.placements):
+            return sharded.add_up_parts(tensor)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return _Gather.apply(tensor, self._comm)  # pyright: ignore[reportReturnType]
+        return sharded.gather_full(tensor, self._comm)
+
+
+def _is_by_element(result: Any, tensor: Tensor) -> bool:
+    """Whether a result has the shape of a tensor, so that no parts of different length are averaged or added up."""
+    return not isinstance(result, DTensor) or (
+        result.dim() > 0 and result.shape == tensor.shape and not any(place.is_partial() for place in result.placements)
+    )
+
+
+def _is_sharded_or_none(value: Any) -> bool:
+    return not isinstance(value, Tensor) or isinstance(value, DTensor)
+
+
+def _is_initializer(func: Callable[..., Any]) -> bool:
+    return getattr(func, "__module__", None) == "torch.nn.init"
+
+
+class _Gather(Function):
+    """Gathers a sharded tensor. The gradient of the full tensor is averaged over ranks, as that of a model is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, comm: Communicator) -> Tensor:
+        ctx.facts = tensor.detach(), comm
+        return sharded.gather_full(tensor, comm)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        like, comm = ctx.facts
+        return _Divide.apply(gradients[0], like, comm), None
+
+
+class _Divide(Function):
+    """Averages a full tensor over ranks, and divides it like a sharded one."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, like: Any, comm: Communicator) -> Any:
+        ctx.comm = comm
+        mean = comm.all_reduce(whole.detach().clone(memory_format=torch.contiguous_format), "mean")
+        return sharded.shard_like(like, sharded.own_part(like, mean).clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Gather.apply(gradients[0], ctx.comm), None, None

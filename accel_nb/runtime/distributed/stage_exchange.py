@@ -1,0 +1,94 @@
+"""Messages between neighbouring stages of a model, and from the last stage to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator, TorchComm
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MAX_DIMS = 8
+_FAILED = -1
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""The shape and the dtype of a tensor."""
+
+
+class StageExchange:
+    """Sends activations to the next stage and gradients to the one before, over the ranks of ``comm``."""
+
+    def __init__(self, comm: Communicator, device: torch.device) -> None:
+        assert isinstance(comm, TorchComm), "several stages have a communicator of several ranks"
+        self.comm = comm
+        self._device = device
+        self.stage, self.num_stages = comm.world.rank, comm.world.size
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank computes the last stage."""
+        return self.stage == self.num_stages - 1
+
+    def send_form(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
+        """Start to send the form of the tensor that follows, or of None that none follows; return what waits."""
+        header = torch.full((2 + _MAX_DIMS,), _FAILED, dtype=torch.int64)
+        if tensor is not None:
+            if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
+                raise MisuseError(
+                    f"stages exchange tensors of floats, and a block returned one of {tensor.dtype} with "
+                    f"{tensor.dim()} dims: train with --pp 1"
+                )
+            header[0], header[1] = _DTYPES.index(tensor.dtype), tensor.dim()
+            header[2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64)
+        return self.comm.start_send(header, target)
+
+    def receive_form(self, source: int) -> Form | None:
+        """Return the form of the tensor that follows; None if none does."""
+        kind, dims, *shape = self.comm.receive(torch.empty(2 + _MAX_DIMS, dtype=torch.int64), source).tolist()
+        return None if kind == _FAILED else (tuple(shape[:dims]), _DTYPES[kind])
+
+    def send(self, tensor: Tensor, target: int) -> Callable[[], object]:
+        """Start to send a tensor; return a function that waits, until which it must not be changed."""
+        return self.comm.start_send(_as_bytes(tensor), target)
+
+    def receive(self, form: Form, source: int) -> Tensor:
+        """Return the tensor of this form that a rank sends."""
+        tensor = torch.empty(form[0], dtype=form[1], device=self._device)
+        self.comm.receive(_as_bytes(tensor), source)
+        return tensor
+
+    def share_forms(self, tensors: Sequence[Tensor] | None) -> list[tuple[Form, bool]]:
+        """Return the forms of the last stage's tensors, and whether each requires a gradient."""
+        found = None
+        if tensors is not None:
+            found = [[list(value.shape), str(value.dtype), value.requires_grad] for value in tensors]
+        sent: list[Any] = self.comm.broadcast_json(found, self.num_stages - 1)
+        return [((tuple(shape), getattr(torch, name.removeprefix("torch."))), needs) for shape, name, needs in sent]
+
+    def share(self, tensors: Sequence[Tensor] | None, forms: Sequence[Form]) -> list[Tensor]:
+        """Return the last stage's tensors."""
+        if tensors is None:
+            tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in forms]
+        shared: list[Tensor] = []
+        for tensor in tensors:
+            dense = tensor.contiguous()
+            self.comm.broadcast(_as_bytes(dense), self.num_stages - 1)
+            shared.append(dense)
+        return shared
+
+    def agree(self, value: Any) -> Any:
+        """Return the last stage's value."""
+        return self.comm.broadcast_json(value if self.is_last else None, self.num_stages - 1)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag of any stage is set."""
+        return bool(self.comm.all_reduce(torch.tensor([int(flag)]), "max").item())
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes, as backends lack some dtypes; a view if it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,1 @@
+"""Models whose repeated blocks are computed by different ranks, one stage after another."""

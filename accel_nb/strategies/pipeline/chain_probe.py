@@ -1,0 +1,115 @@
+"""A check that a model's blocks form a chain: each takes what the one before has returned, and nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
+from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
+
+_REMEDY = "train with --pp 1, or divide layers with --tp"
+
+
+def chain_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the tensor that a block takes from the one before: its first argument."""
+    if args:
+        return args[0] if isinstance(args[0], Tensor) else None
+    return next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
+
+
+def with_chain_input(
+    args: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a block with another tensor in place of `chain_input`."""
+    if args:
+        return (value, *args[1:]), kwargs
+    name = next(name for name, item in kwargs.items() if isinstance(item, Tensor))
+    return args, {**kwargs, name: value}
+
+
+class ChainProbe:
+    """Replaces the blocks of one forward pass by random numbers, and checks how they are called."""
+
+    def __init__(self, kind: str, num_blocks: int, attempt: int) -> None:
+        self._kind, self._num_blocks, self._attempt = kind, num_blocks, attempt
+        self._next = 0
+        self._last: Tensor | None = None
+        # The tensors that blocks get beside the chain.
+        self.others: list[Tensor] = []
+
+    def call(self, number: int, compute: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        """Stand in for a block; raise `MisuseError` unless it takes the tensor of the block before."""
+        if number != self._next:
+            raise MisuseError(f"the forward of {self._kind} calls its blocks in another order than listed: {_REMEDY}")
+        self._next += 1
+        taken = chain_input(args, kwargs)
+        if taken is None or not taken.is_floating_point():
+            raise MisuseError(f"a block of {self._kind} does not take a tensor of floats as its first input: {_REMEDY}")
+        last = self._last
+        if last is not None and not (
+            taken.data_ptr() == last.data_ptr()
+            and taken.shape == last.shape
+            and taken.stride() == last.stride()
+            and not taken._version
+        ):
+            raise MisuseError(
+                f"the forward of {self._kind} changes values between its blocks, which stages cannot: {_REMEDY}"
+            )
+        rest, named = with_chain_input(args, kwargs, taken.new_empty(0))
+        self.others += [value.clone() for value in find_tensors([list(rest), dict(named)])]
+        # Only the last block returns the same in both attempts.
+        seed = number if number == self._num_blocks - 1 else number + 1000 * self._attempt
+        numbers = torch.randn(taken.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self._last = numbers.to(taken.device, taken.dtype)
+        return self._last
+
+    def finish(self) -> None:
+        """Raise `MisuseError` if not all blocks were called."""
+        if self._next != self._num_blocks:
+            raise MisuseError(
+                f"the forward of {self._kind} calls {self._next} of its {self._num_blocks} blocks: {_REMEDY}"
+            )
+
+
+def check_chain(kind: str, num_blocks: int, device: torch.device, run: Callable[[ChainProbe], Any]) -> Any:
+    """Check how a model calls its blocks, and return an output with random numbers; ``run`` computes it.
+
+    Raises `MisuseError` on every rank, as it exchanges nothing, if the blocks are no chain, or if anything but the
+    next block depends on one.
+    """
+    results: list[tuple[list[Tensor], Any]] = []
+    states = rng.capture(device)
+    for attempt in range(2):
+        probe = ChainProbe(kind, num_blocks, attempt)
+        try:
+            with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+                output = run(probe)
+        finally:
+            rng.restore(states, device)
+        probe.finish()
+        results.append((probe.others, output))
+    (first_others, first), (second_others, second) = results
+    if not _are_equal(first_others, second_others) or not _are_equal(
+        list(find_tensors(first)), list(find_tensors(second))
+    ):
+        raise MisuseError(
+            f"in the forward of {kind}, more than the next block uses the output of a block, which only one stage has: "
+            f"{_REMEDY}"
+        )
+    for leaf in find_leaves(first):
+        if not (leaf is None or isinstance(leaf, Tensor | bool | int | str)):
+            raise MisuseError(f"{kind} returns a {type(leaf).__name__}, which stages do not exchange: {_REMEDY}")
+    return first
+
+
+def _are_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(
+        one.shape == other.shape and torch.equal(one, other) for one, other in zip(first, second, strict=True)
+    )

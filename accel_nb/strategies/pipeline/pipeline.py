@@ -1,0 +1,485 @@
+"""The forward and backward passes of one model whose blocks are computed by several ranks, one stage each.
+
+The model's own code runs on every rank. Before the first block of its stage a rank returns the input of a block as its
+output; the first own block takes the tensor that the stage before has sent, and after the last one the forward pass is
+ended by an exception. The outputs of the last stage are sent to all ranks, so that the code around the model computes
+the same there. A batch passes in several micro-batches, as in GPipe: first all forward, then all backward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime import rng
+from accel_nb.runtime.distributed.mesh_groups import MeshGroups
+from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
+from accel_nb.runtime.tensors.instance_patching import (
+    innermost_class,
+    patch_instance,
+    replace_forward,
+    restore_forward,
+    unpatch_instance,
+)
+from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
+from accel_nb.strategies.pipeline.chain_probe import ChainProbe, chain_input, check_chain, with_chain_input
+from accel_nb.strategies.pipeline.stage_plan import StagePlan
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
+_HALF_TOLERANCE = 5e-2
+_RANDOM_BITS = 62
+
+
+class _StageEndedError(BaseException):
+    """Ends the forward pass of a stage; a base exception, so that a model's own code does not handle it."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+
+@dataclass
+class _KindOfCall:
+    """What is known of calls with arguments of one structure."""
+
+    output: Any
+    """An output of the same structure, with other values."""
+
+    is_in_parts: bool | None = None
+    """Whether batches pass in micro-batches; None: no batch had several rows yet."""
+    draws: bool | None = None
+    """Whether any stage draws random numbers; None: not known yet."""
+
+    forms: dict[Any, _Forms] = field(default_factory=dict)
+    """By the shapes of the arguments."""
+
+
+@dataclass
+class _Forms:
+    """The forms of the tensors that are exchanged in one kind of call: received and sent ones by micro-batch."""
+
+    received: list[Form | None] = field(default_factory=list)
+    sent: list[Form | None] = field(default_factory=list)
+    outputs: list[tuple[Form, bool]] = field(default_factory=list)
+
+
+@dataclass
+class _Pass:
+    """A forward pass: for each micro-batch the tensor received, and those that were sent or returned."""
+
+    sizes: list[int]
+    received: list[Tensor | None] = field(default_factory=list)
+    sent: list[list[Tensor]] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    """Arguments that require a gradient, detached from what computed them."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    needs_gradient: list[bool] = field(default_factory=list)
+    is_done: bool = False
+
+
+class Pipeline:
+    """Computes a model in stages; `undo` restores it. All ranks of a copy must make the same calls.
+
+    ``singles`` are parameters that no wrapper averages; their gradients are collected in ``collected``.
+    ``keep_gathered`` sets whether parameters stay gathered after a block's backward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: StagePlan,
+        groups: MeshGroups,
+        device: torch.device,
+        *,
+        micro_batches: int,
+        singles: Sequence[nn.Parameter],
+        keep_gathered: Callable[[bool], object],
+    ) -> None:
+        self.plan = plan
+        self.accepts_backward = False
+        """Whether the backward pass that runs was started by the strategy, for all parameters."""
+        self.collected: dict[int, Tensor] = {}
+        self._model = model
+        self._kind = innermost_class(model).__name__
+        self._exchange = StageExchange(groups.pp, device)
+        self._data_index = groups.mesh.data_index
+        self._is_main = groups.mesh.rank == 0
+        self._device = device
+        self._micro_batches = micro_batches
+        self._singles = singles
+        self._keep_gathered = keep_gathered
+        self._own = plan.range_of(self._exchange.stage)
+        # What a block's call does while the model is called.
+        self._run: _StageRun | ChainProbe | None = None
+        self._kinds: dict[Any, _KindOfCall] = {}
+        own = vars(model).get("forward")
+        self._forward: Callable[..., Any] = own if own is not None else type(model).forward.__get__(model)
+        self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
+        self._replaced: list[nn.Module] = []
+        try:
+            for number, name in enumerate(plan.blocks):
+                block = model.get_submodule(name)
+                patch_instance(block, {"__call__": self._call_of(number, type(block))})
+                self._replaced.append(block)
+            replace_forward(model, self.forward)
+        except BaseException:
+            self._restore_blocks()
+            raise
+
+    def undo(self) -> None:
+        """Restore the model's methods; other replacements since then must be undone already."""
+        restore_forward(self._model)
+        self._restore_blocks()
+
+    def _restore_blocks(self) -> None:
+        for block in reversed(self._replaced):
+            unpatch_instance(block)
+        self._replaced.clear()
+
+    def share_buffers(self) -> None:
+        """Copy the buffers of each block from its stage to the others; all ranks of a copy must call."""
+        for number, name in enumerate(self.plan.blocks):
+            for value in self._model.get_submodule(name).buffers():
+                self._exchange.comm.broadcast(value, self.plan.stage_of(number))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the model: every rank gets the outputs of the last stage."""
+        if self._run is not None:
+            raise MisuseError(f"the forward of {self._kind} calls itself, which stages cannot: train with --pp 1")
+        if self._has_cache_option:
+            if kwargs.get("use_cache"):
+                raise MisuseError(
+                    f"{self._kind} is called with use_cache, as to generate text, which stages do not serve: "
+                    "call it without --pp"
+                )
+            kwargs["use_cache"] = False
+        tensors = list(find_tensors([list(args), kwargs]))
+        num_rows = next((value.shape[0] for value in tensors if value.dim()), 0)
+        if not num_rows:
+            raise MisuseError(f"{self._kind} is called without a batch, which stages need: train with --pp 1")
+        kind = self._kind_of(args, kwargs, tensors, num_rows)
+        has_gradient = torch.is_grad_enabled()
+        made = _Pass(self._sizes(num_rows) if kind.is_in_parts else [num_rows])
+        if has_gradient:
+            args, kwargs = self._detach_inputs(args, kwargs, made)
+        key = has_gradient, tuple(made.sizes), *(tuple(value.shape) for value in tensors), torch.is_autocast_enabled()
+        forms = kind.forms.get(key)
+        with self._own_random_numbers(kind):
+            results, found = self._compute_parts(args, kwargs, made, num_rows, forms)
+        whole = None if results is None else self._join(results)
+        if forms is None:
+            found.outputs = self._exchange.share_forms(whole)
+            forms = kind.forms[key] = found
+        needs = [needs for _, needs in forms.outputs]
+        outputs = self._exchange.share(
+            None if whole is None else [value.detach() for value in whole], [form for form, _ in forms.outputs]
+        )
+        if any(needs):
+            made.outputs, made.needs_gradient = outputs, needs
+            anchor = torch.empty(0, device=self._device, requires_grad=True)
+            sources = [value for value in tensors if value.requires_grad]
+            outputs = list(_Leave.apply(self, made, anchor, *sources))  # pyright: ignore[reportArgumentType]
+        remaining = iter(outputs)
+        return map_tensors(lambda _: next(remaining), kind.output)
+
+    # --- kinds of calls ---
+
+    def _kind_of(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], num_rows: int) -> _KindOfCall:
+        key = (
+            self._model.training,
+            len(args),
+            tuple(kwargs),
+            tuple((value.dim(), value.dtype, bool(value.dim()) and len(value) == num_rows) for value in tensors),
+            tuple(
+                leaf if leaf is None or isinstance(leaf, bool | int | float | str) else type(leaf)
+                for leaf in find_leaves([list(args), kwargs])
+                if not isinstance(leaf, Tensor)
+            ),
+        )
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = _KindOfCall(torch.empty(0) if self.plan.is_whole else self._check_chain(args, kwargs))
+            self._kinds[key] = kind
+        if kind.is_in_parts is None and min(self._micro_batches, num_rows) > 1:
+            kind.is_in_parts = self._is_equal_in_parts(args, kwargs, num_rows)
+            if not kind.is_in_parts and self._is_main:
+                warnings.warn(_WHOLE.format(kind=self._kind), stacklevel=2)
+        return kind
+
+    def _check_chain(self, args: Any, kwargs: Any) -> Any:
+        def run(probe: ChainProbe) -> Any:
+            self._run = probe
+            try:
+                return self._forward(*args, **kwargs)
+            finally:
+                self._run = None
+
+        return check_chain(self._kind, len(self.plan.blocks), self._device, run)
+
+    def _is_equal_in_parts(self, args: Any, kwargs: Any, num_rows: int) -> bool:
+        """Compute a batch whole and in micro-batches, without dropout, and return whether the outputs are equal."""
+        modes = [(part, part.training) for part in self._model.modules()]
+        states = rng.capture(self._device)
+        for part, _ in modes:
+            part.training = False
+        try:
+            with torch.no_grad():
+                (whole, _), (parts, _) = (
+                    self._compute_parts(args, kwargs, _Pass(sizes), num_rows, None, is_guarded=True)
+                    for sizes in ([num_rows], self._sizes(num_rows))
+                )
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            rng.restore(states, self._device)
+        is_equal = False
+        if whole is not None and parts is not None:
+            is_equal = all(
+                len(tensors) == len(whole[0]) and all(value.dim() and len(value) == size for value in tensors)
+                for tensors, size in zip(parts, self._sizes(num_rows), strict=True)
+            ) and all(map(_is_close, whole[0], self._join(parts)))
+        return self._exchange.agree(is_equal)
+
+    @contextmanager
+    def _own_random_numbers(self, kind: _KindOfCall) -> Iterator[None]:
+        """Draw the numbers of each stage from a generator of its own, so that those of the code around stay equal."""
+        if kind.draws is False:
+            yield
+            return
+        before = rng.capture(self._device, parts=("torch",))
+        seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
+        after = rng.capture(self._device, parts=("torch",))
+        torch.manual_seed(rng.derive_seed(seed, "stage", self._exchange.stage, "data", self._data_index))
+        start = rng.capture(self._device, parts=("torch",))
+        try:
+            yield
+            if kind.draws is None:
+                now = rng.capture(self._device, parts=("torch",))
+                kind.draws = self._exchange.any(any(not torch.equal(now[name], start[name]) for name in start))
+        finally:
+            rng.restore(before if kind.draws is False else after, self._device)
+
+    # --- forward ---
+
+    def _sizes(self, num_rows: int) -> list[int]:
+        number = min(self._micro_batches, num_rows)
+        return [num_rows // number + (index < num_rows % number) for index in range(number)]
+
+    def _detach_inputs(self, args: Any, kwargs: Any, made: _Pass) -> tuple[Any, Any]:
+        def detach(tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad:
+                return tensor
+            made.inputs.append(tensor.detach().requires_grad_())
+            return made.inputs[-1]
+
+        return map_tensors(detach, (list(args), dict(kwargs)))
+
+    def _compute_parts(
+        self,
+        args: Any,
+        kwargs: Any,
+        made: _Pass,
+        num_rows: int,
+        forms: _Forms | None,
+        *,
+        is_guarded: bool = False,
+    ) -> tuple[list[list[Tensor]] | None, _Forms]:
+        """Compute this rank's stage for each micro-batch; return the outputs on the last one, and the forms.
+
+        If ``is_guarded``, there are no outputs after an error of any stage; else it is raised.
+        """
+        exchange, start, has_failed = self._exchange, 0, False
+        found, waits = _Forms(), []
+        for index, size in enumerate(made.sizes):
+
+            def select(tensor: Tensor, first: int = start, length: int = size) -> Tensor:
+                is_whole = length == num_rows or not tensor.dim() or len(tensor) != num_rows
+                return tensor if is_whole else tensor.narrow(0, first, length)
+
+            own_args, own_kwargs = map_tensors(select, (list(args), dict(kwargs)))
+            start += size
+            run = self._run = _StageRun(self._exchange, self._own, None if forms is None else forms.received[index])
+            tensors: list[Tensor] = []
+            try:
+                tensors = list(find_tensors(self._forward(*own_args, **own_kwargs)))
+            except _StageEndedError as end:
+                tensors = [end.output]
+            except Exception:
+                if not is_guarded:
+                    raise
+                run.drain()
+                has_failed = True
+            finally:
+                self._run = None
+            made.received.append(run.received)
+            made.sent.append(tensors)
+            found.received.append(run.form)
+            if exchange.is_last:
+                continue
+            output = tensors[0] if tensors else None
+            if forms is None:
+                waits.append(exchange.send_form(output, exchange.stage + 1))
+                found.sent.append(None if output is None else (tuple(output.shape), output.dtype))
+            elif output is None or forms.sent[index] != (tuple(output.shape), output.dtype):
+                raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
+            if output is not None:
+                waits.append(exchange.send(output, exchange.stage + 1))
+        for wait in waits:
+            wait()
+        return (made.sent if exchange.is_last and not has_failed else None), found
+
+    def _call_of(self, number: int, base: Any) -> Callable[..., Any]:
+        def __call__(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            run = self._run
+            if run is None:
+                raise MisuseError(
+                    f"a block of {self._kind} was called outside of the model's forward, and other workers hold some: "
+                    "call the model, or train with --pp 1"
+                )
+            return run.call(number, lambda *args, **kwargs: base.__call__(block, *args, **kwargs), args, kwargs)
+
+        return __call__
+
+    def _join(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        if len(parts) == 1:
+            return list(parts[0])
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    # --- backward ---
+
+    def compute_gradients(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Compute the gradients of this rank's stage, and return those of the model's arguments."""
+        if not self.accepts_backward:
+            raise MisuseError(
+                f"the gradients of {self._kind} are computed by stages, for all parameters at once: call "
+                "loss.backward() in a plain cell, or accelerator.backward(loss), or train with --pp 1"
+            )
+        if made.is_done:
+            raise MisuseError(
+                f"a call of {self._kind} by stages serves one backward pass: add the losses, or call the model again"
+            )
+        made.is_done = True
+        exchange, start, waits = self._exchange, 0, []
+        before = [(value, value.grad) for value in self._singles]
+        for value in self._singles:
+            value.grad = None
+        for index, size in enumerate(made.sizes):
+            computed, received = made.sent[index], made.received[index]
+            own: list[Tensor | None]
+            if exchange.is_last:
+                is_whole = len(made.sizes) == 1
+                own = [value if is_whole or value is None else value.narrow(0, start, size) for value in gradients]
+            else:
+                output = computed[0]
+                own = [exchange.receive((tuple(output.shape), output.dtype), exchange.stage + 1)]
+            start += size
+            pairs = [
+                (value, gradient)
+                for value, gradient in zip(computed, own, strict=True)
+                if gradient is not None and value.requires_grad
+            ]
+            self._keep_gathered(index < len(made.sizes) - 1)
+            if pairs:
+                torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
+            if received is not None:
+                sent = torch.zeros_like(received) if received.grad is None else received.grad
+                waits.append((exchange.send(sent, exchange.stage - 1), sent))
+            made.sent[index], made.received[index] = [], None
+        for wait, _ in waits:
+            wait()
+        for value, gradient in before:
+            if value.grad is not None:
+                known = self.collected.get(id(value))
+                self.collected[id(value)] = value.grad if known is None else known + value.grad
+            value.grad = gradient
+        found = [torch.zeros_like(value) if value.grad is None else value.grad for value in made.inputs]
+        return [exchange.comm.all_reduce(value.contiguous()) for value in found]
+
+
+class _StageRun:
+    """One forward pass of one stage with one micro-batch."""
+
+    def __init__(self, exchange: StageExchange, own: range, form: Form | None) -> None:
+        self._exchange, self._own = exchange, own
+        self.form = form
+        self.received: Tensor | None = None
+        self._is_received = False
+
+    def call(self, number: int, compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Compute a block of this stage; return the input of a block of an earlier stage."""
+        if number not in self._own:
+            return chain_input(args, kwargs)
+        if number == self._own.start and self._exchange.stage:
+            args, kwargs = with_chain_input(args, kwargs, self.receive())
+        output = compute(*args, **kwargs)
+        if not isinstance(output, Tensor):
+            raise MisuseError(
+                f"a block returns a {type(output).__name__}, and stages exchange one tensor: train with --pp 1"
+            )
+        if number == self._own.stop - 1 and not self._exchange.is_last:
+            raise _StageEndedError(output)
+        return output
+
+    def receive(self) -> Tensor:
+        """Return the tensor of the stage before; raise RuntimeError if that has failed."""
+        self.drain()
+        if self.received is None:
+            raise RuntimeError("the stage before has failed")
+        return self.received
+
+    def drain(self) -> None:
+        """Receive what the stage before has sent, unless that was done."""
+        if self._is_received or not self._exchange.stage:
+            return
+        self._is_received = True
+        source = self._exchange.stage - 1
+        if self.form is None:
+            self.form = self._exchange.receive_form(source)
+        if self.form is not None:
+            self.received = self._exchange.receive(self.form, source)
+            if torch.is_grad_enabled():
+                self.received.requires_grad_()
+
+
+class _Leave(Function):
+    @staticmethod
+    def forward(ctx: Any, pipeline: Pipeline, made: _Pass, anchor: Tensor, *sources: Tensor) -> Any:
+        ctx.facts = pipeline, made
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(value for value, needs in zip(made.outputs, made.needs_gradient, strict=True) if not needs)
+        )
+        outputs, made.outputs = tuple(made.outputs), []
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        pipeline, made = ctx.facts
+        return None, None, None, *pipeline.compute_gradients(made, gradients)
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    allowed = _TOLERANCE.get(one.dtype, _HALF_TOLERANCE)
+    scale = float(torch.nan_to_num(one.abs(), posinf=0.0).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=allowed, atol=allowed * scale, equal_nan=True)
+
+
+_WHOLE = (
+    "{kind} computes with several samples of a batch together, or its loss: each batch passes through the stages as a "
+    "whole, so that they wait for each other"
+)

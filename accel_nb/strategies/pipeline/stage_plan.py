@@ -1,0 +1,131 @@
+"""Choice of the blocks of a model that each stage computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.strategies.base import Refusal
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The names of a model's blocks in the order of computation, and the number of the first one of each stage.
+
+    ``is_whole`` if the blocks are all of the model: it is an `nn.Sequential`, in which nothing else computes.
+    """
+
+    blocks: tuple[str, ...]
+    starts: tuple[int, ...]
+    is_whole: bool = False
+
+    def stage_of(self, number: int) -> int:
+        """Return the stage that computes a block."""
+        return sum(start <= number for start in self.starts) - 1
+
+    def range_of(self, stage: int) -> range:
+        """Return the numbers of a stage's blocks."""
+        stops = (*self.starts[1:], len(self.blocks))
+        return range(self.starts[stage], stops[stage])
+
+    def describe(self) -> str:
+        """Return the number of blocks in each stage, as text."""
+        counts = [str(len(self.range_of(stage))) for stage in range(len(self.starts))]
+        return f"stages of {', '.join(counts[:-1])} and {counts[-1]} blocks"
+
+
+def plan_stages(
+    model: nn.Module, num_stages: int, split_points: Sequence[str] = (), *, is_in_parts: bool = True
+) -> StagePlan | Refusal:
+    """Return which blocks each of ``num_stages`` stages computes, or why a model cannot be divided; changes nothing.
+
+    ``is_in_parts``: batches pass through the stages in several micro-batches.
+    """
+    kind = innermost_class(model).__name__
+    name, blocks = _find_blocks(model)
+    if len(blocks) < num_stages:
+        found = f"has {len(blocks)} blocks in {name or 'itself'}" if blocks else "has no list of blocks"
+        return Refusal(
+            f"mesh.pp {num_stages} needs at least {num_stages} blocks of one class in an nn.ModuleList or "
+            f"nn.Sequential, and {kind} {found}",
+            f"use mesh.pp {len(blocks)} or less" if len(blocks) > 1 else "train with --pp 1",
+        )
+    if is_in_parts and any(isinstance(part, _BatchNorm) for part in model.modules()):
+        return Refusal(
+            f"{kind} has batch normalisation, whose statistics would be those of micro-batches",
+            "set mesh.micro_batches to 1, or use layers that normalise each sample",
+        )
+    names = tuple(f"{name}.{leaf}" if name else leaf for leaf in blocks)
+    if split_points:
+        starts = _starts_at(names, num_stages, split_points)
+        if isinstance(starts, Refusal):
+            return starts
+    else:
+        sizes = [1 + sum(value.numel() for value in model.get_submodule(block).parameters()) for block in names]
+        starts = balance(sizes, num_stages)
+    return StagePlan(names, starts, is_whole=not name)
+
+
+def balance(sizes: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Return where to begin each stage, so that the largest sum of a stage's sizes is as small as possible."""
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        limit = (low + high) // 2
+        if len(_fill(sizes, limit, num_stages)) <= num_stages:
+            high = limit
+        else:
+            low = limit + 1
+    return _fill(sizes, low, num_stages)
+
+
+def _fill(sizes: Sequence[int], limit: int, num_stages: int) -> tuple[int, ...]:
+    """Return the starts of stages whose sums do not exceed ``limit``; at least ``num_stages``, if there are so many."""
+    starts, total = [0], 0
+    for number, size in enumerate(sizes):
+        is_needed = len(sizes) - number <= num_stages - len(starts)
+        if number and (total + size > limit or is_needed):
+            starts.append(number)
+            total = 0
+        total += size
+    return tuple(starts)
+
+
+def _find_blocks(model: nn.Module) -> tuple[str, list[str]]:
+    """Return the list of blocks with the most parameters: its name, and the names of the blocks in it.
+
+    A model that is an `nn.Sequential` consists of blocks of any class; elsewhere they are of one class.
+    """
+    if innermost_class(model) is nn.Sequential and len(list(model.children())) > 1:
+        return "", [name for name, _ in model.named_children()]
+    best: tuple[int, str, list[str]] = (0, "", [])
+    for name, part in model.named_modules():
+        if not isinstance(part, nn.ModuleList | nn.Sequential) or not name:
+            continue
+        children = dict(part.named_children())
+        kinds = Counter(innermost_class(child) for child in children.values())
+        if len(kinds) != 1 or len(children) < 2:
+            continue
+        size = sum(value.numel() for value in part.parameters())
+        if size > best[0]:
+            best = (size, name, list(children))
+    return best[1], best[2]
+
+
+def _starts_at(names: Sequence[str], num_stages: int, split_points: Sequence[str]) -> tuple[int, ...] | Refusal:
+    unknown = next((point for point in split_points if point not in names[1:]), None)
+    if unknown is not None:
+        return Refusal(
+            f"mesh.split_points names {unknown}, with which no stage can begin",
+            f"use {num_stages - 1} of {', '.join(names[1:4])}{' and so on' if len(names) > 4 else ''}",
+        )
+    if len(split_points) != num_stages - 1:
+        return Refusal(
+            f"mesh.split_points has {len(split_points)} names, and mesh.pp {num_stages} takes {num_stages - 1}",
+            "name the first block of the second and of each later stage",
+        )
+    return (0, *sorted(names.index(point) for point in split_points))
