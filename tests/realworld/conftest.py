@@ -8,17 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.realworld.case import read_cases
-from tests.realworld.notebook import Notebook
+from tests.realworld.notebook import Notebook, Setting, read_setting
 from tests.support.kernel import running_kernel
 
 
+@pytest.fixture(scope="session")
+def setting() -> Setting:
+    """What all cases have in common."""
+    return read_setting()
+
+
 @pytest.fixture(scope="class")
-def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(tmp_path_factory: pytest.TempPathFactory, setting: Setting) -> Iterator[Notebook]:
     """A kernel with the extension loaded, which the cases of a class share."""
     with running_kernel() as kernel:
         output = kernel.run("%load_ext accel_nb")
         assert output.error is None, output.traceback
-        yield Notebook(kernel, tmp_path_factory.mktemp("realworld"))
+        yield Notebook(kernel, tmp_path_factory.mktemp("realworld"), setting)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

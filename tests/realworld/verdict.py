@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from accel_nb.errors import AccelNbError
 from tests.realworld.case import Case, Kind
-from tests.realworld.values import Entries, differences
+from tests.realworld.values import TOLERANCE, Entries, differences
 from tests.support.kernel import Output
 
 OF_SHARE = "a printed loss or count is rank 0's share"
 
 # Lines that say nothing of a difference: what runs, what was prepared, and what is slower than it could be.
 _FACTS = re.compile(
-    r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp)$|rank \d+ printed \d+ lines?: "
+    r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp|deepspeed)$|zero_stage \d$|rank \d+ printed \d+ lines?: "
     rf"|{re.escape(OF_SHARE)}"
     r"|units \d+$|no DataLoader is prepared: every worker trains on the same batches"
     r"|.*the result is that of one device, but no faster"
@@ -50,25 +50,27 @@ class Verdict:
     said: tuple[str, ...] = ()
 
 
-def judge(case: Case, plain: Run, other: Run) -> Verdict:
+def judge(case: Case, plain: Run, other: Run, tolerance: float = TOLERANCE) -> Verdict:
     """Say what became of a case whose plain run ended without an error."""
     put_out = lines_of_ours(plain, other)
     said = remarks(put_out)
     if (failed := other.failed) is not None and failed.error is not None:
         kind: Kind = "refused" if is_refusal(failed) else "failed"
         return Verdict(kind, (": ".join(failed.error), *failed.traceback.splitlines()[-25:]), said)
-    reasons = differences(plain.values, other.values)
+    reasons = differences(plain.values, other.values, tolerance)
     if OF_SHARE not in put_out:
-        reasons += differences(plain.shares, other.shares)
+        reasons += differences(plain.shares, other.shares, tolerance)
     if said:
         return Verdict("told", tuple(reasons), said)
     return Verdict("silent" if reasons else "equal", tuple(reasons))
 
 
-def complaint(case: Case, verdict: Verdict) -> str | None:
-    """Return why a verdict is not the declared outcome, or None."""
+def complaint(case: Case, verdict: Verdict, is_declared: bool = True) -> str | None:
+    """Return why a verdict is not the declared outcome (or, where none is declared, is a bad one), or None."""
     wanted = f"{case.outcome} {case.words}".strip()
     where = "\n  ".join([*verdict.reasons, *(f"said: {line}" for line in verdict.said)])
+    if not is_declared:
+        return f"{case.name} is {verdict.kind}:\n  {where}" if verdict.kind in ("failed", "silent") else None
     if verdict.kind != case.outcome:
         return f"{case.name} is {verdict.kind}, declared {wanted}:\n  {where}"
     text = " ".join(verdict.reasons if case.outcome == "refused" else verdict.said)
