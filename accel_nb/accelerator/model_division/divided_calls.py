@@ -258,6 +258,8 @@ class DividedCalls:
         has_gradients = torch.is_grad_enabled()
         if has_gradients and _has_swapped_parameters(model):
             return DivisionRefusal("it is called with other parameters than its own")
+        if any(map(_is_transformed, find_tensors([args, kwargs]))):
+            return DivisionRefusal("torch.func transforms its calls", is_final=False)
         key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
         kind = kinds.get(key)
         if kind is None:
@@ -395,10 +397,24 @@ def _num_hooks(model: nn.Module) -> int:
 
 
 def _has_swapped_parameters(model: nn.Module) -> bool:
-    """Whether parameters are currently replaced by computed tensors, as in `torch.func.functional_call`."""
+    """Whether parameters are currently replaced by other tensors, as in `torch.func.functional_call`."""
     return any(
-        value is not None and not value.is_leaf for part in model.modules() for value in part._parameters.values()
+        value is not None
+        and (not value.is_leaf or (type(value) is not nn.Parameter and not isinstance(value, nn.Parameter)))
+        for part in model.modules()
+        for value in part._parameters.values()
     )
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor stands for others in a transform of `torch.func`, such as `vmap`: it has no memory then."""
+    if tensor.layout is not torch.strided:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return True
+    return False
 
 
 _TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
