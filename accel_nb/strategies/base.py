@@ -42,10 +42,11 @@ class Capabilities:
     precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
     `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
     ``groups``, as of `LayerDividing`. ``replicates``: ranks hold copies, for which a strategy that divides layers can
-    stand in if layers are to be divided as well. ``hides_gradients``: gradients are not in ``parameter.grad``.
-    ``stepped_dtype``: the only dtype of weights that can be stepped; None for any. ``places_batches``: batches are
-    moved to the device by `Strategy.place`. ``open_device`` makes a world's device the current one of this process
-    and returns it. ``problem`` returns what is missing on this machine and what to do about it; None if nothing is.
+    stand in if layers are to be divided as well. ``hides_gradients``: gradients are not in ``parameter.grad``, and
+    there are the methods of `GradientHolding`. ``stepped_dtype``: the only dtype of weights that can be stepped; None
+    for any. ``places_batches``: batches are moved to the device by `Strategy.place`. ``open_device`` makes a world's
+    device the current one of this process and returns it. ``problem`` returns what is missing on this machine and what
+    to do about it; None if nothing is.
     """
 
     min_world: int = 1
@@ -263,6 +264,18 @@ class LayerDividing(Protocol):
 
     def share_state(self) -> None:
         """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
+        ...
+
+
+class GradientHolding(Protocol):
+    """What a strategy has in addition if ``capabilities.hides_gradients`` is set."""
+
+    def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
+        ...
+
+    def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
+        """Replace the whole gradient of a parameter, or drop it."""
         ...
 
 

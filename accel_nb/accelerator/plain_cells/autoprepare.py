@@ -31,9 +31,11 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unequal_values,
     warn_unprepared_model,
 )
+from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
+from accel_nb.accelerator.plain_cells.held_gradients import HeldGradients
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
@@ -136,6 +138,7 @@ class PlainCells:
         self._files = file_writes.PrivateFiles()
         self._fresh_seeds = FreshSeeds()
         self._gradient_data = GradientData(self._prepared_parameters)
+        self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
@@ -218,13 +221,14 @@ class PlainCells:
             replace((torch.autograd,), "grad", self._wrap_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
-        replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
-        replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
+        replace(clip, "clip_grad_norm_", functools.partial(replace_clip_norm, accelerator))
+        replace(clip, "clip_grad_value_", functools.partial(replace_clip_value, accelerator))
         replace((Tensor, nn.Module), "to", functools.partial(_to, move))
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
         if (strategy := self._stepper.strategy).capabilities.shards_params:
             components = accelerator.components
             sharded_code.adapt_to_sharding(stack, replace, components.comm, components.groups.mesh, strategy.keep_graph)
+        self._held_gradients.replace_functions(stack, replace)
         factories = [replace((torch,), name, functools.partial(_factory, move)) for name in _FACTORIES]
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
@@ -609,51 +613,6 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
         )
 
     return hook
-
-
-def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    stepper = accelerator.components.stepper
-
-    @functools.wraps(plain)
-    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
-        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not stepper.has_any_parameter(clipped):
-            return plain(clipped, max_norm, norm_type, *args, **kwargs)
-        bundle = stepper.complete_gradients(clipped)
-        if bundle is None:
-            return stepper.clip_norm(clipped, max_norm, norm_type)
-        for optimizer in bundle.optimizers:
-            stepper.strategy.unscale(optimizer)
-        mesh = accelerator.components.groups.mesh
-        if mesh.size > mesh.num_data:  # torch's cannot combine tensors of several meshes
-            norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
-            if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
-                raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")
-        else:
-            norm = plain(clipped, max_norm, norm_type, *args, **kwargs)
-        stepper.meter.report_norm(norm)
-        return norm
-
-    return clip_grad_norm_
-
-
-def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[..., None]:
-    stepper = accelerator.components.stepper
-
-    @functools.wraps(plain)
-    def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
-        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not stepper.has_any_parameter(clipped):
-            plain(clipped, clip_value, *args, **kwargs)
-            return
-        bundle = stepper.complete_gradients(clipped)
-        if bundle is None:
-            return
-        for optimizer in bundle.optimizers:
-            stepper.strategy.unscale(optimizer)
-        plain(clipped, clip_value, *args, **kwargs)
-
-    return clip_grad_value_
 
 
 def _mover(device: torch.device) -> Callable[[Any], Any]:

@@ -255,6 +255,12 @@ class Stepper:
         """Clear the gradients that a strategy holds outside of ``parameter.grad``."""
         if self.strategy.capabilities.hides_gradients:
             self.strategy.drop_gradients(proxy.bundle)
+            proxy.finished_window = -1
+
+    def record_dropped_gradients(self, parameter: Tensor) -> None:
+        """Record that code has set the gradient of a parameter to None: later ones are not complete."""
+        for proxy in self._owners([parameter]):
+            proxy.finished_window = -1
 
     def clip_norm(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradients of a closing window and return their norm; in an open window only return the norm."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -37,6 +37,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
@@ -99,6 +100,10 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
+        self._is_stepped = False
+        # By the parameter's id: gradients that were read or replaced, and those that were set to None.
+        self._whole_gradients: dict[int, Tensor] = {}
+        self._dropped: set[int] = set()
         # Bytes of gradients when the last window closed.
         self.gradient_bytes = 0
         self._comm = comm
@@ -157,6 +162,7 @@ class ZeroModel:
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
         self._flats: list[tuple[Any, list[_FlatSlot]]] = list(self._find_flats())
+        self._parts = {id(place.parameter): place.part for _, places in self._flats for place in places}
         for part in self._modules:
             if new := set(vars(part)) - self._known_names[id(part)]:
                 vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
@@ -167,7 +173,10 @@ class ZeroModel:
         self._load_state(self.optimizer.state)
         self._versions = self._version()
         # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
-        self._on_read = self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
+        self._on_read = [
+            self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles()),
+            self.optimizer.register_state_dict_post_hook(_gather_state),
+        ]
 
     @property
     def divides_weights(self) -> bool:
@@ -187,6 +196,10 @@ class ZeroModel:
 
     def begin_backward(self) -> None:
         """Prepare a backward pass, whose gradients are added to existing ones."""
+        self._refuse_partly_dropped()
+        self._store_whole_gradients()
+        self._is_stepped = False
+        self._dropped.clear()
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
@@ -194,9 +207,22 @@ class ZeroModel:
         self._zero.backward_prologue()
         self._zero.enter_backward()
 
-    def end_backward(self) -> None:
-        """Average the rest of the gradients, if the stage divides gradients; every rank must call."""
+    @property
+    def is_reached(self) -> bool:
+        """Whether the backward pass has computed gradients of these models on this rank."""
+        return self._zero._backward_hook_state.hooks_fired_this_backward > 0
+
+    def end_backward(self, *, is_reached: bool) -> None:
+        """Average the rest of the gradients, if the stage divides gradients; every rank must call.
+
+        ``is_reached``: whether there are new gradients on any rank.
+        """
+        if not is_reached:
+            self._zero.exit_backward()
+            return
         self.has_gradients = True
+        if self._stage < 3:
+            self._zero.setup_buckets()  # DeepSpeed does it when it receives a gradient, which not every rank may have
         if self._stage > 1:
             self._engine.allreduce_gradients()
         self._zero.backward_epilogue()
@@ -213,8 +239,59 @@ class ZeroModel:
         else:
             self._zero.finalize_gradient_accumulation_boundary()
 
+    def steps(self, parameter: nn.Parameter) -> bool:
+        """Whether the optimizer steps a parameter."""
+        return id(parameter) in self._parts
+
+    def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect.
+
+        Every rank must call. Raises `MisuseError` after the step, which leaves no gradients.
+        """
+        if self._is_stepped:
+            raise MisuseError(_AFTER_STEP)
+        if not self.has_gradients or id(parameter) in self._dropped:
+            return None
+        if id(parameter) not in self._whole_gradients:
+            own = dict(self._gradient_parts())
+            held = own[parameter] if parameter in own else self._flats[0][0].new_empty(0)
+            part = sharded.register_flat_part(held.detach().view(-1), self._parts[id(parameter)])
+            self._whole_gradients[id(parameter)] = sharded.gather_full(part, self._comm)
+        return self._whole_gradients[id(parameter)]
+
+    def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
+        """Replace the whole gradient of a parameter; None drops it. Raises `MisuseError` if there are no gradients."""
+        self._whole_gradients.pop(id(parameter), None)
+        if value is None:
+            self._dropped.add(id(parameter))
+            if self._dropped >= self._parts.keys():
+                self.drop_gradients()
+        elif not self.has_gradients:
+            raise MisuseError(_NO_BACKWARD)
+        else:
+            self._dropped.discard(id(parameter))
+            self._whole_gradients[id(parameter)] = value
+
+    def _refuse_partly_dropped(self) -> None:
+        if self.has_gradients and self._dropped:
+            raise MisuseError(_PARTLY_DROPPED.format(dropped=len(self._dropped), all=len(self._parts)))
+
+    def _store_whole_gradients(self) -> None:
+        """Copy this rank's parts of the gradients that were read, and may have been changed, to where they are held."""
+        whole, self._whole_gradients = self._whole_gradients, {}
+        if whole:
+            for parameter, held in self._gradient_parts():
+                if id(parameter) in whole:
+                    part = self._parts[id(parameter)]
+                    own = whole[id(parameter)].detach().reshape(-1).narrow(0, *part.ranges[part.rank])
+                    held.view(-1).copy_(own)
+
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield this rank's part of each gradient, flat, after `finish`; changes in place have effect."""
+        self._store_whole_gradients()
+        yield from self._gradient_parts()
+
+    def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         if not self.has_gradients:
             return
         for number, (flat, places) in enumerate(self._flats):
@@ -240,11 +317,14 @@ class ZeroModel:
         self._apply_loaded()
         if not self.has_gradients:
             return True
+        self._refuse_partly_dropped()
+        self._store_whole_gradients()
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
         self._zero_sums()
+        self._is_stepped = True
         if not self._is_shown:
             self._show_parts()
         self._versions = self._version()
@@ -252,6 +332,8 @@ class ZeroModel:
 
     def drop_gradients(self) -> None:
         """Drop gradients."""
+        self._is_stepped = False
+        self._dropped.clear()
         if self.has_gradients:
             self._zero.zero_grad(set_to_none=True)
             for number in range(len(self._flats)):
@@ -277,7 +359,8 @@ class ZeroModel:
         """Restore models and optimizer; every rank must call."""
         self._apply_loaded()
         self._show_singles()
-        self._on_read.remove()
+        for hook in self._on_read:
+            hook.remove()
         weights = [sharded.gather_full(value, self._comm) for value in self._parameters] if self._stage == 3 else []
         states = {
             parameter: {
@@ -455,22 +538,25 @@ class ZeroModel:
         self._is_shown = any(self.inner.state.values())
         for flat, places in self._flats:
             for name, value in self.inner.state.get(flat, {}).items():
-                if not _is_single(value, flat):
-                    for place in places:
-                        state[place.parameter][name] = sharded.register_flat_part(_narrow(value, place), place.part)
-        self._show_singles()
+                for place in places:
+                    state[place.parameter][name] = (
+                        _copy_single(value)
+                        if _is_single(value, flat)
+                        else sharded.register_flat_part(_narrow(value, place), place.part)
+                    )
 
     def _show_singles(self) -> None:
         for flat, places in self._flats:
             for name, value in self.inner.state.get(flat, {}).items():
                 if _is_single(value, flat):
                     for place in places:
-                        own = value.clone() if isinstance(value, Tensor) else value
-                        self.optimizer.state[place.parameter][name] = own
+                        self.optimizer.state[place.parameter][name] = _copy_single(value)
 
     def _zero_sums(self) -> None:
         """Set sums of gradients to zero that DeepSpeed would add to."""
         self.has_gradients = False
+        self._whole_gradients.clear()
+        self._dropped.clear()
         if self._stage == 3:
             self._zero.grad_partitions_flat_buffer.zero_()
         if self._offloads:
@@ -481,6 +567,20 @@ class ZeroModel:
         """Return version counters, which change when code other than DeepSpeed writes into the weights."""
         held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
         return tuple([value._version for value in held])
+
+
+_AFTER_STEP = (
+    "parameter.grad is read after the step, for which DeepSpeed uses up the gradients: read it between backward() and "
+    "optimizer.step(), or train with --strategy ddp"
+)
+_NO_BACKWARD = (
+    "parameter.grad is assigned without a backward pass, and DeepSpeed steps only gradients that a backward pass has "
+    "left: train with --strategy ddp"
+)
+_PARTLY_DROPPED = (
+    "{dropped} of {all} gradients were set to None, and DeepSpeed steps all parameters of an optimizer: "
+    "give the others an optimizer of their own, or train with --strategy ddp"
+)
 
 
 def _import_muon() -> None:
@@ -543,6 +643,18 @@ def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter
 
 def _narrow(flat: Tensor, place: _FlatSlot) -> Tensor:
     return flat.detach().narrow(0, place.start, place.part.ranges[place.part.rank][1])
+
+
+def _copy_single(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Replace parts of tensors by whole ones where all ranks gather, as in a plain cell, whose code may save them."""
+    if not sharded.can_read_full():
+        return None
+    whole = map_state(lambda leaf: sharded.full_tensor(leaf) if sharded.is_sharded(leaf) else leaf, state_dict)
+    return cast(dict[str, Any], whole)
 
 
 def _is_single(value: Any, flat: Tensor) -> bool:

@@ -155,8 +155,15 @@ class Deepspeed(Stepping):
         for zero in zeros:
             zero.begin_backward()
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
-        for zero in zeros:
-            zero.end_backward()
+        for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
+            zero.end_backward(is_reached=is_reached)
+
+    def _reached(self, zeros: list[ZeroModel]) -> list[bool]:
+        """Return which models have new gradients on any rank; only one of several may be without."""
+        if len(zeros) == 1:
+            return [True]
+        own = torch.tensor([float(zero.is_reached) for zero in zeros], device=self._device)
+        return [bool(flag) for flag in self._comm.all_reduce(own, "max").tolist()]
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that are not averaged yet, and multiply all by ``factor``."""
@@ -170,6 +177,16 @@ class Deepspeed(Stepping):
         """Drop the gradients of the bundle's optimizers."""
         for zero in self._zeros_of(bundle):
             zero.drop_gradients()
+
+    def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
+        return next((zero.read_gradient(parameter) for zero in self._zeros.values() if zero.steps(parameter)), None)
+
+    def write_gradient(self, parameter: nn.Parameter, value: Tensor | None) -> None:
+        """Replace the whole gradient of a parameter, or drop it."""
+        for zero in self._zeros.values():
+            if zero.steps(parameter):
+                zero.write_gradient(parameter, value)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the gradients by the loss scale, once per step, and report an overflow to all ranks."""
@@ -222,9 +239,11 @@ class Deepspeed(Stepping):
         for zero in self._zeros_of(bundle):
             zero.reload_changed_weights()
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
+        with sharded.no_collective_reads():
+            optimizers = [optimizer.state_dict() for optimizer in bundle.optimizers]
         return {
             "models": [self._sliced(values, copied) for values in weights],
-            "optimizers": [self._sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
+            "optimizers": [self._sliced(values, copied) for values in optimizers],
             "schedulers": [self._sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }

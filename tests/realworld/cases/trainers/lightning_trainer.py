@@ -1,5 +1,5 @@
 # Lightning's Trainer with a module and a loader, everything in one cell.
-# outcome: equal
+# outcome: told a library steps its own SGD
 # compare: weight, bias, steps
 # needs: lightning
 # %% accelerate

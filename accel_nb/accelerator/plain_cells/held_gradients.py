@@ -1,0 +1,84 @@
+"""Access to ``parameter.grad`` in plain cells whose strategy holds gradients elsewhere, as DeepSpeed does."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.errors import MisuseError
+from accel_nb.strategies.base import GradientHolding
+
+# They read and clear what the backward pass leaves in parameters, and never the gradients that are held elsewhere.
+_UNCHANGED = ("deepspeed", "accel_nb", "torch.optim", "torch.autograd", "torch.nn.modules.module")
+
+
+class HeldGradients:
+    """Replaces ``Tensor.grad`` by a property that reads and writes whole gradients of prepared parameters.
+
+    All ranks run the code of a plain cell, so that they gather a gradient together.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def replace_functions(self, stack: ExitStack, replace: Callable[[tuple[Any, ...], str, Any], object]) -> None:
+        """Replace torch's functions that read or clear gradients, until the cell ends."""
+        if self._stepper.strategy.capabilities.hides_gradients:
+            replace((Tensor,), "grad", self._make_property)
+            replace((nn.Module,), "zero_grad", self._wrap_zero_grad)
+
+    @property
+    def _holder(self) -> GradientHolding:
+        return cast(GradientHolding, self._stepper.strategy)
+
+    def _make_property(self, plain: Any) -> property:
+        def read(tensor: Tensor) -> Tensor | None:
+            if not self._is_held(tensor):
+                return plain.__get__(tensor)
+            if self._stepper.window.has_gradients and self._stepper.complete_gradients([tensor]) is None:
+                raise MisuseError(_INCOMPLETE)
+            return self._holder.read_gradient(cast(nn.Parameter, tensor))
+
+        def assign(tensor: Tensor, value: Tensor | None) -> None:
+            if not self._is_held(tensor):
+                plain.__set__(tensor, value)
+                return
+            if value is not None and self._stepper.window.has_gradients:
+                self._stepper.complete_gradients([tensor])
+            self._write(cast(nn.Parameter, tensor), value)
+
+        return property(read, assign, plain.__delete__)
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        stepper = self._stepper
+        if id(tensor) not in stepper.averaged_parameters or stepper.is_inside_backward:
+            return False
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        return not any(caller == name or caller.startswith(f"{name}.") for name in _UNCHANGED)
+
+    def _write(self, parameter: nn.Parameter, value: Tensor | None) -> None:
+        self._holder.write_gradient(parameter, value)
+        if value is None:
+            self._stepper.record_dropped_gradients(parameter)
+
+    def _wrap_zero_grad(self, plain: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(plain)
+        def zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
+            plain(module, set_to_none)
+            for parameter in module.parameters():
+                if id(parameter) in self._stepper.averaged_parameters:
+                    self._write(parameter, None)
+
+        return zero_grad
+
+
+_INCOMPLETE = (
+    "parameter.grad is read inside of an accumulation window, where ranks hold the sums of their own shares: read it "
+    "after the last batch of the window, or train with --strategy ddp"
+)
