@@ -167,11 +167,17 @@ gpu: $(STAMPS)/develop
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu: torch finds no GPU here")'
 	$(BIN)/python -m pytest tests/gpu
 
+REALWORLD := REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesses logical --maxprocesses 4 --dist loadscope
+
 nightly: export OMP_WAIT_POLICY = passive
 nightly: $(STAMPS)/develop
 	RANDOM_LOOPS=3000 $(BIN)/python -m pytest tests/properties --numprocesses logical --maxprocesses 4 --dist load \
 	    --timeout 3600
-	REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesses logical --maxprocesses 4 --dist loadscope
+	$(REALWORLD)
+	REALWORLD_FLAGS="--strategy fsdp" $(REALWORLD) -k "not deepspeed"
+	REALWORLD_FLAGS="--strategy deepspeed" REALWORLD_DTYPE=float32 $(REALWORLD) -k "not sharded"
+	REALWORLD_FLAGS="--strategy deepspeed --zero-stage 3" REALWORLD_DTYPE=float32 $(REALWORLD) -k "not sharded"
+	REALWORLD_FLAGS="--accumulate 2" REALWORLD_YARDSTICK="--accumulate 2" $(REALWORLD) -k "not sharded and not deepspeed"
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
 	MESH=all $(BIN)/python -m pytest tests/ranks/test_mesh.py --timeout 3600
 	FUZZ=15000 $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 3600

@@ -59,7 +59,7 @@ class TestModels(Corpus):
 
 
 class TestTraining(Corpus):
-    groups = ("functional", "optim", "raw", "rl", "science", "sharded")
+    groups = ("deepspeed", "functional", "optim", "raw", "rl", "science", "sharded")
 
 
 class TestNotebooks(Corpus):

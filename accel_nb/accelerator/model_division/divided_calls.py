@@ -37,6 +37,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.runtime.tensors.transforms import is_transformed
 
 Forward = Callable[..., Any]
 Result = TypeVar("Result")
@@ -258,7 +259,7 @@ class DividedCalls:
         has_gradients = torch.is_grad_enabled()
         if has_gradients and _has_swapped_parameters(model):
             return DivisionRefusal("it is called with other parameters than its own")
-        if any(map(_is_transformed, find_tensors([args, kwargs]))):
+        if any(map(is_transformed, find_tensors([args, kwargs]))):
             return DivisionRefusal("torch.func transforms its calls", is_final=False)
         key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
         kind = kinds.get(key)
@@ -404,17 +405,6 @@ def _has_swapped_parameters(model: nn.Module) -> bool:
         for part in model.modules()
         for value in part._parameters.values()
     )
-
-
-def _is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor stands for others in a transform of `torch.func`, such as `vmap`: it has no memory then."""
-    if tensor.layout is not torch.strided:
-        return False
-    try:
-        tensor.data_ptr()
-    except RuntimeError:
-        return True
-    return False
 
 
 _TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)

@@ -8,6 +8,7 @@ So the values are copied into the bucket instead.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.runtime.distributed import sharded
+
+_STRATEGIES = ("accel_nb.", "deepspeed.", "torch.distributed.")
 
 
 class GradientData:
@@ -31,7 +34,10 @@ class GradientData:
 
         def assign(tensor: Tensor, value: Tensor) -> None:
             if sharded.is_sharded(tensor):
-                sharded.copy_into(tensor, value)
+                if _is_called_by_strategy():
+                    plain.__set__(tensor, value)
+                else:
+                    sharded.copy_into(tensor, value)
             elif self._is_in_bucket(tensor) and _fits(tensor, value):
                 with torch.no_grad():
                     tensor.copy_(value)
@@ -51,6 +57,11 @@ class GradientData:
         reference = self._owners.get(address)
         owner = None if reference is None else reference()
         return owner is not None and owner.grad is tensor  # and no view of the gradient
+
+
+def _is_called_by_strategy() -> bool:
+    """Whether the code that assigns gathers and divides parameters itself."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith(_STRATEGIES)
 
 
 def _fits(tensor: Tensor, value: Any) -> bool:

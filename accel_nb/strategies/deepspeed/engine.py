@@ -3,73 +3,38 @@
 The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of the flat tensors. Here
 the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its learning
 rate can be set as before; its state shows this rank's parts. Models stay the same objects. All uses of undocumented
-parts of DeepSpeed are in this file.
+parts of DeepSpeed are in this file and in `process_setup`.
 """
 
 from __future__ import annotations
 
-import logging
 import types
-import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
-from importlib import import_module
 from typing import Any, cast
 
 import deepspeed
 import torch
-import torch.distributed as dist
-from deepspeed.accelerator import set_accelerator
-from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-from deepspeed.comm import comm as their_comm
-from deepspeed.runtime import compiler as their_compiler
 from deepspeed.runtime.zero import parameter_offload
-from deepspeed.utils import groups as their_groups
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
 _OF_INSTANCE = ("step", "zero_grad")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _SINGLE = ("step", "eta", "mu", "mu_product")
 _LATER = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
-
-_group: Any = None
-
-
-def use_default_group(device: torch.device) -> None:
-    """Make DeepSpeed use the open default process group and this device; call again for another group."""
-    global _group
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # DeepSpeed calls collectives that torch has deprecated: a warning in every step that no user can act on.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    if device_type(device).is_host:
-        set_accelerator(CPU_Accelerator())
-    if _group is dist.group.WORLD:
-        return
-    # Its collectives over shared memory would be compiled on first use, for a minute; gloo needs none. DeepSpeed
-    # finds what else it can compile here by running compilers: an empty result in its cache prevents that.
-    ops: Any = deepspeed.ops
-    vars(ops)["__compatible_ops__"] = vars(ops).get("__compatible_ops__", {})
-    their_comm.cdb = None
-    their_groups._release_process_group_references()
-    # Otherwise it makes a second group of all ranks, with connections of its own.
-    their_groups._WORLD_GROUP = dist.group.WORLD
-    _import_muon()
-    deepspeed.init_distributed(dist_init_required=False, verbose=False)
-    _group = dist.group.WORLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +65,7 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
+        self.passes = Passes()
         self._is_stepped = False
         # By the parameter's id: gradients that were read or replaced, and those that were set to None.
         self._whole_gradients: dict[int, Tensor] = {}
@@ -170,6 +136,8 @@ class ZeroModel:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
                 sharded.register_flat_part(value, self._part_of(value, value.ds_tensor))
+        if self._stage == 3:
+            mark_partitioned(self._parameters, self.passes)
         self._load_state(self.optimizer.state)
         self._versions = self._version()
         # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
@@ -377,6 +345,7 @@ class ZeroModel:
         stack[:] = [item for item in stack if item is not self._engine.module]
         for value in self._parameters:
             sharded.unregister_flat_part(value)
+        unmark_partitioned(self._parameters)
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
@@ -581,27 +550,6 @@ _PARTLY_DROPPED = (
     "{dropped} of {all} gradients were set to None, and DeepSpeed steps all parameters of an optimizer: "
     "give the others an optimizer of their own, or train with --strategy ddp"
 )
-
-
-def _import_muon() -> None:
-    """Import DeepSpeed's Muon, for whose class every engine checks its optimizer, without loading a compiler.
-
-    The module compiles kernels on import, which loads the compiler for seconds; here they are compiled on first call.
-    """
-    kept = their_compiler.compile
-    their_compiler.compile = lambda: _compiled_late
-    try:
-        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-    finally:
-        their_compiler.compile = kept
-
-
-def _compiled_late(function: Callable[..., Any]) -> Callable[..., Any]:
-    @cache
-    def compiled() -> Callable[..., Any]:
-        return torch.compile(function)
-
-    return wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.optim import Optimizer
 
 from accel_nb.config.sections import DeepspeedOptions
@@ -47,6 +48,11 @@ def find_refusals(
 
 def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
     kind = type(model).__name__
+    if options.zero_stage == 3 and (isinstance(model, OptimizedModule) or model._compiled_call_impl is not None):
+        yield Refusal(
+            "a model is compiled by torch.compile, in whose calls stage 3 cannot gather parameters",
+            "leave torch.compile out, or use --zero-stage 2",
+        )
     for name, value in model.named_parameters():
         if value.is_meta and (options.weights is None or options.zero_stage < 3):
             yield Refusal(

@@ -10,7 +10,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,8 +38,10 @@ from accel_nb.runtime.tensors.instance_patching import (
     restore_forward,
     without_class_check,
 )
+from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.tensors.transforms import is_transformed
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copy_state, multiply_tensors
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
@@ -84,7 +86,7 @@ class Deepspeed(Stepping):
         set_local_rank(world)  # DeepSpeed reads LOCAL_RANK when it starts, and in stage 3 in forward passes
         # With this variable set, DeepSpeed does not warn about the accelerator that it detects.
         with patch_environment(ds_accelerator=self._device.type):
-            from accel_nb.strategies.deepspeed.engine import use_default_group
+            from accel_nb.strategies.deepspeed.process_setup import use_default_group
 
             use_default_group(self._device)
 
@@ -151,10 +153,15 @@ class Deepspeed(Stepping):
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
         """Compute gradients of the scaled loss."""
+        if create_graph:
+            self.keep_graph()
         zeros = list(self._zeros.values())
         for zero in zeros:
             zero.begin_backward()
-        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        with ExitStack() as stack:
+            for zero in zeros:
+                stack.enter_context(zero.passes.running())
+            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
         for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
             zero.end_backward(is_reached=is_reached)
 
@@ -177,6 +184,14 @@ class Deepspeed(Stepping):
         """Drop the gradients of the bundle's optimizers."""
         for zero in self._zeros_of(bundle):
             zero.drop_gradients()
+
+    def keep_graph(self) -> None:
+        """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
+        if self.options.zero_stage == 3 and self._zeros:
+            raise MisuseError(
+                "gradients of gradients need the parameters after the forward pass, when ZeRO stage 3 has released "
+                "them: train with --zero-stage 2, or with --strategy fsdp"
+            )
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter, gathered; changes of it have effect. Every rank must call."""
@@ -444,8 +459,14 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return twin
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(map(is_transformed, find_tensors([args, kwargs]))):
+            raise MisuseError(
+                f"torch.func transforms a call of a {plain.__name__}, in which ZeRO stage 3 cannot gather parameters: "
+                "train with --zero-stage 2, or with --strategy fsdp"
+            )
         zero.reload_changed_weights()  # so that values written into weights take effect before the forward pass
-        return plain.__call__(self, *args, **kwargs)
+        with zero.passes.running():
+            return plain.__call__(self, *args, **kwargs)
 
     more = {"__call__": __call__} if zero.divides_weights else {}
     return {

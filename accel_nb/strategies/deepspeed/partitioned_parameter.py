@@ -1,0 +1,114 @@
+"""Parameters of ZeRO stage 3, which cannot be computed with outside of a model's forward and backward passes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+
+# The code that gathers and divides parameters, or is called by it.
+_INNER = ("accel_nb.", "deepspeed.", "torch.")
+_CALLED_BY_USERS = "torch.nn.utils."
+_PASSES_ON = ("torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional")
+_SHAPES: dict[Any, Callable[[tuple[int, ...]], Any]] = {
+    Tensor.shape.__get__: torch.Size,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.size: torch.Size,
+    Tensor.numel: math.prod,
+    torch.numel: math.prod,
+    Tensor.nelement: math.prod,
+    Tensor.dim: len,
+    Tensor.ndimension: len,
+    Tensor.ndim.__get__: len,  # pyright: ignore[reportAttributeAccessIssue]
+    Tensor.__len__: lambda shape: shape[0],
+}
+_NAMES = ("requires_grad", "grad", "grad_fn", "is_leaf", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_meta")
+_WITHOUT_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in _NAMES),
+    *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad")),
+    Tensor.__hash__, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size, Tensor.requires_grad_,
+    Tensor.register_hook, Tensor.__repr__, Tensor.__format__,
+}  # fmt: skip
+
+
+@dataclass
+class Passes:
+    """How many forward and backward passes of a model are running."""
+
+    number: int = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a pass in the block."""
+        self.number += 1
+        try:
+            yield
+        finally:
+            self.number -= 1
+
+
+def mark_partitioned(parameters: Iterable[Any], passes: Passes) -> None:
+    """Make parameters refuse to be computed with outside of ``passes``; `unmark_partitioned` undoes it."""
+    for value in parameters:
+        if type(value) is nn.Parameter:
+            value.__class__ = PartitionedParameter
+            vars(value)["_accel_nb_passes"] = passes
+
+
+def unmark_partitioned(parameters: Iterable[Any]) -> None:
+    """Make parameters plain ones again."""
+    for value in parameters:
+        if type(value) is PartitionedParameter:
+            setattr(value, "__class__", nn.Parameter)  # noqa: B010
+
+
+class PartitionedParameter(nn.Parameter):
+    """A parameter that refuses to be computed with outside of passes; its shape is that of the whole parameter.
+
+    Then it is empty, or, if DeepSpeed keeps it, whole, but what is written into it has no effect.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        value = next((item for item in args if isinstance(item, PartitionedParameter) and not _is_in_use(item)), None)
+        if value is not None and func not in _WITHOUT_VALUES and not _is_called_inside(sys._getframe(1)):
+            shape: Any = value
+            found = _SHAPES.get(func)
+            if found is None:
+                raise MisuseError(_EMPTY)
+            whole = found(tuple(shape.ds_shape))
+            return whole if func is not Tensor.size or len(args) == 1 else whole[args[1]]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _is_in_use(value: Any) -> bool:
+    names = vars(value)
+    if "ds_status" not in names:
+        return True
+    is_computed = names["_accel_nb_passes"].number or names["ds_active_sub_modules"]
+    return bool(is_computed) and names["ds_status"].name == "AVAILABLE"
+
+
+def _is_called_inside(frame: FrameType | None) -> bool:
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name not in _PASSES_ON:
+            return name.startswith(_INNER) and not name.startswith(_CALLED_BY_USERS)
+        frame = frame.f_back
+    return False
+
+
+_EMPTY = (
+    "the code computes with a parameter outside of the model's forward pass, where ZeRO stage 3 has parts of it: train "
+    "with --zero-stage 2, or with --strategy fsdp, whose parameters can be computed with"
+)
