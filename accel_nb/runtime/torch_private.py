@@ -293,6 +293,7 @@ PRIVATE_USES = (
             "compat/module_tensors.py",
             "notebook/session/engines.py",
             "notebook/worker/program.py",
+            "strategies/deepspeed/limits.py",
             "strategies/fsdp/strategy.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),

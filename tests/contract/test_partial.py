@@ -131,7 +131,7 @@ def data(number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, x.flip(1)
 
 
-def train(case: Case, world: World, backward: Callable[[Tensor], Any]) -> list[dict[str, Tensor]]:
+def train(case: Case, world: World, backward: Callable[[Tensor], Any]) -> None:
     dtype = next(case.models[0].parameters()).dtype
     for number in range(NUM_STEPS):
         x, y = data(number, dtype)
@@ -141,7 +141,10 @@ def train(case: Case, world: World, backward: Callable[[Tensor], Any]) -> list[d
                 case.optimizers[index].step()
             for optimizer in case.optimizers:
                 optimizer.zero_grad()
-    return [{name: value.detach().clone() for name, value in model.named_parameters()} for model in case.models]
+
+
+def weights_of(case: Case) -> list[dict[str, Tensor]]:
+    return [{name: value.detach() for name, value in model.named_parameters()} for model in case.models]
 
 
 def on_ranks(world: World, strategy: str, served: list[str]) -> dict[str, list[dict[str, Tensor]]]:
@@ -161,7 +164,7 @@ def on_ranks(world: World, strategy: str, served: list[str]) -> dict[str, list[d
         accelerator.close()
         after = [value for model in case.models for value in model.parameters() if not value.requires_grad]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        found[name] = [{key: value.detach() for key, value in model.named_parameters()} for model in case.models]
+        found[name] = weights_of(case)
         if name == "tied":
             model: Any = case.models[0]
             assert model.head.weight is model.embed.weight
@@ -175,7 +178,7 @@ def test_parts_of_models_train_as_in_one_process(way: str) -> None:
     results = on_smallest_world(way, on_ranks, served)
     for name in served:
         case = make(name)
-        expected = train(case, World(), lambda loss: loss.backward())
+        train(case, World(), lambda loss: loss.backward())
         for found in results:
-            for model, wanted in zip(found[name], expected, strict=True):
+            for model, wanted in zip(found[name], weights_of(case), strict=True):
                 assert_equal_weights(model, wanted, atol=tolerance(strategy, 1e-8))

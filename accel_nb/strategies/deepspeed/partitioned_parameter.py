@@ -19,21 +19,23 @@ from accel_nb.errors import MisuseError
 _INNER = ("accel_nb.", "deepspeed.", "torch.")
 _CALLED_BY_USERS = "torch.nn.utils."
 _PASSES_ON = ("torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional")
+# Plain cells replace attributes of Tensor, and not those that it inherits.
+_BASE: Any = Tensor.__base__
 _SHAPES: dict[Any, Callable[[tuple[int, ...]], Any]] = {
-    Tensor.shape.__get__: torch.Size,  # pyright: ignore[reportAttributeAccessIssue]
+    _BASE.shape.__get__: torch.Size,
     Tensor.size: torch.Size,
     Tensor.numel: math.prod,
     torch.numel: math.prod,
     Tensor.nelement: math.prod,
     Tensor.dim: len,
     Tensor.ndimension: len,
-    Tensor.ndim.__get__: len,  # pyright: ignore[reportAttributeAccessIssue]
+    _BASE.ndim.__get__: len,
     Tensor.__len__: lambda shape: shape[0],
 }
 _NAMES = ("requires_grad", "grad", "grad_fn", "is_leaf", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_meta")
 _WITHOUT_VALUES = {
-    *(getattr(Tensor, name).__get__ for name in _NAMES),
-    *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad")),
+    *(getattr(_BASE, name).__get__ for name in _NAMES),
+    *(getattr(_BASE, name).__set__ for name in ("requires_grad", "grad")),
     Tensor.__hash__, Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size, Tensor.requires_grad_,
     Tensor.register_hook, Tensor.__repr__, Tensor.__format__,
 }  # fmt: skip
@@ -73,14 +75,16 @@ def unmark_partitioned(parameters: Iterable[Any]) -> None:
 class PartitionedParameter(nn.Parameter):
     """A parameter that refuses to be computed with outside of passes; its shape is that of the whole parameter.
 
-    Then it is empty, or, if DeepSpeed keeps it, whole, but what is written into it has no effect.
+    Then it is empty, or, if DeepSpeed keeps it, it can be read, but what is written into it has no effect.
     """
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        value = next((item for item in args if isinstance(item, PartitionedParameter) and not _is_in_use(item)), None)
+        value = next(
+            (item for item in args if isinstance(item, PartitionedParameter) and not _is_usable(item, func)), None
+        )
         if value is not None and func not in _WITHOUT_VALUES and not _is_called_inside(sys._getframe(1)):
             shape: Any = value
             found = _SHAPES.get(func)
@@ -91,12 +95,23 @@ class PartitionedParameter(nn.Parameter):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def _is_in_use(value: Any) -> bool:
+def _is_usable(value: Any, func: Any) -> bool:
     names = vars(value)
     if "ds_status" not in names:
         return True
-    is_computed = names["_accel_nb_passes"].number or names["ds_active_sub_modules"]
-    return bool(is_computed) and names["ds_status"].name == "AVAILABLE"
+    if names["ds_status"].name != "AVAILABLE":
+        return False
+    if names["_accel_nb_passes"].number or names["ds_active_sub_modules"]:
+        return True
+    return not (names["ds_persist"] and _may_write(func))
+
+
+def _may_write(func: Any) -> bool:
+    # A plain cell replaces the attribute, by whose getter torch calls.
+    if getattr(func, "__self__", None) is Tensor.data:
+        return True
+    name = func.__name__
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _is_called_inside(frame: FrameType | None) -> bool:
