@@ -15,7 +15,8 @@ OF_SHARE = "a printed loss or count is rank 0's share"
 
 # Lines that say nothing of a difference: what runs, what was prepared, and what is slower than it could be.
 _FACTS = re.compile(
-    r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp|deepspeed)$|zero_stage \d$|accumulate \d+$|rank \d+ printed \d+ lines?: "
+    r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp|deepspeed)$|zero_stage \d$"
+    r"|accumulate \d+$|rank \d+ printed \d+ lines?: "
     rf"|{re.escape(OF_SHARE)}"
     r"|units \d+$|no DataLoader is prepared: every worker trains on the same batches"
     r"|.*the result is that of one device, but no faster"
