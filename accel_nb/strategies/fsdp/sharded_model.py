@@ -436,6 +436,13 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             f"a {type(model).__name__} is not called itself, and parameters are gathered when a model is called",
             "make it a part of a module with a forward, or train with --strategy ddp, which holds copies",
         )
+    if type(model).__setattr__ is not nn.Module.__setattr__:
+        return Refusal(
+            f"{type(model).__name__} passes attributes that are set on it to another module, and FSDP2 sets attributes "
+            "on what it divides",
+            "prepare the module inside of it (with Lightning Fabric, leave out either fabric.setup or --strategy fsdp), "
+            "or train with --strategy ddp",
+        )
     sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)
     if sparse is not None:
         return Refusal(
