@@ -264,11 +264,12 @@ class ShardedModel:
         self.is_pending = False
         for group in self._groups():
             for param in group.fsdp_params:
-                param.unsharded_accumulated_grad = None
                 if self.pipeline is not None:
                     self.pipeline.collected.clear()
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
+                if param.unsharded_accumulated_grad is not None:  # since 2.15 it is the gradient above
+                    param.unsharded_accumulated_grad = None
 
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
