@@ -129,6 +129,15 @@ def test_a_missing_extra_is_named_with_its_command(kernel: Kernel, load: Output)
     assert kernel.value("1 + 1") == 2
 
 
+def test_compiling_without_a_compiler_is_refused_on_all_workers(kernel: Kernel, load: Output):
+    kernel.run(SETUP)
+    output = kernel.run(f"%%accelerate --cpus 2 --compile.backend inductor\n{LOOP}")
+    assert output.error is not None
+    assert output.error[0] == "ConfigError"
+    assert "which needs a C++ compiler, and no-such-compiler is not installed: install it" in output.error[1]
+    assert kernel.run(f"%%accelerate --cpus 2\n{LOOP}").stdout == "ended\n"
+
+
 def test_a_torch_xla_of_another_torch_is_named_with_the_right_one(kernel: Kernel, load: Output, folder: Path):
     place = folder / "site packages"
     (place / "torch_xla").mkdir()
