@@ -346,6 +346,8 @@ class Session:
         self, running: CellRun, answers: list[RankAnswer], reason: Reason | None
     ) -> BaseException | None:
         """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
+        from accel_nb.notebook.session.post_mortem import describe_out_of_memory  # imports memory forecasts
+
         for answer in answers:
             running.closing_lines += answer.reply.lines
         running.closing_lines += describe_divergence(answers)
