@@ -421,7 +421,8 @@ PRIVATE_USES = (
             "torch.distributed.distributed_c10d._new_process_group_helper",
             "torch.distributed.distributed_c10d._set_pg_timeout",
         ),
-        branches="where torch has no _dump_fr_trace_json, the last collective is not reported",
+        branches="where torch has no _dump_fr_trace_json, or records no collectives of gloo (up to 2.10), the last "
+        "collective is not reported",
     ),
 )
 """Every private name of torch in accel_nb, by feature; tests/architecture compares the table with the code."""
