@@ -88,11 +88,7 @@ def test_sharded_weights_are_stepped_as_whole_ones(name: str, tolerance: float) 
 
 
 def test_an_optimizer_that_pytorch_cannot_compute_on_shards_is_refused_by_name() -> None:
-    [expected] = run_ranks(train, 1, "single", "Adafactor")
-    assert isinstance(expected, list)
+    assert isinstance(run_ranks(train, 1, "single", "Adafactor")[0], list)
     for message in run_ranks(train, 2, "fsdp", "Adafactor"):
-        if isinstance(message, list):  # PyTorch 2.9 can
-            assert [values for _, values in message] == [pytest.approx(values, abs=1e-6) for _, values in expected]
-            continue
         assert "Adafactor cannot step weights of which each rank holds a shard" in message
         assert "Train with --strategy ddp" in message
