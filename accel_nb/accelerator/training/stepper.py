@@ -614,7 +614,7 @@ def _find_name(parameter: Tensor, namespace: Mapping[str, Any]) -> str | None:
 
 def _wrong_on_shards(optimizer: Optimizer, why: str) -> MisuseError:
     return MisuseError(
-        f"{type(optimizer).__name__} cannot step weights of which each rank holds a shard: PyTorch does not compute it on "
-        f"sharded tensors ({why}). Train with --strategy ddp, or with an optimizer that steps each value alone, such as "
-        "AdamW"
+        f"{type(optimizer).__name__} cannot step weights of which each rank holds a shard: PyTorch does not compute it "
+        f"on sharded tensors ({why}). Train with --strategy ddp, or with an optimizer that steps each value alone, "
+        "such as AdamW"
     )
