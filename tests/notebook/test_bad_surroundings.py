@@ -62,6 +62,17 @@ shell.run_cell("%accelerate doctor")
 show("%unload_ext accel_nb")
 """
 
+OTHER_SYSTEM = """
+import os, platform, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+del os.memfd_create
+sys.modules["fcntl"] = None
+platform.system = lambda: "Windows"
+result = shell.run_cell("%load_ext accel_nb")
+print(shell.run_cell("1 + 1").result, "accelerate" in shell.magics_manager.magics["cell"])
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -166,3 +177,10 @@ def test_without_loopback_workers_are_refused_and_its_name_and_dev_shm_do_not_ma
     assert errors[2].startswith("error: PoolError: the network interface own0 is down, and workers of one machine ")
     assert "2 100000.0" in done.stdout.splitlines()
     assert "/dev/shm has 0 MiB: accel_nb does not use it, but DataLoader workers do" in done.stdout
+
+
+def test_a_system_without_fork_or_memory_files_is_named_and_nothing_is_loaded(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", OTHER_SYSTEM], cwd=tmp_path, capture_output=True, text=True)
+    assert "2 False" in done.stdout
+    [line] = [line for line in (done.stdout + done.stderr).splitlines() if "PoolError" in line]
+    assert "which Windows lacks: run Jupyter in WSL" in line
