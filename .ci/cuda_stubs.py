@@ -2,9 +2,9 @@
 
     python .ci/cuda_stubs.py SITE_PACKAGES
 
-The libraries have every symbol that torch links, and each function returns the error "no driver". Import, autograd,
-gloo and the profiler need no more. The packages of the libraries are registered as installed, so that pip downloads
-none of them: they have several GB. Needs gcc and readelf.
+The libraries have every symbol that torch links, and each function returns the error "no driver", as a number or, if
+it returns a text, as that. Import, autograd, gloo and the profiler need no more. The packages of the libraries are
+registered as installed, so that pip downloads none of them: they have several GB. Needs gcc and readelf.
 """
 
 import re
@@ -17,6 +17,8 @@ from pathlib import Path
 
 _CUDA_PACKAGES = re.compile(r"(nvidia|cuda)-|triton\b")
 _CUDA_SYMBOLS = re.compile(r"(cu|nccl|nvrtc|nv|__cuda|__nv)")
+_TEXTS = re.compile(r"(Error|Status)(String|Name)$|^ncclGetLastError$")
+"""Functions that return a text."""
 _NO_DRIVER = 35
 """The error cudaErrorInsufficientDriver."""
 
@@ -112,7 +114,12 @@ def _build(library: Path, symbols: dict[str, set[str]]) -> None:
     with tempfile.TemporaryDirectory() as work:
         source, script = Path(work, "stub.c"), Path(work, "stub.map")
         names = sorted({name for group in symbols.values() for name in group})
-        functions = [f"int {name}(void) {{ return {_NO_DRIVER}; }}" for name in names]
+        functions = [
+            f'const char *{name}(void) {{ return "no driver"; }}'
+            if _TEXTS.search(name)
+            else f"int {name}(void) {{ return {_NO_DRIVER}; }}"
+            for name in names
+        ]
         source.write_text("\n".join(['const char accel_nb_stub[] = "accel_nb_stub";', *functions]) + "\n")
         groups = [
             f"{version} {{ global: {' '.join(f'{name};' for name in sorted(group))} }};"

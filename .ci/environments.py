@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = ROOT / "tests" / "environments"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_nb" / "environments"
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "scikit-learn")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "scikit-learn", "transformers")
 """What the tests need beside the package."""
 WHEEL_TOOLS = ("twine==7.0.0", "check-wheel-contents==0.6.3", "uv==0.13.9")
 

@@ -49,10 +49,10 @@ from accel_nb.bigmodel.quantization.kernels import Quantization as Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model as quantize_model
 from accel_nb.bigmodel.quantization.quantize import report_quantization as report_quantization
 from accel_nb.data.loader import skip_first_batches as skip_first_batches
+from accel_nb.notebook.extension import load_ipython_extension as load_ipython_extension
+from accel_nb.notebook.extension import unload_ipython_extension as unload_ipython_extension
 from accel_nb.notebook.launcher import debug_launcher as debug_launcher
 from accel_nb.notebook.launcher import notebook_launcher as notebook_launcher
-from accel_nb.notebook.magics import load_ipython_extension as load_ipython_extension
-from accel_nb.notebook.magics import unload_ipython_extension as unload_ipython_extension
 from accel_nb.telemetry.trackers import GeneralTracker as GeneralTracker
 
 __version__: str

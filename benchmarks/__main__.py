@@ -23,6 +23,7 @@ from benchmarks.measure import ROOT, Report, load_report, table
 
 NAMES = (
     "step_overhead",
+    "private_ways",
     "division",
     "facade_cost",
     "loader_cost",

@@ -25,6 +25,7 @@ from accel_nb.runs import RunRecording, RunRegistry
 from accel_nb.runs.notification import RunEnd, notify
 from accel_nb.runs.record import Outcome, read_run
 from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
+from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.runtime.world import World
 
 _WITHOUT_EFFECT = {
@@ -244,7 +245,7 @@ class LaunchJob:
         variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
         variables |= rank_variables(world, address=address, port=port, machine=place.rank // place.local_size)
         if address == "127.0.0.1":
-            variables["GLOO_SOCKET_IFNAME"] = "lo"
+            variables["GLOO_SOCKET_IFNAME"] = find_loopback()
         os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
 
 

@@ -25,6 +25,7 @@ from accel_nb.notebook.session.interrupts import InterruptCount, count_interrupt
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S, GRACE_S, PEER_FAILURE_DELAY_S, describe_exit
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.process.environment import LAUNCH_STORE, all_variables, rank_variables
+from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.runtime.process.platforms import detect_platform
 from accel_nb.runtime.world import World
 
@@ -151,7 +152,7 @@ class LocalJob:
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
                 "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
                 "TORCHELASTIC_RUN_ID": self.variables.get("TORCHELASTIC_RUN_ID", "none"),
-                "GLOO_SOCKET_IFNAME": "lo",
+                "GLOO_SOCKET_IFNAME": find_loopback(),
                 LAUNCH_STORE: str(store),
             }
             variables.setdefault("OMP_NUM_THREADS", str(self.specs[number].num_threads))

@@ -15,6 +15,7 @@ from accel_nb.launch.request import Machines
 from accel_nb.notebook.session.interrupts import count_interrupts
 from accel_nb.pool.control.stop_escalation import FINISH_TIMEOUT_S
 from accel_nb.runtime.process.environment import all_variables
+from accel_nb.runtime.process.loopback import find_loopback
 
 AGENT = "torch.distributed.run"
 AGENT_TIMEOUT_S = FINISH_TIMEOUT_S + 5
@@ -44,7 +45,7 @@ def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str
     """Return the environment of the agent and its ranks."""
     variables = {"OMP_NUM_THREADS": str(num_threads), **all_variables(), **overrides}
     if _is_loopback(machines.endpoint or ""):
-        variables["GLOO_SOCKET_IFNAME"] = "lo"
+        variables["GLOO_SOCKET_IFNAME"] = find_loopback()
     return variables
 
 

@@ -1,4 +1,7 @@
-"""The magics ``%%accelerate`` and ``%accelerate``: parse a line, run a cell or a command."""
+"""The magics ``%%accelerate`` and ``%accelerate``: parse a line, run a cell or a command.
+
+Modules of a single command are imported by that command, so that ``%load_ext`` takes less time.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,7 @@ from accel_nb.config import (
     usage,
     without_overridden,
 )
-from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
-from accel_nb.forecast.request import read_request
-from accel_nb.forecast.table import render
-from accel_nb.notebook.export.script import executed_cells, export_notebook, write_script
-from accel_nb.notebook.reports.doctor import diagnose
-from accel_nb.notebook.reports.forecasting import forecast_notebook
-from accel_nb.notebook.reports.plan import describe_plan
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.error_translation import with_traceback
@@ -129,6 +125,8 @@ class AccelerateMagics(Magics):
         resolved.check_world(len(specs))
         require_checkpoint(resolved)
         if config.dry_run:
+            from accel_nb.notebook.reports.plan import describe_plan
+
             print(redact(describe_plan(resolved, specs)))
             return None
         mode = "off" if not config.panel else "static" if config.static else "live"
@@ -205,9 +203,16 @@ class AccelerateMagics(Magics):
         return "\n".join(lines)
 
     def _doctor(self, words: list[str]) -> str:
+        from accel_nb.notebook.reports.doctor import diagnose
+
         return "\n".join(str(finding) for finding in diagnose())
 
     def _plan(self, words: list[str]) -> str:
+        from accel_nb.forecast.request import read_request
+        from accel_nb.forecast.table import render
+        from accel_nb.notebook.reports.forecasting import forecast_notebook
+        from accel_nb.notebook.reports.plan import describe_plan
+
         request = read_request(words, "%accelerate plan", in_notebook=True)
         resolved = resolve(self._layers(request.flags))
         config, lines = resolved.config, []
@@ -223,12 +228,16 @@ class AccelerateMagics(Magics):
 
     def _config(self, words: list[str]) -> str:
         if words[:1] == ["deepspeed"]:
+            from accel_nb.config.deepspeed_report import show_deepspeed
+
             config = self._resolve(shlex.join(words[1:]), "%accelerate config deepspeed")
             shown = show_deepspeed(config, on_gpus=uses_gpus(config.config.gpus, config.config.cpus))
             return f"{shown.table}\n{shown.json}"
         return self._resolve(shlex.join(words), "%accelerate config").table()
 
     def _export(self, words: list[str]) -> str:
+        from accel_nb.notebook.export.script import executed_cells, export_notebook, write_script
+
         if len(words) != 1 or not words[0].endswith(".py"):
             raise ConfigError(
                 "%accelerate export takes the path of the new script, as in `%accelerate export train.py`"

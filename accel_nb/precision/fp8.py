@@ -20,6 +20,7 @@ from torch.nn import functional
 from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.process.requirements import unmet_extra
 from accel_nb.runtime.tensors.instance_patching import plain_class, replace_forward, restore_forward
 
 MULTIPLE = 16
@@ -200,11 +201,11 @@ def _build_multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor
 
     The second value casts separate parts of a weight; None for recipes in which a weight has several scales.
     """
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
-    except ImportError as error:
-        raise ConfigError(f"precision fp8 needs torchao ({error}): pip install 'accel_nb[fp8]'") from error
+    if (problem := unmet_extra("fp8", "torchao")) is not None:
+        raise ConfigError(f"precision fp8: {problem}")
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
     recipe = Float8LinearConfig.from_recipe_name(options.recipe)
     # Rows are padded where their number is not divisible by 16, since the weight's gradient sums over them.
     config = replace(recipe, emulate=options.emulate, pad_inner_dim=True)

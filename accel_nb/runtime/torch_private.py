@@ -12,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from types import MappingProxyType
 
-CHECKED_VERSIONS = ("2.13",)
+CHECKED_VERSIONS = ("2.9", "2.10", "2.11", "2.13", "2.15")
 """The versions of torch, major and minor, that the tests of accel_nb run with."""
 
 
@@ -39,6 +39,7 @@ PRIVATE_USES = (
         ("strategies/ddp/lean_ddp.py",),
         (
             "torch.autograd._profiler_enabled",
+            "torch.autograd._unsafe_preserve_version_counter",
             "DistributedDataParallel._active_ddp_module",
             "DistributedDataParallel._assign_modules_buffers",
             "DistributedDataParallel._ddp_params_and_buffers_to_ignore",
@@ -51,6 +52,7 @@ PRIVATE_USES = (
         ),
         fallback="strategy ddp runs torch's own forward pass of DistributedDataParallel, which is slower for small "
         "models and refuses overlapping buffers",
+        branches="torch copies buffers without increasing their versions from 2.13 on; LeanDdp does so on all versions",
     ),
     PrivateUse(
         "ddp.builtin_hook",
@@ -420,7 +422,8 @@ PRIVATE_USES = (
             "torch.distributed.distributed_c10d._new_process_group_helper",
             "torch.distributed.distributed_c10d._set_pg_timeout",
         ),
-        branches="where torch has no _dump_fr_trace_json, the last collective is not reported",
+        branches="where torch has no _dump_fr_trace_json, or records no collectives of gloo (up to 2.10), the last "
+        "collective is not reported",
     ),
 )
 """Every private name of torch in accel_nb, by feature; tests/architecture compares the table with the code."""

@@ -61,11 +61,11 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert output.error is None, output.traceback
     assert "run 'deep' in the background: running" in output.texts[-1]
 
-    # What is asked for happens after a step, and says which.
-    assert re.fullmatch(r"learning rate 0\.1 -> 0\.05, after step \d+\n", say(kernel, "set lr*=0.5"))
-    assert re.fullmatch(r"learning rate 0\.05 -> 0\.02, after step \d+\n", say(kernel, "set lr=0.02"))
-    assert re.fullmatch(r"every 5 steps are reported, after step \d+\n", say(kernel, "set log-every=5"))
-    assert re.fullmatch(r"step \d+ is being saved\n", say(kernel, "checkpoint"))
+    # What is asked for happens after a step, and says which. ipykernel 6 also puts there what the run prints.
+    assert re.search(r"learning rate 0\.1 -> 0\.05, after step \d+\n$", say(kernel, "set lr*=0.5"))
+    assert re.search(r"learning rate 0\.05 -> 0\.02, after step \d+\n$", say(kernel, "set lr=0.02"))
+    assert re.search(r"every 5 steps are reported, after step \d+\n$", say(kernel, "set log-every=5"))
+    assert re.search(r"step \d+ is being saved\n$", say(kernel, "checkpoint"))
     kernel.run("session = get_ipython().magics_manager.magics['cell']['accelerate'].__self__.session")
     kernel.run(
         "from accel_nb.telemetry.actions import MapMemory\nwish = session.last_run.controls.request(MapMemory())"
@@ -89,7 +89,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert any("application/vnd.jupyter.widget-view+json" in data for data in attached.displays)
 
     kernel.run("kept, before = model, model.weight.item(); model = spare = None")
-    assert re.fullmatch(r"stopped after step \d+: step \d+ is being saved\n", say(kernel, "stop --after-step"))
+    assert re.search(r"stopped after step \d+: step \d+ is being saved\n$", say(kernel, "stop --after-step"))
     output = kernel.run("%accelerate wait")
     assert output.error is None, output.traceback
     assert "done" in output.stdout

@@ -42,7 +42,7 @@ def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(
     assert output.error == ("CellSyntaxError", "invalid syntax (<string>, line 1)")
     assert "exec('a b')" in output.traceback
     assert "SyntaxError: invalid syntax" in output.traceback
-    assert "accel_nb" not in output.traceback
+    assert "accel_nb/notebook" not in output.traceback
 
 
 def test_exception_on_every_rank_keeps_type_and_line(kernel):

@@ -12,6 +12,7 @@ from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch, load_ch
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.process.requirements import unmet_extra
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.support.checkpoints import save_sharded
@@ -43,8 +44,8 @@ def loaded(world: World, folder: str, quantization: str | None, dtype: str | Non
 def test_every_rank_has_what_rank_0_has_read(
     tmp_path: Path, quantization: str | None, dtype: str | None, meta: bool
 ) -> None:
-    if quantization:
-        pytest.importorskip("torchao", reason="quantisation is an extra")
+    if quantization and unmet_extra("quantize", "torchao") is not None:
+        pytest.skip("torchao is an extra")
     resident = Transformer()
     save_sharded(resident, tmp_path)
     if dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from accel_nb.runtime.world import World
 from tests.contract.test_strategy import look_of
 from tests.ranks.launch import run_ranks
 from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
+
+if find_spec("deepspeed") is None:
+    pytest.skip("deepspeed is an extra", allow_module_level=True)
 
 WAYS: list[dict[str, Any]] = [
     {"zero_stage": 1},

@@ -19,11 +19,13 @@ from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError
 from accel_nb.precision.fp8 import find_layers
 from accel_nb.precision.half import FullPrecision
+from accel_nb.runtime.process.requirements import unmet_extra
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.fsdp.strategy import Fsdp
 from tests.ranks.launch import run_ranks
 
+needs_torchao = pytest.mark.skipif(unmet_extra("fp8", "torchao") is not None, reason="torchao is an extra")
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
@@ -98,6 +100,7 @@ def trains(world: World, strategy: str, precision: str = "fp8", **fp8: Any) -> d
     return found
 
 
+@needs_torchao
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_emulated_float8_rounds_more_than_bf16_and_trains_as_well(recipe: str) -> None:
     torch.manual_seed(2)
@@ -112,6 +115,7 @@ def test_emulated_float8_rounds_more_than_bf16_and_trains_as_well(recipe: str) -
     assert f"fp8 ({recipe}, emulated: slow) in 4 of 6 linear layers of Net, the rest in bf16" in eighth["notes"]
 
 
+@needs_torchao
 def test_ranks_train_alike_whole_and_divided() -> None:
     alone = trains(World(), "single")
     for strategy in ("ddp", "fsdp"):
@@ -162,6 +166,7 @@ def gathers(world: World, float8_gather: bool) -> dict[str, Any]:
     return found
 
 
+@needs_torchao
 def test_weights_are_gathered_in_float8() -> None:
     """On three ranks, which share 32 rows unevenly, as parts that are padded to 11 rows; 48 are 16 for each."""
     for half, eighth in zip(run_ranks(gathers, 3, False), run_ranks(gathers, 3, True), strict=True):
@@ -190,6 +195,7 @@ def test_layers_are_left_out_by_name_and_by_size() -> None:
     assert find_layers(nn.MultiheadAttention(32, 2), ()) == []  # it reads the weights of a layer that it never calls
 
 
+@needs_torchao
 def test_copies_are_plain_and_a_trial_finds_which_is_faster() -> None:
     model, optimizer = net()
     accelerator = build(World(), "single", trial_rows=16, skip_modules=["head"])
@@ -212,6 +218,7 @@ def test_fp8_is_refused_where_it_cannot_be_had() -> None:
         Accelerator(cpu=True, mixed_precision="fp8")
 
 
+@needs_torchao
 def test_records_of_torchao_are_read_or_refused() -> None:
     from torchao.float8 import Float8LinearConfig
 

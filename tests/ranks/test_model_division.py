@@ -735,8 +735,8 @@ class Result:
 
 
 def _own(caught: list[warnings.WarningMessage]) -> list[str]:
-    """Return the warnings of a difference: not those of torch's reducer, and of parameters that had no gradient."""
-    other = ("bucket view strides", "took no part in the loss")
+    """Return the warnings of a difference: not those of torch's reducer, of parameters without a gradient, of forks."""
+    other = ("bucket view strides", "took no part in the loss", "is multi-threaded, use of fork()")
     return [str(item.message) for item in caught if not any(text in str(item.message) for text in other)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -151,9 +152,10 @@ def test_the_cheapest_plan_that_fits_is_taken_and_follows_what_was_given() -> No
         assert any("compute their activations again" in note for note in found["given"])
         why = "zero 3 was passed over: two optimizers step the Transformer, and stage 3 divides all of a model for one"
         assert found["refused one"].startswith("plan ddp + activation checkpointing (")
-        assert found["refused one"].endswith(why)
+        has_zero = find_spec("deepspeed") is not None  # an extra
+        assert found["refused one"].endswith(why) or not has_zero
         assert found["refused all"].startswith("nothing fits: ddp + activation checkpointing lacks")
-        assert why in found["refused all"]
+        assert why in found["refused all"] or not has_zero
         assert found["anew"][0] == "ddp"
         assert "no batch is known" in found["anew"][1][0]
 

@@ -151,11 +151,13 @@ def stand_apart(world: World, folder: Path) -> list[str]:
         is_compared.wait(30)  # the branch that only this rank takes
     comm.all_gather(torch.ones(1))
     looking.join()
-    return lines
+    return lines if DefaultGroup.adopt(world).last_collective() is not None else ["no record"]
 
 
 def test_a_launch_says_which_rank_the_others_wait_for(tmp_path: Path) -> None:
     (line,) = run_ranks(stand_apart, 2, tmp_path)[1]
+    if line == "no record":
+        pytest.skip("this version of torch records no collectives of gloo")
     assert line.startswith("no rank makes progress: rank 0 waits in")
     assert "for rank 1, which is at line" in line
     assert "is_compared.wait(30)" in line

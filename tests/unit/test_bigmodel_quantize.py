@@ -26,14 +26,17 @@ from accel_nb.bigmodel.quantization.quantize import (
 )
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.process.requirements import unmet_extra
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
 from tests.support.transformer import Transformer
 
-pytest.importorskip("torchao", reason="quantisation is an extra")
-pytest.importorskip("bitsandbytes", reason="quantisation is an extra")
+EXTRAS = ("torchao", "bitsandbytes")
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.skipif(any(unmet_extra("quantize", name) for name in EXTRAS), reason="quantisation is an extra"),
+]
 
 TOKENS = torch.arange(24).reshape(2, 12)
 MOST_ERROR = {"int8": 0.02, "int8_dynamic": 0.03, "int4": 0.2, "bnb_int8": 0.03, "nf4": 0.2, "fp4": 0.25}

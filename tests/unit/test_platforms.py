@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, PackageNotFoundError
@@ -28,6 +29,7 @@ from accel_nb.runtime.process.hardware import (
     why_unusable,
 )
 from accel_nb.runtime.process.platforms import PLATFORMS, PlatformSignals, detect_platform, find_tpu
+from accel_nb.runtime.process.requirements import unmet_extra
 from accel_nb.runtime.process.tested_versions import tested_versions
 from accel_nb.strategies import StrategyRegistry
 from accel_nb.ui.fallback import DisplayFacts, choose_display
@@ -200,6 +202,23 @@ def test_the_doctor_warns_of_versions_newer_than_the_tested_ones(monkeypatch: py
     [line] = [str(finding) for finding in diagnose() if "newest tested" in finding.text]
     assert line.startswith("[WARN] ipykernel 99.1.2 is newer than the newest tested version: ")
     assert f"pip install ipykernel=={tested_versions()['ipykernel'][-1]}" in line
+
+
+def test_packages_of_an_extra_that_are_missing_or_too_old_are_named_with_its_command(monkeypatch: pytest.MonkeyPatch):
+    versions = {"torchao": "0.10.0"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    explain = unmet_extra.__wrapped__  # without its cache
+    words = r"torchao>=[\d.]+ is needed, and 0\.10\.0 is installed: pip install 'accel_nb\[quantize\]'"
+    assert re.fullmatch(words, explain("quantize", "torchao") or "")
+    assert "and it is not installed" in (explain("quantize", "bitsandbytes") or "")
+    versions["torchao"] = "99.0"
+    assert explain("quantize", "torchao") is None
 
 
 def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):

@@ -256,7 +256,7 @@ class PlainCells:
                 self._replacements[owner, name, plain] = make(plain)
             pairs.append((plain, self._replacements[owner, name, plain]))
             if name in vars(owner):
-                stack.callback(setattr, owner, name, plain)
+                stack.callback(setattr, owner, name, vars(owner)[name])
             else:  # inherited, as Tensor's methods are from its C base
                 stack.callback(delattr, owner, name)
             setattr(owner, name, pairs[-1][1])

@@ -15,8 +15,10 @@ from __future__ import annotations
 import builtins
 import errno
 import functools
+import glob
 import io
 import os
+import pathlib
 import shutil
 import stat
 import sys
@@ -34,6 +36,13 @@ _MULTIPROCESS = (
     "torch.distributed", "torch.utils.cpp_extension", "triton",
 )  # fmt: skip
 """Modules that write files for other processes to read, or one file for each process: these are not redirected."""
+
+_HOLDERS = [
+    found
+    for module, name in ((pathlib, "_NormalAccessor"), (glob, "_StringGlobber"))
+    if (found := getattr(module, name, None)) is not None
+]
+"""Classes that hold functions of `os` as attributes: `pathlib` calls these in Python 3.10, and from 3.13 on."""
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _MAX_FILES = 256
@@ -58,8 +67,17 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
     yield torch, "load", functools.partial(files.read_from, 0, "f")
     if safetensors is not None:
         yield safetensors, "serialize_file", functools.partial(files.write_to, 1, "filename")
-    for owner in (builtins, io):
-        yield owner, "open", files.make_open
+    yield builtins, "open", files.make_open
+    for owner, name, make in _replacements_of_os(files):
+        holders = [holder for holder in _HOLDERS if getattr(holder, name, None) is getattr(owner, name)]
+        yield owner, name, make
+        for holder in holders:
+            yield holder, name, functools.partial(_make_static, make)
+    yield shutil, "rmtree", files.make_rmtree
+
+
+def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
+    yield io, "open", files.make_open
     for name in ("stat", "lstat", "access", "chmod", "utime"):
         yield os, name, files.make_status
     for name in ("remove", "unlink", "rmdir"):
@@ -69,7 +87,10 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
     yield os, "mkdir", files.make_mkdir
     yield os, "listdir", files.make_listdir
     yield os, "scandir", files.make_scandir
-    yield shutil, "rmtree", files.make_rmtree
+
+
+def _make_static(make: Make, plain: Function) -> Any:
+    return staticmethod(make(plain))
 
 
 def _rename_after(position: int, name: str, plain: Function) -> Function:

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from accel_nb.config.sections import CompileOptions
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.process.hardware import missing_compiler
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
@@ -74,6 +77,15 @@ class Compiler:
             return None
         what = f"{len(blocks)} blocks" if blocks else "as a whole"
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
+
+
+def require_compiler(options: CompileOptions, device: torch.device) -> None:
+    """Raise `ConfigError` if models are to be compiled for the CPU and no C++ compiler is installed."""
+    if options.backend == "inductor" and device_type(device).is_host and (name := missing_compiler()) is not None:
+        raise ConfigError(
+            f"compile.backend is inductor, which needs a C++ compiler, and {name} is not installed: install it, set "
+            "the variable CXX to another one, or leave compile.backend out"
+        )
 
 
 def current_forward(model: nn.Module) -> Any:

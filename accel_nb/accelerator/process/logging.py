@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.current_world import current_comm, current_world
 
+if TYPE_CHECKING:
+    Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    Adapter = logging.LoggerAdapter  # takes no type before Python 3.11
 
-class RankLogger(logging.LoggerAdapter[logging.Logger]):
+
+class RankLogger(Adapter):
     """A logger that logs on the main process only, by default.
 
     With ``main_process_only=False`` a call logs on every rank, with the rank as prefix; with ``in_order=True`` ranks do

@@ -25,6 +25,7 @@ from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.torch_private import torch_version
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
@@ -233,7 +234,10 @@ class Stepper:
         if self._clip is not None:
             norm = self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
             self.meter.report_norm(norm)
-        first_step_check = self._build_first_step_check(proxy) if proxy.needs_check else None
+        first_step_check = None
+        if proxy.needs_check:
+            self._refuse_wrong_optimizer(proxy.optimizer)
+            first_step_check = self._build_first_step_check(proxy)
         try:
             ran = proxy.step_directly() if self._can_step_directly else proxy.run(self.strategy.step) == "ran"
         except RuntimeError as error:
@@ -359,17 +363,21 @@ class Stepper:
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
 
+    def _refuse_wrong_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise `MisuseError` for an optimizer that the installed PyTorch computes wrongly on shards, without an error.
+
+        PyTorch 2.9 squares the norm of each part, and then adds these up.
+        """
+        is_wrong = type(optimizer).__name__ == "Adafactor" and torch_version() == "2.9"
+        if is_wrong and self.strategy.capabilities.shards_params:
+            raise _wrong_on_shards(optimizer, "norms of parts are wrong in PyTorch 2.9")
+
     def _refuse_optimizer_of_shards(self, optimizer: Optimizer, error: RuntimeError) -> None:
         """Raise `MisuseError` if an optimizer's step has failed because PyTorch cannot compute it on shards."""
         message = str(error)
         is_of_shards = any(word in message for word in ("placement", "DTensor", "sharding strategy"))
         if self.strategy.capabilities.shards_params and is_of_shards:
-            name = type(optimizer).__name__
-            raise MisuseError(
-                f"{name} cannot step weights of which each rank holds a shard: PyTorch does not compute it on sharded "
-                f"tensors ({message.splitlines()[0]}). Train with --strategy ddp, or with an optimizer that steps each "
-                "value alone, such as AdamW"
-            ) from error
+            raise _wrong_on_shards(optimizer, message.splitlines()[0]) from error
 
     def _step_with_closure(self, proxy: OptimizerProxy, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:
@@ -608,3 +616,11 @@ def _find_name(parameter: Tensor, namespace: Mapping[str, Any]) -> str | None:
                 if candidate is parameter:
                     return f"{name}.{inner}"
     return None
+
+
+def _wrong_on_shards(optimizer: Optimizer, why: str) -> MisuseError:
+    return MisuseError(
+        f"{type(optimizer).__name__} cannot step weights of which each rank holds a shard: PyTorch does not compute it "
+        f"on sharded tensors ({why}). Train with --strategy ddp, or with an optimizer that steps each value alone, "
+        "such as AdamW"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.process.requirements import unmet_extra
 
 MethodName = Literal["int8", "int8_dynamic", "int4", "bnb_int8", "nf4", "fp4"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -78,14 +78,8 @@ class Kernel(Protocol):
 
 def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> Kernel:
     """Return the kernel for a layer of ``shape`` (out, in) that computes in ``dtype``; raises `ConfigError`."""
-    package = quantization.package
-    try:
-        version(package)
-    except PackageNotFoundError:
-        raise ConfigError(
-            f"quantisation {quantization.method!r} needs {package}, which is not installed: pip install "
-            "'accel_nb[quantize]'"
-        ) from None
+    if (problem := unmet_extra("quantize", quantization.package)) is not None:
+        raise ConfigError(f"quantisation {quantization.method!r}: {problem}")
     if quantization.method == "bnb_int8":
         return _BitsAndBytes8(quantization.threshold)
     if quantization.method in ("nf4", "fp4"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +11,14 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 from accel_nb.runs.registry import default_folder
-from accel_nb.runtime.process.environment import get_variable
-from accel_nb.runtime.process.hardware import Machine, inspect_machine, torch_cuda_version, why_no_xla, why_unusable
+from accel_nb.runtime.process.hardware import (
+    Machine,
+    inspect_machine,
+    missing_compiler,
+    torch_cuda_version,
+    why_no_xla,
+    why_unusable,
+)
 from accel_nb.runtime.process.platforms import Platform, PlatformSignals, collect_signals, detect_platform, find_tpu
 from accel_nb.runtime.process.requirements import unmet_requirements
 from accel_nb.runtime.process.tested_versions import newer_than_tested, tested_versions
@@ -115,8 +120,7 @@ def _space(machine: Machine) -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    compiler = get_variable("CXX", "") or "g++"
-    if shutil.which(compiler) is None:
+    if (compiler := missing_compiler()) is not None:
         yield Finding(
             "note",
             f"the C++ compiler {compiler} is not installed: --compile.backend inductor needs it, other runs do not",

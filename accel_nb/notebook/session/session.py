@@ -24,7 +24,6 @@ from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.notebook.session.interrupts import DeferredTermination, count_interrupts
 from accel_nb.notebook.session.namespace_session import NamespaceSession
-from accel_nb.notebook.session.post_mortem import describe_out_of_memory
 from accel_nb.notebook.session.recording import describe_run, end_of_run, record_run
 from accel_nb.notebook.session.replica_check import describe_divergence
 from accel_nb.notebook.session.run_controls import RunControls
@@ -346,6 +345,8 @@ class Session:
         self, running: CellRun, answers: list[RankAnswer], reason: Reason | None
     ) -> BaseException | None:
         """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
+        from accel_nb.notebook.session.post_mortem import describe_out_of_memory  # imports memory forecasts
+
         for answer in answers:
             running.closing_lines += answer.reply.lines
         running.closing_lines += describe_divergence(answers)

@@ -91,7 +91,10 @@ class WorkerCompiler(CachingCompiler):
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Return label and name of a file's code, as in the notebook's tracebacks."""
         cell_name = self.cell_names.get(name)
-        return ("Cell", cell_name) if cell_name else super().format_code_name(name)
+        if cell_name:
+            return "Cell", cell_name
+        format_name = getattr(super(), "format_code_name", None)  # since IPython 8
+        return None if format_name is None else format_name(name)
 
 
 class WorkerShell(InteractiveShell):

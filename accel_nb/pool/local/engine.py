@@ -46,6 +46,7 @@ from accel_nb.pool.messages import (
 )
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads
 from accel_nb.runtime.process.environment import notebook_variables, zygote_environment
+from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.runtime.process.oom_detection import KillCounters
 from accel_nb.runtime.process.platforms import detect_platform
 from accel_nb.telemetry.ring import RingReader, create_ring
@@ -141,8 +142,9 @@ class NodeSettings:
     number: int = 0
     address: str = "127.0.0.1"
     """The address of node 0."""
-    interface: str = "lo"
-    """The network interface by which ranks reach those of other nodes; empty to leave the choice to the backend."""
+    interface: str | None = None
+    """The network interface by which ranks reach those of other nodes; empty to leave the choice to the backend, None
+    for the one by which processes of this machine reach each other."""
 
 
 class LocalEngine:
@@ -168,6 +170,7 @@ class LocalEngine:
         self._links: dict[int, _WorkerConnections] = {}
         self._selector = selectors.DefaultSelector()
         self._node = node or NodeSettings()
+        self._interface = ""
         self._stores = stores or FileStores()
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
@@ -210,6 +213,7 @@ class LocalEngine:
 
         Waits for the zygote's imports if needed.
         """
+        self._interface = find_loopback() if self._node.interface is None else self._node.interface
         if self._zygote.poll() is not None:
             self._relaunch()
         self._end_workers()
@@ -387,7 +391,7 @@ class LocalEngine:
                 local_rank=neighbours.index(rank),
                 local_size=len(neighbours),
                 address=self._node.address,
-                interface=self._node.interface,
+                interface=self._interface,
             )
             store = self._stores.connect(rank)
             after.callback(os.close, store)

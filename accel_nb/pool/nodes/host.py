@@ -37,6 +37,7 @@ from accel_nb.pool.local.shared_payloads import SharedBuffers, StoreFile
 from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import Part, describe_payloads, pack_frame, read_frames
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads, close_all
+from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.telemetry.events import to_message
 
 MAX_PACKET = 1024 * 1024
@@ -67,7 +68,7 @@ class HostSettings:
 def interface_of(address: str) -> str:
     """Return the network interface of an address of this machine; empty if none has it."""
     if address.startswith("127."):
-        return "lo"
+        return find_loopback()
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
             return name

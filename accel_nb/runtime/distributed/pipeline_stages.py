@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.torch_private import torch_version
 from accel_nb.runtime.world import World
 
 
@@ -30,6 +31,9 @@ class Stages:
         example_kwargs: Mapping[str, Any],
         num_chunks: int,
     ) -> None:
+        problem = why_no_stages(world.size, num_chunks, dist.get_backend())  # pyright: ignore[reportPrivateImportUsage]
+        if problem is not None:
+            raise MisuseError(problem)
         self._world = world
         device = torch.device(world.device)
         with torch.no_grad():
@@ -53,3 +57,16 @@ class Stages:
                 self._schedule.step(*args, **kwargs)
                 return None
             return self._schedule.step()
+
+
+def why_no_stages(num_stages: int, num_chunks: int, backend: str) -> str | None:
+    """Return why the installed version of torch cannot run such a pipeline; None if it can."""
+    version = torch_version()
+    if version == "2.9" and backend == "gloo":
+        return "torch 2.9 cannot run the stages of a pipeline on CPUs: install torch 2.10 or newer, or use GPUs"
+    if version in ("2.9", "2.10") and num_chunks < num_stages:
+        return (
+            f"torch {version} takes at least as many micro-batches as stages, and num_chunks is {num_chunks} for "
+            f"{num_stages} stages: raise num_chunks, or install torch 2.11 or newer"
+        )
+    return None

@@ -159,8 +159,10 @@ def _region(tensor: Any, coordinate: tuple[int, ...]) -> tuple[tuple[int, ...], 
         for place, size, index in zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True)
         if getattr(place, "dim", None) is not None
     ]
+    # Not by comparison: up to torch 2.9 a strided placement equals a plain one.
+    plain = [item for item in divided if not hasattr(item[0], "split_factor")]
     strided = [item for item in divided if hasattr(item[0], "split_factor")]
-    for place, size, index in [*(item for item in divided if item not in strided), *reversed(strided)]:
+    for place, size, index in [*plain, *reversed(strided)]:
         length = -(-lengths[place.dim] // size)
         start = min(length * index, lengths[place.dim])
         offsets[place.dim] += start

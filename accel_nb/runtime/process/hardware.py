@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from accel_nb.runtime.process.environment import visible_gpus
+from accel_nb.runtime.process.environment import get_variable, visible_gpus
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """One of these files exists if a driver is installed; the second one under WSL."""
@@ -88,6 +88,12 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def missing_compiler() -> str | None:
+    """Return the name of the C++ compiler that torch.compile calls if it is not installed; None if it is."""
+    compiler = get_variable("CXX", "") or "g++"
+    return compiler if shutil.which(compiler) is None else None
 
 
 def torch_cuda_version() -> tuple[int, int] | None:

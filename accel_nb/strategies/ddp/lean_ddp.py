@@ -53,6 +53,15 @@ class LeanDdp(DistributedDataParallel):
             buffers = dict(self.module.named_buffers())
             self.modules_buffers += [without_repeats(buffers[name]) for name in self._overlapping & buffers.keys()]
 
+    def _sync_buffers(self) -> None:
+        """Copy the buffers of rank 0 without increasing their version counters, as torch does from 2.13 on.
+
+        An earlier call of the model may have saved the buffers for its backward pass.
+        """
+        buffers = tuple(self.modules_buffers)
+        with torch.autograd._unsafe_preserve_version_counter(buffers):  # pyright: ignore[reportPrivateImportUsage]
+            super()._sync_buffers()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``module.forward``, and prepare the reducer for a backward pass if that averages gradients."""
         if not (self._is_simple and self._lazy_init_ran) or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]

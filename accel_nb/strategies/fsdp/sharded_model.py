@@ -264,11 +264,12 @@ class ShardedModel:
         self.is_pending = False
         for group in self._groups():
             for param in group.fsdp_params:
-                param.unsharded_accumulated_grad = None
                 if self.pipeline is not None:
                     self.pipeline.collected.clear()
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None
+                if param.unsharded_accumulated_grad is not None:  # since 2.15 it is the gradient above
+                    param.unsharded_accumulated_grad = None
 
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
@@ -440,7 +441,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
         return Refusal(
             f"{type(model).__name__} passes attributes that are set on it to another module, and FSDP2 sets attributes "
             "on what it divides",
-            "prepare the module inside of it (with Lightning Fabric, leave out either fabric.setup or --strategy fsdp), "
+            "prepare the module inside of it (leave out fabric.setup, if it is Lightning Fabric's), "
             "or train with --strategy ddp",
         )
     sparse = next((name for name, part in model.named_modules() if getattr(part, "sparse", None) is True), None)

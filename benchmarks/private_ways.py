@@ -1,0 +1,134 @@
+"""Do `LeanDdp` and the end of idle OpenMP threads still gain, with the installed version of torch?
+
+Both use what torch does not document. Each is compared with torch's own way in blocks that take turns in one run. Run
+it with the oldest and the newest torch that is supported too.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.measure import Figure, Report, main, median_interval, on_two_ranks, shuffled_rounds
+
+LEAN, PLAIN = "LeanDdp", "torch's DDP"
+ENDED, SPINNING = "idle threads ended", "idle threads left alone"
+STEPS = 50
+
+
+def private_ways(quick: bool = False) -> Report:
+    """Measure both, and report the ratio of each to torch's own way."""
+    import torch
+
+    pairs, rounds = (1, 20) if quick else (4, 40)
+    steps: dict[str, list[float]] = {LEAN: [], PLAIN: []}
+    for _ in range(pairs):
+        for name, values in on_two_ranks("benchmarks.private_ways", rounds).items():
+            steps[name] += values
+    passes = _offloaded_passes(10 if quick else 40)
+    report = Report(
+        "Private ways",
+        f"What private names of torch gain, with torch {torch.__version__}: processor time of a training step (2 gloo "
+        "ranks, 3 small layers, rank 0's training thread), and wall time of a forward pass whose weights are converted "
+        f"from a file in the page cache ({torch.get_num_threads()} threads). Medians.",
+        ["", "us", "over torch's own way", "95 % interval"],
+    )
+    for measured, own, base, what in (
+        (steps, LEAN, PLAIN, "LeanDdp: CPU per step over torch's DDP"),
+        (passes, ENDED, SPINNING, "idle threads ended: wall per pass over left alone"),
+    ):
+        ratios = [ours / theirs for ours, theirs in zip(measured[own], measured[base], strict=True)]
+        low, high = median_interval(ratios)
+        report.add(base, statistics.median(measured[base]), 1.0, "")
+        report.add(own, statistics.median(measured[own]), statistics.median(ratios), f"{low:.3f} to {high:.3f}")
+        report.figures.append(Figure(what, statistics.median(ratios), 1.0, "x", spread=(low, high)))
+    return report
+
+
+def _rank(rank: int, folder: Path, rounds: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from accel_nb.strategies.ddp.lean_ddp import LeanDdp
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+
+    def build(kind: Any) -> Callable[[int], None]:
+        network = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+        model = kind(network, gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+
+        def run(steps: int) -> None:
+            for _ in range(steps):
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return run
+
+    ways = {LEAN: build(LeanDdp), PLAIN: build(DistributedDataParallel)}
+    for run in ways.values():
+        run(60)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for order in shuffled_rounds(list(ways), rounds):
+        for name in order:
+            dist.barrier()
+            began = time.thread_time()
+            ways[name](STEPS)
+            times[name].append((time.thread_time() - began) / STEPS * 1e6)
+    if rank == 0:
+        (folder / "0.json").write_text(json.dumps(times))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _offloaded_passes(rounds: int) -> dict[str, list[float]]:
+    """Return the wall time in us of forward passes that convert all weights from a file, by way."""
+    import torch
+    from safetensors.torch import save_file
+    from torch import nn
+
+    from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+    from accel_nb.bigmodel.offload import openmp
+
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, torch.no_grad():
+        model = nn.Sequential(*(nn.Linear(1536, 1536) for _ in range(12)))
+        save_file(
+            {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}, f"{folder}/a.safetensors"
+        )
+        loaded = load_checkpoint_and_dispatch(model, folder, {"": "disk"}, dtype=torch.float32)
+        x = torch.randn(32, 1536)
+        for _ in range(5):
+            loaded(x)
+        times: dict[str, list[float]] = {ENDED: [], SPINNING: []}
+        for order in shuffled_rounds(list(times), rounds):
+            for name in order:
+                with patch.object(
+                    openmp, "end_idle_threads", openmp.end_idle_threads if name == ENDED else _do_nothing
+                ):
+                    began = time.perf_counter()
+                    loaded(x)
+                    times[name].append((time.perf_counter() - began) * 1e6)
+        return times
+
+
+def _do_nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        _rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(private_ways)
