@@ -85,7 +85,8 @@ class SequenceExchange:
         if len(sent) < longest:
             sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
         found = self.comm.all_gather(sent)
-        return torch.cat([part[: self.range_of(length, rank)[1]] for rank, part in enumerate(found)]).movedim(0, dim)
+        parts = [part[: self.range_of(length, rank)[1]].movedim(0, dim) for rank, part in enumerate(found)]
+        return torch.cat(parts, dim)
 
     def swapped(self, value: Tensor, given: int, taken: int, number: int, length: int) -> Tensor:
         """Return a tensor whose dim ``given``, of ``number`` items, is cut, and ``taken`` has all ``length`` items."""
@@ -104,7 +105,7 @@ class _Take(Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
         ctx.facts = exchange, dim, whole.shape[dim]
-        return exchange.narrow(whole, dim).clone(memory_format=torch.contiguous_format)
+        return exchange.narrow(whole, dim).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -160,7 +160,7 @@ class Cut:
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        kept = self.draw((*leading, self.length, key.shape[-2]), dropout_p, query)
+        kept = self.draw((*leading, self.length, key.shape[-2]), dropout_p, scores)
         kept = self.exchange.narrow(kept, len(leading) - 1 if cut_dim is not None and cut_dim >= 0 else -2)
         return (scores.softmax(-1) * kept) @ value
 

@@ -38,7 +38,9 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return by name the modules that may compute cuts: the outermost ones in lists, else the model's own parts."""
     listed: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
-        if isinstance(part, nn.ModuleList | nn.Sequential) and not any(name.startswith(f"{one}.") for one in listed):
+        if isinstance(part, nn.ModuleList | nn.Sequential) and not any(
+            f"{name}.".startswith(f"{one}.") for one in listed
+        ):
             inner = {leaf: child for leaf, child in part.named_children() if any(True for _ in child.children())}
             listed |= {f"{name}.{leaf}" if name else leaf: child for leaf, child in inner.items()}
     return listed or {leaf: child for leaf, child in model.named_children() if any(True for _ in child.children())}
@@ -90,6 +92,8 @@ class SequenceDivision:
         self._kind = innermost_class(model).__name__
         self._exchange = exchange
         self._is_whole_call = False
+        # Whether a block computes: those that it calls in turn are parts of it.
+        self._is_inside = False
         self._has_cut = False
         self._copies = blocks.copies
         self._left_whole = blocks.left_whole
@@ -144,11 +148,16 @@ class SequenceDivision:
         forward = _forward(block)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
-            plan = None if self._is_whole_call else self._plan_of(block, kind, args, kwargs)
+            is_part = self._is_whole_call or self._is_inside
+            plan = None if is_part else self._plan_of(block, kind, args, kwargs)
             if plan is None:
                 return forward(*args, **kwargs)
-            with replaced_functions():
-                output = compute_cut(block, forward, plan, self._exchange, args, kwargs)
+            self._is_inside = True
+            try:
+                with replaced_functions():
+                    output = compute_cut(block, forward, plan, self._exchange, args, kwargs)
+            finally:
+                self._is_inside = False
             return join_cuts(output, plan.outputs, self._exchange, length_of(plan, args, kwargs))
 
         return compute
