@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,9 @@ class SequenceDivision:
     is computed whole on every rank; if nothing can be, the first call of the model that computes gradients raises.
     """
 
-    def __init__(self, model: nn.Module, exchange: SequenceExchange, blocks: BlockCopies) -> None:
+    def __init__(
+        self, model: nn.Module, exchange: SequenceExchange, blocks: BlockCopies, *, is_main: bool = False
+    ) -> None:
         self._kind = innermost_class(model).__name__
         self._exchange = exchange
         self._is_whole_call = False
@@ -100,6 +103,8 @@ class SequenceDivision:
         # By kind of block and structure of arguments; None: such calls are computed whole.
         self._plans: dict[Any, BlockPlan | None] = {}
         self._parts: set[str] = set()
+        self._is_main = is_main
+        self._told: set[str] = set()
         self._replaced: list[nn.Module] = []
         try:
             for name, kind in blocks.kinds.items():
@@ -120,8 +125,8 @@ class SequenceDivision:
 
     def describe(self) -> dict[str, str]:
         """Return what is not computed in cuts, and why, as text by name; empty before the first call."""
-        facts = {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
-        return facts | {f"{part}:": "computed whole on each worker" for part in sorted(self._parts)}
+        facts = {part: "computed whole on each worker" for part in sorted(self._parts)}
+        return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
 
     def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         replace_forward(module, forward)
@@ -142,7 +147,16 @@ class SequenceDivision:
                 f"mesh.cp {self._exchange.size} can divide no block of {self._kind}"
                 f" ({reasons or 'none was called with a sequence'}): {_REMEDY}"
             )
+        self._tell()
         return output
+
+    def _tell(self) -> None:
+        """Warn about what is not computed in cuts, once, on the main rank."""
+        facts = self.describe()
+        if self._is_main and not facts.keys() <= self._told:
+            new = [f"{name} {why}" for name, why in facts.items() if name not in self._told]
+            warnings.warn(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}", stacklevel=2)
+        self._told |= facts.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
         forward = _forward(block)

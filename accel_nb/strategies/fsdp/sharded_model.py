@@ -142,7 +142,7 @@ class ShardedModel:
             if blocks is not None and groups is not None:
                 cp = groups.cp.world
                 exchange = SequenceExchange(groups.cp, cp.rank, cp.size)  # pyright: ignore[reportArgumentType]
-                self.sequences = SequenceDivision(model, exchange, blocks)
+                self.sequences = SequenceDivision(model, exchange, blocks, is_main=groups.mesh.rank == 0)
                 self._classes = [type(unit) for unit in self._units]
             if stages is not None and groups is not None:
                 self._divide_stages(stages, groups, device, micro_batches)
