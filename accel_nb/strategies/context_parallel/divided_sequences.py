@@ -33,6 +33,7 @@ from accel_nb.strategies.context_parallel.block_plan import (
 )
 from accel_nb.strategies.context_parallel.cut_functions import replaced_functions
 from accel_nb.strategies.pipeline.chain_probe import chain_input
+from accel_nb.strategies.tensor_parallel.plan import has_hooks
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -73,7 +74,7 @@ class BlockCopies:
         """Copy the blocks of a model to the CPU."""
         found = cls()
         for name, block in find_blocks(model).items():
-            if any(map(_has_hooks, list(block.modules())[1:])):
+            if any(map(has_hooks, block.children())):
                 found.left_whole[innermost_class(block).__name__] = "hooks read or change values inside of it"
                 continue
             found.kinds[name] = kind = _kind_of(block)
@@ -125,7 +126,7 @@ class SequenceDivision:
 
     def describe(self) -> dict[str, str]:
         """Return what is not computed in cuts, and why, as text by name; empty before the first call."""
-        facts = {part: "computed whole on each worker" for part in sorted(self._parts)}
+        facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
         return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
 
     def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -147,10 +148,10 @@ class SequenceDivision:
                 f"mesh.cp {self._exchange.size} can divide no block of {self._kind}"
                 f" ({reasons or 'none was called with a sequence'}): {_REMEDY}"
             )
-        self._tell()
+        self._warn_about_whole()
         return output
 
-    def _tell(self) -> None:
+    def _warn_about_whole(self) -> None:
         """Warn about what is not computed in cuts, once, on the main rank."""
         facts = self.describe()
         if self._is_main and not facts.keys() <= self._told:
@@ -236,12 +237,6 @@ def _kind_of(block: nn.Module) -> Any:
 def _is_kept(name: str, value: Any) -> bool:
     is_number = type(value) in (int, float, bool, str)
     return is_number and name != "training" and not _POSITION_IN_MODEL.search(name)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 def _forward(module: nn.Module) -> Callable[..., Any]:
