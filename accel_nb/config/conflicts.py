@@ -78,7 +78,7 @@ def world_problems(config: Config, size: int) -> dict[str, str]:
     """Return a message for each option that does not fit a world of ``size``, by option."""
     problems = rank_problems(config, size)
     rest = size
-    for name in ("tp", "pp"):
+    for name in ("tp", "pp", "cp"):
         degree = getattr(config.mesh, name)
         if rest % degree:
             degrees = ", ".join(str(number) for number in range(1, rest + 1) if rest % number == 0)
@@ -88,25 +88,34 @@ def world_problems(config: Config, size: int) -> dict[str, str]:
     return problems
 
 
+_DIVIDED = {
+    "mesh.tp": ("divided layers", "divide layers"),
+    "mesh.cp": ("divided sequences", "divide sequences"),
+    "mesh.pp": ("stages", "compute in stages"),
+}
+
+
 def _mesh_clashes(config: Config) -> list[OptionClash]:
     found: list[OptionClash] = []
-    divided = [name for name in ("tp", "pp") if getattr(config.mesh, name) > 1]
-    for option, what in (("mesh.tp", "divided layers"), ("mesh.pp", "stages")):
+    divided = [name for name in ("tp", "cp", "pp") if getattr(config.mesh, name) > 1]
+    for option, (what, does) in _DIVIDED.items():
         if option.removeprefix("mesh.") not in divided:
             continue
         if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
             possible = ", ".join(WITH_DIVIDED_LAYERS)
-            does = "divide layers" if option == "mesh.tp" else "compute in stages"
             message = f"strategy {config.strategy} does not {does}; use {possible}, or remove {option}"
             found.append(OptionClash(("strategy", option), message))
         if config.tpus is not None:
-            found.append(OptionClash(("tpus", option), "on a TPU layers are not divided; remove one of the two"))
+            found.append(OptionClash(("tpus", option), "on a TPU models are not divided; remove one of the two"))
         if config.precision in ("fp16", "fp8"):
             message = f"{what} compute in no, bf16 or auto; change one of the two"
             found.append(OptionClash(("precision", option), message))
         if config.compile.backend != "no":
             message = f"{what} are not compiled; remove one of the two"
             found.append(OptionClash(("compile.backend", option), message))
+    if config.mesh.cp > 1 and config.mesh.pp > 1:
+        message = "sequences are not divided among workers of stages; set one of the two to 1"
+        found.append(OptionClash(("mesh.cp", "mesh.pp"), message))
     if config.mesh.split_points and len(config.mesh.split_points) != config.mesh.pp - 1:
         message = f"{len(config.mesh.split_points)} split points make {len(config.mesh.split_points) + 1} stages"
         found.append(OptionClash(("mesh.split_points", "mesh.pp"), f"{message}, and mesh.pp is {config.mesh.pp}"))

@@ -286,6 +286,13 @@ class MeshOptions(Section):
         unit="workers",
         flag="tp",
     )
+    cp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+        1,
+        "Number of workers that compute each sequence together (context parallelism): each computes the blocks of a "
+        "model for a part of the sequence, with attention to all of it.",
+        unit="workers",
+        flag="cp",
+    )
     pp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
         "Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel_nb.errors import ConfigError
 
@@ -27,8 +27,8 @@ class Mesh:
     compute different parts of each divided layer.
 
     What depends on which coordinate: shares of the data and random numbers on the *data index* (of ``dp_replicate``
-    and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations; logging, files and messages
-    on the rank of the world.
+    and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations, and those of ``cp`` the same
+    outside of their cuts; logging, files and messages on the rank of the world.
     """
 
     rank: int = 0
@@ -91,6 +91,12 @@ class Mesh:
         """The index of this rank's share of a batch."""
         return self.index(*DATA_DIMENSIONS)
 
+    def holding(self, *, copies: bool) -> Mesh:
+        """Return the mesh of parameters: ranks that read other parts of sequences hold copies, else parts of a copy."""
+        if copies:
+            return replace(self, dp_replicate=self.dp_replicate * self.cp, cp=1)
+        return replace(self, dp_shard=self.dp_shard * self.cp, cp=1)
+
     @property
     def counts_samples(self) -> bool:
         """Whether this is the one rank that counts the samples of its share of a batch."""
@@ -122,7 +128,7 @@ def arrange(rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, shar
     With None all of the rest hold one copy. Raises `ConfigError` for numbers that do not divide.
     """
     rest, taken = size, ""
-    for name, degree in (("tp", tp), ("cp", cp), ("pp", pp)):
+    for name, degree in (("tp", tp), ("pp", pp), ("cp", cp)):
         if rest % degree:
             raise ConfigError(
                 f"mesh.{name} is {degree}, which does not divide the {_workers(rest, size, taken)}; "

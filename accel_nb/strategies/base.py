@@ -262,6 +262,10 @@ class LayerDividing(Protocol):
         """Divide the blocks of models into stages; called before `Strategy.open`."""
         ...
 
+    def divide_sequences(self, size: int, *, replicates: bool) -> None:
+        """Divide sequences among ``size`` ranks; called before `Strategy.open`."""
+        ...
+
     def share_state(self) -> None:
         """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
         ...

@@ -36,7 +36,7 @@ class StrategySelection:
         self._registry = registry
         self._planner: StrategyPlanner | None = None
         mesh = resolved.config.mesh
-        if resolved.config.strategy == AUTO and mesh.tp == mesh.pp == 1:  # a forecast knows no divided layers
+        if resolved.config.strategy == AUTO and mesh.tp == mesh.pp == mesh.cp == 1:  # a forecast chooses no mesh
             self._planner = StrategyPlanner(resolved, comm, device, strategy.precision.policy.name, registry)
         self._selected: Mapping[str, Any] = {"strategy": strategy.name}
 

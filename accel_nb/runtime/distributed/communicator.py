@@ -6,6 +6,7 @@ Every rank must make the same calls in the same order; each call waits for all r
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -205,6 +206,16 @@ class TorchComm:
         work = self._to_sendable(tensor)
         dist.recv(work, self._global_rank(source), self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
+
+    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Send one part to each rank, and return what each has sent here, in rank order and of these shapes."""
+        work = self._to_sendable(torch.cat([part.detach().reshape(-1) for part in parts]))
+        lengths = [math.prod(shape) for shape in shapes]
+        received = work.new_empty(sum(lengths))
+        sent = [part.numel() for part in parts]
+        dist.all_to_all_single(received, work, lengths, sent, group=self._subgroup)
+        found = received.to(parts[0].device).split(lengths)
+        return [part.view(list(shape)) for part, shape in zip(found, shapes, strict=True)]
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Start an all-reduce of the flags by maximum in the background, between the hosts' CPUs."""

@@ -13,7 +13,7 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.mesh import DATA_DIMENSIONS, DIMENSIONS, SUM_DIMENSIONS, Mesh
 from accel_nb.runtime.world import World
 
-_OTHERS = ("pp", "cp", "tp")
+_OTHERS = ("pp", "tp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class MeshGroups:
 
     ``data`` connects the ranks that read different shares of a batch and hold the same layers, or parts of layers;
     ``sum`` those, and the ranks that read other parts of the same sequences: gradients are averaged over it; ``cp``,
-    ``pp`` and ``tp`` the ranks of one dimension.
+    ``pp`` and ``tp`` the ranks of one dimension. ``device_mesh`` is the mesh of parameters, see `Mesh.holding`.
     """
 
     mesh: Mesh
@@ -40,16 +40,21 @@ class MeshGroups:
         return cls(mesh, comm, comm, LocalComm(), LocalComm(), LocalComm())
 
     @classmethod
-    def open(cls, mesh: Mesh, world: World) -> MeshGroups:
-        """Open the process groups of a mesh; every rank must call. The default group must be open."""
+    def open(cls, mesh: Mesh, world: World, *, copies: bool = False) -> MeshGroups:
+        """Open the process groups of a mesh; every rank must call. The default group must be open.
+
+        With ``copies`` ranks that read other parts of sequences hold copies of parameters, else parts of one.
+        """
         from torch.distributed.device_mesh import init_device_mesh
 
-        device_mesh = init_device_mesh(torch.device(world.device).type, mesh.shape, mesh_dim_names=DIMENSIONS)
+        shape = mesh.holding(copies=copies).shape
+        device_mesh = init_device_mesh(torch.device(world.device).type, shape, mesh_dim_names=DIMENSIONS)
         data = _connect(mesh, DATA_DIMENSIONS, world)
         return cls(
             mesh,
             data,
             data if mesh.cp == 1 else _connect(mesh, SUM_DIMENSIONS, world),
+            cp=_connect(mesh, ("cp",), world),
             **{name: _connect(mesh, (name,), world, device_mesh[name].get_group()) for name in _OTHERS},
             device_mesh=device_mesh,
         )

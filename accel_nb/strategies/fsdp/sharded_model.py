@@ -28,6 +28,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import any_rank_has_gradient, fill_missing_gradients
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
+from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     patch_instance,
@@ -36,6 +37,7 @@ from accel_nb.runtime.tensors.instance_patching import (
     without_class_check,
 )
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.context_parallel.divided_sequences import BlockCopies, SequenceDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.pipeline.pipeline import Pipeline
@@ -72,6 +74,7 @@ class ShardedModel:
     get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
     the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages`` a rank
     holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` are the parts of a batch.
+    With ``divides_sequences`` ranks of ``groups`` compute cuts of sequences.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class ShardedModel:
         groups: MeshGroups | None = None,
         stages: StagePlan | None = None,
         micro_batches: int = 1,
+        divides_sequences: bool = False,
     ) -> None:
         self.model = model
         self.syncs = True
@@ -130,9 +134,16 @@ class ShardedModel:
         self.changed: dict[int, nn.Parameter] = {}
         self.plan = plan
         self._layers: LayerDivision | None = None
+        self.sequences: SequenceDivision | None = None
         try:
+            blocks = BlockCopies.of(model) if divides_sequences else None
             if plan is not None and groups is not None:
                 self._divide_layers(plan, groups, device)
+            if blocks is not None and groups is not None:
+                cp = groups.cp.world
+                exchange = SequenceExchange(groups.cp, cp.rank, cp.size)  # pyright: ignore[reportArgumentType]
+                self.sequences = SequenceDivision(model, exchange, blocks, is_main=groups.mesh.rank == 0)
+                self._classes = [type(unit) for unit in self._units]
             if stages is not None and groups is not None:
                 self._divide_stages(stages, groups, device, micro_batches)
             for unit in self._units:
@@ -180,6 +191,8 @@ class ShardedModel:
         self._put_originals_back()
         if self.pipeline is not None:
             self.pipeline.undo()
+        if self.sequences is not None:
+            self.sequences.undo()
         if self._layers is not None:
             self._layers.undo()
 
@@ -297,6 +310,8 @@ class ShardedModel:
         self._put_originals_back()
         if self.pipeline is not None:
             self.pipeline.undo()
+        if self.sequences is not None:
+            self.sequences.undo()
         if self._layers is not None:
             self._layers.undo()
         return back

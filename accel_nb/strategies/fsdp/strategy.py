@@ -51,6 +51,7 @@ from accel_nb.strategies.base import (
     multiply_gradients,
     multiply_tensors,
 )
+from accel_nb.strategies.context_parallel.divided_sequences import refuse_blocks
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
@@ -76,6 +77,7 @@ class Fsdp(Stepping):
         self._mesh: Any = None
         # How many ranks compute each layer together, and whether the others hold copies in place of parts of the model.
         self._tp = 1
+        self._cp = 1
         self._replicates = False
         self._stages = Stages()
         self._hooks: list[Any] = []
@@ -91,15 +93,20 @@ class Fsdp(Stepping):
         """Divide the blocks of models among ranks; with ``replicates`` the others hold copies, else parts."""
         self._stages, self._replicates = stages, replicates
 
+    def divide_sequences(self, size: int, *, replicates: bool) -> None:
+        """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold copies, else parts."""
+        self._cp, self._replicates = size, replicates
+
     def open(self, world: World, comm: Communicator) -> None:
         """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
         self._device = torch.device(world.device)
         shard = 1 if self._replicates else self.options.hybrid_shard_size
-        self._place = arrange(world.rank, world.size, pp=self._stages.number, tp=self._tp, shard=shard)
+        self._place = arrange(world.rank, world.size, pp=self._stages.number, cp=self._cp, tp=self._tp, shard=shard)
+        self._holding = self._place.holding(copies=self._replicates)
         if self._divides:
-            self.groups = MeshGroups.open(self._place, world)
+            self.groups = MeshGroups.open(self._place, world, copies=self._replicates)
 
     @property
     def device_mesh(self) -> Any:
@@ -107,13 +114,13 @@ class Fsdp(Stepping):
         if self.groups is not None:
             return self.groups.device_mesh
         if self._mesh is None:
-            shape = tuple(getattr(self._place, name) for name in self._data_dimensions)
+            shape = tuple(getattr(self._holding, name) for name in self._data_dimensions)
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=self._data_dimensions)
         return self._mesh
 
     @property
     def _data_dimensions(self) -> tuple[str, ...]:
-        return DATA_DIMENSIONS if self._place.dp_replicate > 1 else DATA_DIMENSIONS[1:]
+        return DATA_DIMENSIONS if self._holding.dp_replicate > 1 else DATA_DIMENSIONS[1:]
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
@@ -134,12 +141,14 @@ class Fsdp(Stepping):
         found = self._refuse_options(new)
         if found is None and self._stages.number > 1:
             found = self._refuse_stages(new)
+        if found is None and self._cp > 1:
+            found = self._refuse_sequences(new)
         return self._refuse_layers(new) if found is None and self._tp > 1 else found
 
     @property
     def _divides(self) -> bool:
         """Whether several ranks compute a copy of the model together."""
-        return self._tp > 1 or self._stages.number > 1
+        return max(self._tp, self._cp, self._stages.number) > 1
 
     def _refuse_options(self, models: Sequence[nn.Module]) -> Refusal | None:
         """Return which option cannot be combined with layers or blocks that are divided; None if all can."""
@@ -151,7 +160,8 @@ class Fsdp(Stepping):
             "fsdp.cpu_offload": options.cpu_offload,
             "fsdp.float8_gather": options.float8_gather,
         }
-        dimension = f"mesh.tp {self._tp}" if self._tp > 1 else f"mesh.pp {self._stages.number}"
+        degrees = {"tp": self._tp, "cp": self._cp, "pp": self._stages.number}
+        dimension = next(f"mesh.{name} {degree}" for name, degree in degrees.items() if degree > 1)
         for name, is_set in unsupported.items():
             if is_set:
                 return Refusal(f"{dimension} cannot be combined with {name}", "leave out one of the two")
@@ -171,6 +181,13 @@ class Fsdp(Stepping):
         if any(part.pipeline is not None for part in self._models.values()):
             return None
         return next((plan for plan in plans if isinstance(plan, Refusal)), None)
+
+    def _refuse_sequences(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return why no model can compute cuts of sequences, as far as it is known; None if one may."""
+        refused = [refuse_blocks(model, self._cp) for model in models if any(True for _ in model.parameters())]
+        if not refused or None in refused or any(part.sequences is not None for part in self._models.values()):
+            return None
+        return refused[0]
 
     def _stages_of(self, model: nn.Module) -> StagePlan | Refusal:
         stages = self._stages
@@ -271,6 +288,7 @@ class Fsdp(Stepping):
             groups=self.groups,
             stages=None if isinstance(stages, Refusal) else stages,
             micro_batches=self._stages.micro_batches,
+            divides_sequences=self._cp > 1,
         )
 
     def _adapt(self, part: ShardedModel) -> None:
@@ -478,20 +496,20 @@ class Fsdp(Stepping):
             kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
         facts |= self.options.model_dump(mode="json", exclude_defaults=True)
-        if self._stages.number > 1:
-            stages = [part.pipeline.plan.describe() for part in parts if part.pipeline is not None]
-            last = replace(self._place, rank=self._world.size - 1)
-            facts["mesh"] = ", ".join(
-                [f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()})", *stages]
-            )
         plans = [part.plan for part in parts if part.plan is not None]
-        if plans:
-            num_divided, num_layers = (
-                sum(counts) for counts in zip(*((p.num_divided, p.num_layers) for p in plans), strict=True)
-            )
+        if self._divides:
             last = replace(self._place, rank=self._world.size - 1)
-            arranged = facts.get("mesh", f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()})")
-            facts["mesh"] = f"{arranged}, {num_divided} of {num_layers} linear layers divided"
+            divided = [part.pipeline.plan.describe() for part in parts if part.pipeline is not None]
+            if plans:
+                num_divided, num_layers = (
+                    sum(counts) for counts in zip(*((p.num_divided, p.num_layers) for p in plans), strict=True)
+                )
+                divided.append(f"{num_divided} of {num_layers} linear layers divided")
+            arranged = f"{self._place.describe()} (rank {last.rank} is {last.describe_rank()})"
+            facts["mesh"] = ", ".join([arranged, *divided])
+            for part in parts:
+                facts |= {} if part.sequences is None else part.sequences.describe()
+        if plans:
             if any(group.draws for plan in plans for group in plan.groups):
                 facts["dropout"] = "in divided layers differs from that of one device"
             for plan in plans:
@@ -522,7 +540,7 @@ class Fsdp(Stepping):
 
     def _settings_for(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments of `fully_shard` for a model's units, and those for the model itself."""
-        place = self._place
+        place = self._holding
         mesh = self.device_mesh if self.groups is None else self.groups.device_mesh[self._data_dimensions]
         policy, options = self.precision.policy, self.options
         compute = None if options.autocast else policy.compute

@@ -155,7 +155,7 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
         }
         if len(layers) < 2 or isinstance(owner, nn.ModuleList | nn.ModuleDict) or id(owner) in taken:
             continue
-        if _has_hooks(owner):
+        if has_hooks(owner):
             plan.left_whole[innermost_class(owner).__name__] = "hooks read or change its values"
             continue
         taken.add(id(owner))
@@ -266,7 +266,8 @@ def _kind_of(owner: nn.Module) -> Any:
     return shapes, parts, tuple(item for item in numbers if item[0] != "training")
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module, or one inside of it, has hooks, which could read or change its values."""
     return any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
         for part in module.modules()

@@ -9,11 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import threading
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +20,10 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, part_of
+from accel_nb.strategies.thread_ranks import ThreadRank, run_threads
 
 _BATCH, _LENGTH = 2, 5
 _TOLERANCE = 1e-9
-_TIMEOUT_S = 60.0
 
 
 class TrialFailed(Exception):
@@ -134,32 +132,6 @@ def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
     return _Outcome([value.detach() for value in outputs], gradient, named)
 
 
-class _ThreadSum:
-    """Sums tensors of threads that take the place of ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.barrier = threading.Barrier(size)
-        self.values: list[Tensor | None] = [None] * size
-
-
-class _ThreadRank:
-    """The communicator of one thread; it reduces tensors as a communicator of ranks does."""
-
-    def __init__(self, total: _ThreadSum, index: int) -> None:
-        self._total = total
-        self._index = index
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by the sum over threads."""
-        total = self._total
-        total.values[self._index] = tensor.clone()
-        total.barrier.wait(_TIMEOUT_S)
-        summed = torch.stack([value for value in total.values if value is not None]).sum(0)
-        total.barrier.wait(_TIMEOUT_S)
-        return tensor.copy_(summed)
-
-
 class _NoSum:
     """A communicator that reduces nothing, where values do not matter."""
 
@@ -170,29 +142,15 @@ class _NoSum:
 
 def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, weights: Tensor) -> list[_Outcome]:
     size = len(parts)
-    total = _ThreadSum(size)
-    outcomes: list[Any] = [None] * size
-    errors: list[Exception] = []
 
-    def compute(index: int) -> None:
-        try:
-            LayerDivision(parts[index], [group], LayerExchange(_ThreadRank(total, index)), size)
-            outcomes[index] = _run(parts[index], data, weights)
-        except Exception as error:
-            total.barrier.abort()
-            if not isinstance(error, threading.BrokenBarrierError):
-                errors.append(error)
+    def compute(index: int, comm: ThreadRank) -> _Outcome:
+        LayerDivision(parts[index], [group], LayerExchange(comm), size)
+        return _run(parts[index], data, weights)
 
-    threads = [threading.Thread(target=compute, args=(index,), daemon=True) for index in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise TrialFailed(f"its parts raise {type(errors[0]).__name__}: {errors[0]}")
-    if any(outcome is None for outcome in outcomes):
-        raise TrialFailed("its parts do not agree")
-    return outcomes
+    try:
+        return run_threads(size, compute)
+    except Exception as error:
+        raise TrialFailed(f"its parts raise {type(error).__name__}: {error}") from None
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -176,6 +176,8 @@ export interface IGroupOptions {
 export interface IMeshOptions {
   /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
   tp?: number;
+  /** Number of workers that compute each sequence together (context parallelism): each computes the blocks of a model for a part of the sequence, with attention to all of it. [workers] */
+  cp?: number;
   /** Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of the repeated blocks of a model. [stages] */
   pp?: number;
   /** Number of parts of a batch that pass through the stages one after another, so that all stages compute at the same time. A batch with fewer rows has fewer parts. [micro-batches] */
@@ -419,6 +421,7 @@ export type OptionName =
   | 'engine.lease_s'
   | 'engine.insecure'
   | 'mesh.tp'
+  | 'mesh.cp'
   | 'mesh.pp'
   | 'mesh.micro_batches'
   | 'mesh.split_points'

@@ -1,0 +1,184 @@
+"""Exchanges among the ranks that hold cuts of the same sequences, as operations with gradients of any order.
+
+A *whole* tensor is equal on all ranks, and so is its gradient. A rank's *cut* of it is a range along one dim; gradients
+of what is computed from cuts are as many times too large as there are ranks, so that their average is their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class Exchange(Protocol):
+    """What `SequenceExchange` calls of a communicator."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by the sum over all ranks, and return it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order; shapes and dtypes must be equal on all ranks."""
+        ...
+
+    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Send one part to each rank, and return what each has sent here, in rank order."""
+        ...
+
+
+class SequenceExchange:
+    """Exchanges cuts of sequences among ``size`` ranks; each must make the same calls, also in the backward pass."""
+
+    def __init__(self, comm: Exchange, rank: int, size: int) -> None:
+        self.comm = comm
+        self.rank = rank
+        self.size = size
+
+    def range_of(self, length: int, rank: int | None = None) -> tuple[int, int]:
+        """Return where a rank's cut of ``length`` items begins, and how many it has; the first ranks have the rest."""
+        rank = self.rank if rank is None else rank
+        each, rest = divmod(length, self.size)
+        return each * rank + min(rank, rest), each + (rank < rest)
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's cut of a whole tensor."""
+        return _Take.apply(whole, self, dim)  # pyright: ignore[reportReturnType]
+
+    def join(self, cut: Tensor, dim: int, length: int) -> Tensor:
+        """Return the whole tensor of the ranks' cuts."""
+        return _Join.apply(cut, self, dim, length)  # pyright: ignore[reportReturnType]
+
+    def share(self, whole: Tensor) -> Tensor:
+        """Return a whole tensor to compute with cuts: its gradient is the average over the ranks."""
+        return _Share.apply(whole, self)  # pyright: ignore[reportReturnType]
+
+    def gather(self, cut: Tensor, dim: int, length: int) -> Tensor:
+        """Return all ranks' cuts, to compute with own ones: the gradient of a cut is the sum over the ranks."""
+        return _Gather.apply(cut, self, dim, length)  # pyright: ignore[reportReturnType]
+
+    def spread(self, cut: Tensor, dim: int, other: int, length: int) -> Tensor:
+        """Return all of the sequence ``dim`` and, in exchange, this rank's part of the dim ``other``, such as heads."""
+        return _Swap.apply(cut, self, other, dim, cut.shape[other], length)  # pyright: ignore[reportReturnType]
+
+    def collect(self, part: Tensor, dim: int, other: int, number: int) -> Tensor:
+        """Undo `spread`: return this rank's cut of the sequence, with all ``number`` items of the dim ``other``."""
+        return _Swap.apply(part, self, dim, other, part.shape[dim], number)  # pyright: ignore[reportReturnType]
+
+    def agree(self, flag: bool) -> bool:
+        """Return whether the flag is set on all ranks."""
+        return int(self.comm.all_reduce(torch.tensor([int(flag)]))) == self.size
+
+    # --- without gradients ---
+
+    def narrow(self, whole: Tensor, dim: int) -> Tensor:
+        """Return this rank's cut as a view."""
+        return whole.narrow(dim, *self.range_of(whole.shape[dim]))
+
+    def gathered(self, cut: Tensor, dim: int, length: int) -> Tensor:
+        """Return all ranks' cuts of a dim with ``length`` items in one tensor."""
+        longest = -(-length // self.size)
+        sent = cut.movedim(dim, 0).contiguous()
+        if len(sent) < longest:
+            sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
+        found = self.comm.all_gather(sent)
+        parts = [part[: self.range_of(length, rank)[1]].movedim(0, dim) for rank, part in enumerate(found)]
+        return torch.cat(parts, dim)
+
+    def swapped(self, value: Tensor, given: int, taken: int, number: int, length: int) -> Tensor:
+        """Return a tensor whose dim ``given``, of ``number`` items, is cut, and ``taken`` has all ``length`` items."""
+        parts: list[Tensor] = []
+        shapes: list[list[int]] = []
+        own = list(value.shape)
+        own[given] = self.range_of(number)[1]
+        for rank in range(self.size):
+            parts.append(value.narrow(given, *self.range_of(number, rank)).contiguous())
+            shapes.append([*own])
+            shapes[-1][taken] = self.range_of(length, rank)[1]
+        return torch.cat(self.comm.all_to_all(parts, shapes), taken)
+
+
+class _Take(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
+        ctx.facts = exchange, dim, whole.shape[dim]
+        return exchange.narrow(whole, dim).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, dim, length = ctx.facts
+        return _Join.apply(gradients[0] / exchange.size, exchange, dim, length), None, None
+
+
+class _Join(Function):
+    @staticmethod
+    def forward(ctx: Any, cut: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
+        ctx.facts = exchange, dim
+        return exchange.gathered(cut, dim, length)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, dim = ctx.facts
+        taken: Any = _Take.apply(gradients[0], exchange, dim)
+        return taken * exchange.size, None, None, None
+
+
+class _Share(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, exchange: SequenceExchange) -> Tensor:
+        ctx.exchange = exchange
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Average.apply(gradients[0], ctx.exchange), None
+
+
+class _Average(Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, exchange: SequenceExchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.comm.all_reduce(part.clone(memory_format=torch.contiguous_format)).div_(exchange.size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Share.apply(gradients[0], ctx.exchange), None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, cut: Tensor, exchange: SequenceExchange, dim: int, length: int) -> Tensor:
+        ctx.facts = exchange, dim
+        return exchange.gathered(cut, dim, length)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Sum.apply(gradients[0], *ctx.facts), None, None, None
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, exchange: SequenceExchange, dim: int) -> Tensor:
+        ctx.facts = exchange, dim, part.shape[dim]
+        total = exchange.comm.all_reduce(part.clone(memory_format=torch.contiguous_format))
+        return exchange.narrow(total, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Gather.apply(gradients[0], *ctx.facts), None, None
+
+
+class _Swap(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, exchange: SequenceExchange, given: int, taken: int, number: int, length: int
+    ) -> Tensor:
+        ctx.facts = exchange, taken, given, length, number
+        return exchange.swapped(value, given, taken, number, length)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Swap.apply(gradients[0], *ctx.facts), None, None, None, None, None

@@ -1,0 +1,1 @@
+"""Context parallelism: blocks of a model that several ranks compute for different parts of each sequence."""

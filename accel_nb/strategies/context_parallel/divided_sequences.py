@@ -1,0 +1,251 @@
+"""A model whose blocks compute cuts of sequences, each on another rank.
+
+Code outside of the blocks computes whole sequences on every rank: positions, embeddings, output layers and losses are
+those of one device. Each block takes this rank's cut of its input, and returns the whole output.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
+from accel_nb.runtime.tensors.instance_patching import innermost_class, replace_forward, restore_forward
+from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
+from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.context_parallel.block_plan import (
+    BlockPlan,
+    TrialFailed,
+    compute_cut,
+    dims_to_cut,
+    join_cuts,
+    length_of,
+    plan_block,
+)
+from accel_nb.strategies.context_parallel.cut_functions import replaced_functions
+from accel_nb.strategies.pipeline.chain_probe import chain_input
+from accel_nb.strategies.tensor_parallel.plan import has_hooks
+
+
+def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return by name the modules that may compute cuts: the outermost ones in lists, else the model's own parts."""
+    listed: dict[str, nn.Module] = {}
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList | nn.Sequential) and not any(
+            f"{name}.".startswith(f"{one}.") for one in listed
+        ):
+            inner = {leaf: child for leaf, child in part.named_children() if any(True for _ in child.children())}
+            listed |= {f"{name}.{leaf}" if name else leaf: child for leaf, child in inner.items()}
+    return listed or {leaf: child for leaf, child in model.named_children() if any(True for _ in child.children())}
+
+
+def refuse_blocks(model: nn.Module, size: int) -> Refusal | None:
+    """Return why no block of a model can compute cuts, as far as it is known before a call; None if some may."""
+    if find_blocks(model):
+        return None
+    return Refusal(
+        f"mesh.cp {size} needs blocks of layers to which sequences are given, and {innermost_class(model).__name__} "
+        "has none",
+        "train with --cp 1",
+    )
+
+
+@dataclass
+class BlockCopies:
+    """Copies of a model's blocks for trials, made before its parameters are divided: one for each kind of block."""
+
+    kinds: dict[str, Any] = field(default_factory=dict)
+    """By name of a block what it has in common with those that compute alike."""
+    copies: dict[Any, nn.Module] = field(default_factory=dict)
+    left_whole: dict[str, str] = field(default_factory=dict)
+    """By class of block, why it is not computed in cuts."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> BlockCopies:
+        """Copy the blocks of a model to the CPU."""
+        found = cls()
+        for name, block in find_blocks(model).items():
+            if any(map(has_hooks, block.children())):
+                found.left_whole[innermost_class(block).__name__] = "hooks read or change values inside of it"
+                continue
+            found.kinds[name] = kind = _kind_of(block)
+            if kind not in found.copies:
+                found.copies[kind] = copy.deepcopy(block).to("cpu")
+        return found
+
+
+class SequenceDivision:
+    """Replaced forwards of a model and of its blocks; `undo` restores them.
+
+    The first call of a kind of block with arguments of some structure tries how it is computed in cuts. What cannot be
+    is computed whole on every rank; if nothing can be, the first call of the model that computes gradients raises.
+    """
+
+    def __init__(
+        self, model: nn.Module, exchange: SequenceExchange, blocks: BlockCopies, *, is_main: bool = False
+    ) -> None:
+        self._kind = innermost_class(model).__name__
+        self._exchange = exchange
+        self._is_whole_call = False
+        # Whether a block computes: those that it calls in turn are parts of it.
+        self._is_inside = False
+        self._has_cut = False
+        self._copies = blocks.copies
+        self._left_whole = blocks.left_whole
+        # By kind of block and structure of arguments; None: such calls are computed whole.
+        self._plans: dict[Any, BlockPlan | None] = {}
+        self._parts: set[str] = set()
+        self._is_main = is_main
+        self._told: set[str] = set()
+        self._replaced: list[nn.Module] = []
+        try:
+            for name, kind in blocks.kinds.items():
+                block = model.get_submodule(name)
+                self._replace(block, self._forward_of(block, kind))
+            self._forward = _forward(model)
+            self._has_cache = "use_cache" in inspect.signature(self._forward).parameters
+            self._replace(model, self._call)
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Restore the forwards; other replacements since then must be undone already."""
+        for module in reversed(self._replaced):
+            restore_forward(module)
+        self._replaced.clear()
+
+    def describe(self) -> dict[str, str]:
+        """Return what is not computed in cuts, and why, as text by name; empty before the first call."""
+        facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
+        return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
+
+    def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        replace_forward(module, forward)
+        self._replaced.append(module)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the model; with a cache of keys and values, as to generate text, all of it on every rank."""
+        before = self._is_whole_call
+        if self._has_cache:
+            self._is_whole_call = bool(kwargs.setdefault("use_cache", False))
+        try:
+            output = self._forward(*args, **kwargs)
+        finally:
+            self._is_whole_call = before
+        if not self._has_cut and torch.is_grad_enabled() and any(v.requires_grad for v in find_tensors(output)):
+            reasons = "; ".join(f"{kind}: {why}" for kind, why in self._left_whole.items())
+            raise MisuseError(
+                f"mesh.cp {self._exchange.size} can divide no block of {self._kind}"
+                f" ({reasons or 'none was called with a sequence'}): {_REMEDY}"
+            )
+        self._warn_about_whole()
+        return output
+
+    def _warn_about_whole(self) -> None:
+        """Warn about what is not computed in cuts, once, on the main rank."""
+        facts = self.describe()
+        if self._is_main and not facts.keys() <= self._told:
+            new = [f"{name} {why}" for name, why in facts.items() if name not in self._told]
+            warnings.warn(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}", stacklevel=2)
+        self._told |= facts.keys()
+
+    def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
+        forward = _forward(block)
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            is_part = self._is_whole_call or self._is_inside
+            plan = None if is_part else self._plan_of(block, kind, args, kwargs)
+            if plan is None:
+                return forward(*args, **kwargs)
+            self._is_inside = True
+            try:
+                with replaced_functions():
+                    output = compute_cut(block, forward, plan, self._exchange, args, kwargs)
+            finally:
+                self._is_inside = False
+            return join_cuts(output, plan.outputs, self._exchange, length_of(plan, args, kwargs))
+
+        return compute
+
+    def _plan_of(self, block: nn.Module, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockPlan | None:
+        taken = chain_input(args, kwargs)
+        if taken is None or not taken.numel():
+            return None
+        key = kind, block.training, _structure(args, kwargs, dims_to_cut(taken, self._exchange.size))
+        if key not in self._plans:
+            self._plans[key] = self._try(block, kind, args, kwargs)
+        plan = self._plans[key]
+        self._has_cut |= plan is not None
+        return plan
+
+    def _try(self, block: nn.Module, kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockPlan | None:
+        """Return how a call is computed in cuts; None if it is not. All ranks return the same."""
+        name = innermost_class(block).__name__
+        twin = self._copies[kind]
+        for own, other in zip(twin.modules(), block.modules(), strict=True):
+            own.training = other.training
+        plan, why = None, "it cannot be tried on another worker"
+        try:
+            plan = plan_block(twin, args, kwargs, self._exchange.size)
+        except TrialFailed as failed:
+            why = str(failed)
+        if not self._exchange.agree(plan is not None):
+            self._left_whole.setdefault(name, why)
+            return None
+        if plan is not None and plan.part:
+            self._parts.add(f"{plan.part} of {name}")
+        return plan
+
+
+def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) -> Any:
+    """Return what calls have in common that are computed alike, whatever their lengths are."""
+    taken = chain_input(args, kwargs)
+    assert taken is not None, "checked before"
+    lengths = {taken.shape[dim]: dim for dim in (0, 1) if dim < taken.dim()}
+    tensors = tuple(
+        (value.dtype, value.requires_grad, tuple(lengths.get(size) for size in value.shape))
+        for value in find_tensors([list(args), dict(kwargs)])
+    )
+    others = tuple(
+        leaf if leaf is None or isinstance(leaf, bool | int | float | str) else type(leaf)
+        for leaf in find_leaves([list(args), dict(kwargs)])
+        if not isinstance(leaf, Tensor)
+    )
+    return tuple(dims), len(args), tuple(kwargs), tensors, others
+
+
+def _kind_of(block: nn.Module) -> Any:
+    """Return what blocks have in common that compute alike: classes, shapes of parameters and numbers."""
+    shapes = tuple((name, tuple(value.shape)) for name, value in block.named_parameters(remove_duplicate=False))
+    parts = tuple(
+        (name, innermost_class(part), *(item for item in vars(part).items() if _is_kept(*item)))
+        for name, part in block.named_modules()
+    )
+    return shapes, parts
+
+
+def _is_kept(name: str, value: Any) -> bool:
+    is_number = type(value) in (int, float, bool, str)
+    return is_number and name != "training" and not _POSITION_IN_MODEL.search(name)
+
+
+def _forward(module: nn.Module) -> Callable[..., Any]:
+    own = vars(module).get("forward")
+    return own if own is not None else type(module).forward.__get__(module)
+
+
+_POSITION_IN_MODEL = re.compile(r"(^|_)(layer|block)_?(idx|id|index|number)?$|^(idx|index)$")
+_REMEDY = (
+    "attention must be torch.nn.functional.scaled_dot_product_attention (of transformers, attn_implementation='sdpa'), "
+    "and positions must come from outside of the blocks. Train with --cp 1"
+)

@@ -1,0 +1,75 @@
+"""Threads in place of ranks, for trials of a division: these need no other rank, and leave none waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+_TIMEOUT_S = 60.0
+
+
+class ThreadRank:
+    """The communicator of one of several threads; it exchanges tensors as a communicator of ranks does."""
+
+    def __init__(self, barrier: threading.Barrier, values: list[Any], index: int) -> None:
+        self._barrier = barrier
+        self._values = values
+        self._index = index
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by the sum over threads."""
+        return tensor.copy_(torch.stack(self.all_gather(tensor)).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every thread's tensor."""
+        return self._exchange(tensor.detach().clone())
+
+    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Send one part to each thread, and return what each has sent here."""
+        found = [sent[self._index] for sent in self._exchange([part.detach().clone() for part in parts])]
+        return [part.view(list(shape)) for part, shape in zip(found, shapes, strict=True)]
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._values[self._index] = value
+        self._barrier.wait(_TIMEOUT_S)
+        found = list(self._values)
+        self._barrier.wait(_TIMEOUT_S)
+        return found
+
+
+def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
+    """Call ``compute(index, comm)`` in ``size`` threads, and return the results by index.
+
+    Raises the first error; `RuntimeError` if the threads do not make the same exchanges.
+    """
+    barrier = threading.Barrier(size)
+    values: list[Any] = [None] * size
+    results: dict[int, T] = {}
+    errors: list[Exception] = []
+
+    def run(index: int) -> None:
+        try:
+            results[index] = compute(index, ThreadRank(barrier, values, index))
+        except threading.BrokenBarrierError:
+            pass
+        except Exception as error:
+            errors.append(error)
+        finally:
+            if index not in results:
+                barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    if len(results) < size:
+        raise RuntimeError("its parts do not agree")
+    return [results[index] for index in range(size)]
