@@ -1,7 +1,7 @@
-"""Do `LeanDdp` and the end of idle OpenMP threads still gain, with the installed version of torch?
+"""Does `LeanDdp` gain with the installed version of torch?
 
-Both use what torch does not document. Each is compared with torch's own way in blocks that take turns in one run. Run
-it with the oldest and the newest torch that is supported too.
+It uses what torch does not document. It is compared with torch's own way in blocks that take turns in one run. Run this
+with the oldest and the newest torch that is supported too.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from benchmarks.measure import Figure, Report, main, median_interval, on_two_ranks, shuffled_rounds
 
 LEAN, PLAIN = "LeanDdp", "torch's DDP"
-ENDED, SPINNING = "idle threads ended", "idle threads left alone"
 STEPS = 50
 
 
 def private_ways(quick: bool = False) -> Report:
-    """Measure both, and report the ratio of each to torch's own way."""
+    """Measure with two ranks, and report the ratio to torch's own way."""
     import torch
 
     pairs, rounds = (1, 20) if quick else (4, 40)
@@ -32,23 +29,18 @@ def private_ways(quick: bool = False) -> Report:
     for _ in range(pairs):
         for name, values in on_two_ranks("benchmarks.private_ways", rounds).items():
             steps[name] += values
-    passes = _offloaded_passes(10 if quick else 40)
     report = Report(
         "Private ways",
         f"What private names of torch gain, with torch {torch.__version__}: processor time of a training step (2 gloo "
-        "ranks, 3 small layers, rank 0's training thread), and wall time of a forward pass whose weights are converted "
-        f"from a file in the page cache ({torch.get_num_threads()} threads). Medians.",
+        "ranks, 3 small layers, rank 0's training thread). Medians.",
         ["", "us", "over torch's own way", "95 % interval"],
     )
-    for measured, own, base, what in (
-        (steps, LEAN, PLAIN, "LeanDdp: CPU per step over torch's DDP"),
-        (passes, ENDED, SPINNING, "idle threads ended: wall per pass over left alone"),
-    ):
-        ratios = [ours / theirs for ours, theirs in zip(measured[own], measured[base], strict=True)]
-        low, high = median_interval(ratios)
-        report.add(base, statistics.median(measured[base]), 1.0, "")
-        report.add(own, statistics.median(measured[own]), statistics.median(ratios), f"{low:.3f} to {high:.3f}")
-        report.figures.append(Figure(what, statistics.median(ratios), 1.0, "x", spread=(low, high)))
+    ratios = [ours / theirs for ours, theirs in zip(steps[LEAN], steps[PLAIN], strict=True)]
+    low, high = median_interval(ratios)
+    report.add(PLAIN, statistics.median(steps[PLAIN]), 1.0, "")
+    report.add(LEAN, statistics.median(steps[LEAN]), statistics.median(ratios), f"{low:.3f} to {high:.3f}")
+    what = "LeanDdp: CPU per step over torch's DDP"
+    report.figures.append(Figure(what, statistics.median(ratios), 1.0, "x", spread=(low, high)))
     return report
 
 
@@ -91,40 +83,6 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
         (folder / "0.json").write_text(json.dumps(times))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _offloaded_passes(rounds: int) -> dict[str, list[float]]:
-    """Return the wall time in us of forward passes that convert all weights from a file, by way."""
-    import torch
-    from safetensors.torch import save_file
-    from torch import nn
-
-    from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-    from accel_nb.bigmodel.offload import openmp
-
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, torch.no_grad():
-        model = nn.Sequential(*(nn.Linear(1536, 1536) for _ in range(12)))
-        save_file(
-            {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}, f"{folder}/a.safetensors"
-        )
-        loaded = load_checkpoint_and_dispatch(model, folder, {"": "disk"}, dtype=torch.float32)
-        x = torch.randn(32, 1536)
-        for _ in range(5):
-            loaded(x)
-        times: dict[str, list[float]] = {ENDED: [], SPINNING: []}
-        for order in shuffled_rounds(list(times), rounds):
-            for name in order:
-                with patch.object(
-                    openmp, "end_idle_threads", openmp.end_idle_threads if name == ENDED else _do_nothing
-                ):
-                    began = time.perf_counter()
-                    loaded(x)
-                    times[name].append((time.perf_counter() - began) * 1e6)
-        return times
-
-
-def _do_nothing() -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def _ways(rank: int) -> dict[str, Way]:
             self._ring = RingWriter(create_ring())
 
         def emit(self, event: Any) -> None:
-            if RingWriter.takes(event):
+            if RingWriter.can_write(event):
                 self._ring.write(event)
 
         def emit_step(self, *values: Any) -> None:

@@ -261,7 +261,9 @@ def test_a_model_of_an_edited_module_trains_with_the_new_code(kernel, folder):
 
 def test_autoreload_in_the_notebook_is_followed(kernel, folder):
     _edit(folder, "edited_f.py", "def read(): return 'old'\n")
-    setup(kernel, "%load_ext autoreload\n%autoreload 2")
+    if kernel.run("%load_ext autoreload").error is not None:
+        pytest.skip("IPython 7 cannot load autoreload on Python 3.12 and newer")
+    setup(kernel, "%autoreload 2")
     setup(kernel, "from edited_f import read\nheld = [read]")
     done(kernel, "found = read(), held[0]()")
     _edit(folder, "edited_f.py", "def read(): return 'new'\n")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ def resume() -> Executed:
 
 @pytest.fixture(scope="module")
 def bigger_than_memory() -> Executed:
+    if find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is an extra")
     return execute(
         "05_bigger_than_memory.ipynb",
         '{"losses": {name: way["losses"] for name, way in ways.items()}, "apart": apart, "accuracy": accuracy, '

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from accel_nb.bigmodel.host_memory import empty_tensors
-from accel_nb.bigmodel.offload import mmap_weights, openmp
+from accel_nb.bigmodel.offload import mmap_weights
 from accel_nb.bigmodel.offload.mmap_weights import PageLease
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.process.hardware import num_usable_cores
 
 _MOST_THREADS = 8
 _DISK_THREADS = 4
@@ -135,9 +134,6 @@ class HostTransfer:
         num_threads = max(self._num_threads, _DISK_THREADS) if on_disk else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
-        if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
-            # With more cores the copying threads run on idle ones, and a restart of all OpenMP threads takes longer.
-            openmp.end_idle_threads()
         _read_with(num_helpers, parts)
 
     def wait(self, ticket: None) -> None:

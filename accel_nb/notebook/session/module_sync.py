@@ -173,13 +173,22 @@ class WorkerModules:
         if how == "again":
             importlib.reload(module)
             return
-        from IPython.extensions.autoreload import superreload
-
-        superreload(module, importlib.reload, self._old_objects)
+        _superreload()(module, importlib.reload, self._old_objects)
         for name, part in list(sys.modules.items()):  # superreload removes a package's attributes for its submodules
             package, _, last = name.rpartition(".")
             if package == module.__name__ and not hasattr(module, last):
                 setattr(module, last, part)
+
+
+def _superreload() -> Any:
+    """Return IPython's function. Before IPython 8 its module imports ``imp``, which Python 3.12 does not have."""
+    has_replaced = sys.modules.setdefault("imp", importlib) is importlib
+    try:
+        from IPython.extensions.autoreload import superreload
+    finally:
+        if has_replaced:
+            del sys.modules["imp"]
+    return superreload
 
 
 def _find_imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:

@@ -107,6 +107,10 @@ class WorkerShell(InteractiveShell):
     _is_formatting = False
     structured_traceback: list[str] = []
 
+    def _update_code_co_name(self, code: Any) -> Any:
+        """Leave a cell's code under the name ``<module>``, by which it is found; IPython 7 gives it another one."""
+        return code
+
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
         self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
 
