@@ -121,7 +121,7 @@ def tokens() -> DataLoader[Any]:
 
 def test_meshes_are_compared_and_one_that_is_given_is_planned_alone() -> None:
     """Weights are those that a rank of the mesh holds; activations are divided where the mesh divides them."""
-    model = gpt()
+    model: Any = gpt()
     found = ask("", model=model, data=tokens())
     assert found is not None
     rows = {plan.name: plan.usage for plan in found.plans}
