@@ -41,7 +41,7 @@ def describe_run(components: Components, chosen: Collection[int] | None = None) 
 
 def report_run(components: Components, chosen: Collection[int] | None = None) -> None:
     """Emit the description as an event, which the kernel displays at the start of the cell's output."""
-    facts = describe_run(components, chosen)
+    facts, mesh = describe_run(components, chosen), components.groups.mesh
     components.sink.emit(
         WorkerPrepared(
             rank=components.world.rank,
@@ -51,6 +51,7 @@ def report_run(components: Components, chosen: Collection[int] | None = None) ->
             precision=facts["precision"],
             objects=tuple(facts["objects"]),
             notes=tuple(facts["notes"]),
+            place=mesh.describe_rank() if mesh.size > mesh.num_data else "",
         )
     )
 

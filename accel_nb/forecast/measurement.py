@@ -71,15 +71,17 @@ def measure_activations(
     half: torch.dtype | None = None,
     checkpoints: bool = False,
     on_gpu: bool = False,
+    adapt: Callable[[nn.Module], object] | None = None,
 ) -> Activations:
     """Return the peak memory of a forward and backward pass over ``batch_size`` samples.
 
     ``batch`` is one batch of any size, as a loader yields it: a tensor; (inputs, targets); or named inputs. Its first
     dimension is set to ``batch_size``. ``half`` computes in that dtype, under autocast and with a model that was cast.
     ``checkpoints`` recomputes the repeated blocks. With ``on_gpu`` dropout and attention save what GPU kernels save.
-    Raises `MisuseError` if the model cannot be run without values.
+    ``adapt`` is called with the copy of the model that is run. Raises `MisuseError` if the model cannot be run without
+    values.
     """
-    run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu)
+    run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu, adapt)
     if half is None:
         return Activations(run.peak(None, None)[0])
     kept, copies = run.peak(half, None)
@@ -117,6 +119,7 @@ class _Run:
     loss: Loss
     checkpoints: bool
     on_gpu: bool
+    adapt: Callable[[nn.Module], object] | None = None
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
         """Return the peak beside weights and gradients, and the bytes that autocast's copies of weights add to it."""
@@ -127,6 +130,8 @@ class _Run:
                 if self.checkpoints:
                     for block in repeated_blocks(model).values():
                         _recompute(block, self.kernels)
+                if self.adapt is not None:
+                    self.adapt(model)
                 return self._step(model, batch, autocast)
         except MisuseError:
             raise

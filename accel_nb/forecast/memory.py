@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from accel_nb.forecast.layouts import Layout
@@ -38,7 +37,8 @@ class MemoryUsage:
     """Peak memory of one rank's device, in bytes; ``host`` is its offloaded memory on the machine.
 
     ``exchange`` are the buffers of collectives: gathered blocks, and gradients that are being reduced. ``step`` are
-    temporary tensors of the optimizer's step, which runs after activations are freed.
+    temporary tensors of the optimizer's step, which runs after activations are freed. ``messages`` are about the bytes
+    that the rank sends in a step; they take no memory.
     """
 
     parameters: int
@@ -48,6 +48,7 @@ class MemoryUsage:
     exchange: int = 0
     step: int = 0
     host: int = 0
+    messages: int = 0
 
     @property
     def total(self) -> int:
@@ -70,7 +71,7 @@ def estimate(
     model, None for all; flat partitions always use all. Frozen weights have neither gradients nor state.
     """
     if layout.engine == "torch":
-        return _replicated(model, activations)
+        return _replicated(model, activations, world)
     if layout.engine == "blocks":
         usage = _by_block(model, layout, world, copy_ranks or world, is_half)
     else:
@@ -83,18 +84,25 @@ def estimate(
         host, parameters = host + parameters - model.buffer_bytes, model.buffer_bytes
     if layout.offloads_optimizer:
         host, gradients, optimizer, step = host + gradients + optimizer, 0, 0, 0
-    return MemoryUsage(parameters, gradients, optimizer, kept, usage.exchange, step, host)
+    return MemoryUsage(parameters, gradients, optimizer, kept, usage.exchange, step, host, usage.messages)
 
 
-def _replicated(model: ModelSizes, activations: Activations) -> MemoryUsage:
+def _replicated(model: ModelSizes, activations: Activations, world: int) -> MemoryUsage:
     """Compute for full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
+    gradients = sum(map(_weight_bytes, _trained(model)))
     return MemoryUsage(
         parameters=sum(map(_weight_bytes, model.weights)) + model.buffer_bytes,
-        gradients=sum(map(_weight_bytes, _trained(model))),
+        gradients=gradients,
         optimizer=sum(weight.state_bytes for weight in model.weights),
         activations=activations.num_bytes + activations.weight_copies,
         step=model.step_bytes,
+        messages=_sent(2 * gradients, world),
     )
+
+
+def _sent(num_bytes: int, ranks: int) -> int:
+    """Return the bytes that a rank sends if its part of them goes to each of the others."""
+    return num_bytes * (ranks - 1) // ranks
 
 
 def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> MemoryUsage:
@@ -109,6 +117,10 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
             copied = weight.num_values * max(FLOAT_BYTES, weight.itemsize) if is_half else size  # averaged in float32
             gradient_buffers[weight.block] = gradient_buffers.get(weight.block, 0) + size + copied
     blocks = sorted((size for block, size in full_sizes.items() if block is not None), reverse=True)
+    averaged = [max(FLOAT_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in _trained(model)]
+    gradients = sum(size * weight.num_values for size, weight in zip(averaged, _trained(model), strict=True))
+    gathers = 2 if layout.divides_parameters else 1
+    between_copies = _sent(2 * gradients // copy_ranks, max(1, world // copy_ranks))
     gathered = full_sizes[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
     return MemoryUsage(
         parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
@@ -119,6 +131,7 @@ def _by_block(model: ModelSizes, layout: Layout, world: int, copy_ranks: int, is
         activations=0,
         exchange=gathered + max(gradient_buffers.values()) if world > 1 or layout.offloads else 0,
         step=math.ceil(model.step_bytes / copy_ranks),
+        messages=_sent(gradients + gathers * sum(full_sizes.values()), copy_ranks) + between_copies,
     )
 
 
@@ -138,10 +151,11 @@ def _flat(model: ModelSizes, layout: Layout, world: int) -> MemoryUsage:
         activations=0,
         exchange=min(trained, ZERO_BUCKET_VALUES) * FLOAT_BYTES,
         step=math.ceil(model.step_bytes / world),
+        messages=_sent(trained * FLOAT_BYTES + (2 if layout.divides_parameters else 1) * parameters, world),
     )
 
 
-def _trained(model: ModelSizes) -> Iterable[WeightSize]:
+def _trained(model: ModelSizes) -> list[WeightSize]:
     return [weight for weight in model.weights if weight.is_trainable]
 
 

@@ -17,6 +17,8 @@ from accel_nb.checkpoint.layout import parse_json
 from accel_nb.errors import ConfigError, CorruptCheckpoint, MisuseError
 from accel_nb.forecast.measurement import Loss, measure_activations, measure_model
 from accel_nb.forecast.memory import Activations
+from accel_nb.forecast.mesh_measurement import measure_mesh
+from accel_nb.forecast.meshes import MeshSizes
 from accel_nb.forecast.plans import Forecast, RunSetting, forecast
 from accel_nb.forecast.request import InputSpec
 from accel_nb.forecast.sizes import ModelSizes, with_optimizer
@@ -140,19 +142,26 @@ def forecast_model(
     list parts that cannot be traced.
     """
     notes: list[str] = []
+    meshes: list[MeshSizes] = []
     found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)
     plain = checkpointed = None
+    half = _HALVES.get(setting.precision)
+    for shape in [setting.mesh] if setting.mesh.size > 1 else setting.compared:
+        held = measure_mesh(model, found, shape, setting, batch, loss=loss, half=half)
+        if held.refusal is None or shape == setting.mesh:
+            meshes.append(held)
+    if setting.mesh.size > 1:
+        return forecast(found, setting, meshes[0].activations, None, notes, meshes)
     if batch is None or not setting.share:
         notes.append("activations are not counted: no batch is known")
     else:
-        half = _HALVES.get(setting.precision)
         try:
             plain = measure_activations(model, batch, setting.share, loss=loss, half=half, on_gpu=not setting.is_host)
             if any(weight.block for weight in found.weights):
                 checkpointed = _measure_checkpointed(model, batch, setting, loss, half, notes)
         except MisuseError as error:
             notes.append(f"activations are not counted: {error}")
-    return forecast(found, setting, plain, checkpointed, notes)
+    return forecast(found, setting, plain, checkpointed, notes, meshes)
 
 
 def _sizes(

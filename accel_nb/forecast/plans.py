@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from accel_nb.config.schema import OPTIONS
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
+from accel_nb.forecast.meshes import NO_MESH, MeshShape, MeshSizes, estimate_mesh, mesh_layouts
 from accel_nb.forecast.sizes import ModelSizes
 
 ROOM_SHARE = 0.9
@@ -32,6 +33,10 @@ class RunSetting:
     """Whether the devices use the host's memory: then offloading has no use."""
     copy_ranks: int | None = None
     """How many ranks share one copy of the model under FSDP2 (``fsdp.hybrid_shard_size``); None: all."""
+    mesh: MeshShape = NO_MESH
+    """The mesh of the run's options: if it has several ranks in a dimension, only plans with it are made."""
+    compared: tuple[MeshShape, ...] = ()
+    """Other meshes to make plans for."""
 
     @property
     def is_half(self) -> bool:
@@ -96,36 +101,51 @@ def forecast(
     activations: Activations | None = None,
     checkpointed: Activations | None = None,
     notes: Sequence[str] = (),
+    meshes: Sequence[MeshSizes] = (),
 ) -> Forecast:
     """Return the memory of every layout that applies; ``checkpointed`` is the activations if blocks are recomputed.
 
-    Without ``activations`` they count as 0, and `Forecast.knows_activations` is false.
+    Without ``activations`` they count as 0, and `Forecast.knows_activations` is false. ``meshes`` are what a rank
+    holds of the model in each mesh of the setting.
     """
-    plans = [
-        Plan(
-            layout,
-            checkpoints,
-            estimate(
-                model,
+    plans = (
+        []
+        if setting.mesh.size > 1
+        else [
+            Plan(
                 layout,
-                setting.world,
-                is_half=setting.is_half,
-                activations=kept or Activations(0),
-                copy_ranks=setting.copy_ranks,
-            ),
-        )
-        for layout in LAYOUTS
-        if layout.fits_world(setting.world) and not (layout.offloads and setting.is_host)
-        for checkpoints, kept in ((False, activations), (True, checkpointed))
+                checkpoints,
+                estimate(
+                    model,
+                    layout,
+                    setting.world,
+                    is_half=setting.is_half,
+                    activations=kept or Activations(0),
+                    copy_ranks=setting.copy_ranks,
+                ),
+            )
+            for layout in LAYOUTS
+            if layout.fits_world(setting.world) and not (layout.offloads and setting.is_host)
+            for checkpoints, kept in ((False, activations), (True, checkpointed))
+            if not checkpoints or kept is not None
+        ]
+    )
+    plans += [
+        Plan(layout, checkpoints, estimate_mesh(sizes, layout, setting.world, kept, setting.is_half), sizes.refusal)
+        for sizes in meshes
+        for layout in mesh_layouts(sizes.shape, setting.world)
+        for checkpoints, kept in ((False, sizes.activations), (True, sizes.checkpointed))
         if not checkpoints or kept is not None
     ]
     plans.sort(key=_cost)
     return Forecast(model, setting, tuple(plans), activations is not None, tuple(notes))
 
 
-def _cost(plan: Plan) -> tuple[bool, bool, int]:
-    """Return a sort key by time: offloading costs most, then a second forward pass, then communication."""
-    return plan.layout.offloads, plan.checkpoints, LAYOUTS.index(plan.layout)
+def _cost(plan: Plan) -> tuple[bool, bool, bool, int]:
+    """Return a sort key by time: offloading costs most, then a mesh, then a second forward pass, then messages."""
+    known = plan.layout in LAYOUTS
+    order = LAYOUTS.index(plan.layout) if known else plan.usage.messages
+    return plan.layout.offloads, not known, plan.checkpoints, order
 
 
 def choose(plans: Sequence[Plan], setting: RunSetting) -> Plan | None:

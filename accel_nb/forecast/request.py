@@ -10,15 +10,17 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
+from accel_nb.config.conflicts import world_problems
 from accel_nb.config.message_text import quoted
 from accel_nb.config.value_types import bytes_of
 from accel_nb.errors import ConfigError
+from accel_nb.forecast.meshes import MeshShape, simple_shapes
 from accel_nb.forecast.plans import ROOM_SHARE, RunSetting
 from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
-_OPTIONS = ("gpus", "cpus", "precision", "batch", "config", "fsdp.hybrid_shard_size")
+_OPTIONS = ("gpus", "cpus", "precision", "batch", "config", "fsdp.hybrid_shard_size", "mesh.tp", "mesh.cp", "mesh.pp")
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]+\d+|bool)?(?P<colon>:)?(?P<shape>\d+(?:x\d+)*)?")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
 _ITEMSIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8})
@@ -168,6 +170,9 @@ def find_setting(
     copy_ranks = config.fsdp.hybrid_shard_size
     if copy_ranks is not None and world % copy_ranks:
         raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
+    mesh = MeshShape(config.mesh.pp, config.mesh.cp, config.mesh.tp)
+    for problem in world_problems(config, world).values() if mesh.size > 1 else ():
+        raise ConfigError(f"mesh {mesh.describe()}: {problem}")
     return RunSetting(
         world=world,
         devices=name,
@@ -175,9 +180,11 @@ def find_setting(
         host_room=int(machine.free_bytes * ROOM_SHARE),
         precision="bf16" if config.precision == "auto" else config.precision,
         batch_size=batch_size,
-        share=-(-batch_size // world) if is_shared else batch_size,
+        share=-(-batch_size * mesh.size // world) if is_shared else batch_size,
         is_host=is_host,
         copy_ranks=copy_ranks,
+        mesh=mesh,
+        compared=simple_shapes(world) if mesh.size == 1 else (),
     )
 
 
@@ -202,4 +209,4 @@ def _parse_whole(text: str, where: str) -> int:
 
 
 def _join_flags(names: Sequence[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    return ", ".join(f"--{name.removeprefix('mesh.').replace('_', '-')}" for name in names)

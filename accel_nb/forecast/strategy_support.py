@@ -25,7 +25,9 @@ def check_refusals(
 ) -> Forecast:
     """Return the forecast; plans whose strategy refuses to prepare these objects together have the reason."""
     bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or StrategyRegistry()
-    plans = (replace(plan, refusal=_find_refusal(plan, bundle, config, registry)) for plan in found.plans)
+    plans = (
+        replace(plan, refusal=plan.refusal or _find_refusal(plan, bundle, config, registry)) for plan in found.plans
+    )
     return replace(found, plans=tuple(plans))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from accel_nb.config import Layer
 from accel_nb.config.flags import flags_to_line
+from accel_nb.forecast.layouts import LAYOUTS
 from accel_nb.forecast.plans import (
     Forecast,
     Plan,
@@ -27,6 +28,7 @@ _HEAD = (
     "activations",
     "exchange",
     "host",
+    "messages",
     "peak",
     "",
     "checkpointed",
@@ -96,6 +98,7 @@ def as_data(found: Forecast) -> dict[str, Any]:
                 "exchange": plan.usage.exchange,
                 "step": plan.usage.step,
                 "host": plan.usage.host,
+                "messages": plan.usage.messages,
                 "peak": plan.usage.total,
                 "missing": plan.missing_bytes(setting),
                 "options": plan.options,
@@ -193,6 +196,7 @@ def _row(found: Forecast, plan: Plan, checkpointed: Plan | None) -> Sequence[str
         size_text(usage.activations) if found.knows_activations else "?",
         size_text(usage.exchange) if usage.exchange else "-",
         size_text(usage.host) if usage.host else "-",
+        size_text(usage.messages) if usage.messages else "-",
         size_text(usage.total),
         _verdict(found, plan),
         size_text(checkpointed.usage.total) if checkpointed is not None else "",
@@ -202,9 +206,13 @@ def _row(found: Forecast, plan: Plan, checkpointed: Plan | None) -> Sequence[str
 
 def _verdict(found: Forecast, plan: Plan) -> str:
     missing = plan.missing_bytes(found.setting)
+    if plan.refusal is not None and plan.layout not in LAYOUTS:
+        return "refused"
     return f"lacks {size_text(missing)}" if missing else "fits"
 
 
 def _remarks(found: Forecast) -> list[str]:
     marks = [] if all(plan.is_supported for plan in found.plans) else ["* not served by this version"]
+    if any(plan.layout not in LAYOUTS for plan in found.plans):
+        marks.append("activations in a mesh are estimated: stages and parts are taken as even")
     return [*marks, *(f"note: {note}" for note in found.notes)]

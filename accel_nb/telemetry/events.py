@@ -82,7 +82,10 @@ class MetricLogged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPrepared:
-    """Device, strategy, precision and prepared objects of a worker, for the receipt."""
+    """Device, strategy, precision and prepared objects of a worker, for the receipt.
+
+    ``place`` is the rank's place in a mesh of several dimensions, as in "dp 1, tp 0"; empty if there is one dimension.
+    """
 
     kind: ClassVar[str] = "prepared"
     rank: int
@@ -92,6 +95,7 @@ class WorkerPrepared:
     precision: str
     objects: tuple[str, ...]
     notes: tuple[str, ...]
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

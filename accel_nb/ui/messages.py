@@ -33,6 +33,8 @@ class RankFacts(TypedDict):
 
     rank: int
     device: str
+    place: str
+    """The rank's place in a mesh of several dimensions, as in "dp 1, tp 0"; empty if there is one dimension."""
     step_ms: JsonNumber
     is_straggler: bool
     time_use: TimeShares | None

@@ -37,6 +37,8 @@ class RankProgress:
     """Progress of one rank."""
 
     device: str = ""
+    place: str = ""
+    """The rank's place in a mesh of several dimensions; empty if there is one."""
     offset: float = 0.0
     last_x: float = -math.inf
     last_step: float = -math.inf

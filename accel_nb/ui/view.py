@@ -385,6 +385,7 @@ class PanelState:
                 {
                     "rank": rank,
                     "device": progress.device,
+                    "place": progress.place,
                     "step_ms": to_json_number(progress.pace.step_ms),
                     "is_straggler": rank == slow,
                     "time_use": self._time_use.shares(rank),
@@ -467,6 +468,7 @@ class PanelState:
             self._fold_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
             progress.device = cap_text(str(event.device), 32)
+            progress.place = cap_text(str(event.place), 64)
         elif isinstance(event, RankFailed):
             reason = next(iter(str(event.reason).splitlines()), "")
             self.failures[event.rank] = cap_text(reason, 120)

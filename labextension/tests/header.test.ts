@@ -42,6 +42,16 @@ describe('Header', () => {
     expect(without.querySelector<HTMLElement>('.accel-nb-time-key')?.hidden).toBe(true);
   });
 
+  it('names the place of a rank in a mesh', () => {
+    const rank = { device: 'cpu', step_ms: 5, is_straggler: false };
+    const ranks = [
+      { ...rank, rank: 0, place: 'dp 0, tp 0' },
+      { ...rank, rank: 1, place: 'dp 0, tp 1' }
+    ];
+    const names = [...headerOf({ ranks }).querySelectorAll('.accel-nb-rank-name')];
+    expect(names.map(name => name.textContent)).toEqual(['rank 0 = dp 0, tp 0', 'rank 1 = dp 0, tp 1']);
+  });
+
   it('names how many ranks there are where not all have room, and shows the slow one', () => {
     const ranks = Array.from({ length: 20 }, (_, rank) => ({
       rank,

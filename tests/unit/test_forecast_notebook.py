@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import Forecast
 from accel_nb.forecast.request import read_request
+from accel_nb.forecast.table import as_text
 from accel_nb.notebook.reports.forecasting import forecast_notebook
+from tests.ranks.mesh_models import gpt
 from tests.support.transformer import Transformer
 
 
@@ -110,3 +112,53 @@ def test_what_cannot_be_meant_is_refused(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         ask(line, **names)
     assert message in str(raised.value)
+
+
+def tokens() -> DataLoader[Any]:
+    x = torch.randint(11, (40, 16))
+    return DataLoader(TensorDataset(x, x), 16)
+
+
+def test_meshes_are_compared_and_one_that_is_given_is_planned_alone() -> None:
+    """Weights are those that a rank of the mesh holds; activations are divided where the mesh divides them."""
+    model: Any = gpt()
+    found = ask("", model=model, data=tokens())
+    assert found is not None
+    rows = {plan.name: plan.usage for plan in found.plans}
+    assert {"tp 2", "pp 2", "cp 2", "fsdp (3) x cp 2"} <= rows.keys()
+    held = lambda modules: sum(value.nbytes for value in {v for part in modules for v in part.parameters()})  # noqa: E731
+    divided = [part for block in model.blocks for part in (block.attention, block.mlp)]
+    whole_biases = sum(layer.bias.nbytes for block in model.blocks for layer in (block.attention.out, block.mlp[2]))
+    in_parts = held(divided) - whole_biases
+    assert rows["tp 2"].parameters == held([model]) - in_parts // 2
+    assert rows["pp 2"].parameters == held([model]) - held([model.blocks[0]])
+    assert rows["cp 2"].parameters == rows["ddp"].parameters == held([model])
+    assert rows["fsdp (3) x cp 2"].parameters <= held([model]) // 2 + 8 * 9
+    # Data parallel training divides all activations, a mesh those inside of blocks only, in pipelines by blocks.
+    assert all(
+        rows["ddp"].activations < rows[name].activations < 2 * rows["ddp"].activations for name in ("pp 2", "cp 2")
+    )
+    assert rows["cp 2"].messages > rows["ddp"].messages > 0
+    assert found.best is not None
+    assert found.best.name == "ddp"
+    given = ask("--tp 2", model=model, data=tokens())
+    assert given is not None
+    assert [plan.name for plan in given.plans if not plan.checkpoints] == ["tp 2"]
+    assert given.setting.share == 16
+    assert given.best is not None
+    assert given.best.options == {"strategy": "ddp", "mesh.tp": 2}
+    assert "messages" in as_text(given)
+
+
+def test_a_mesh_that_is_refused_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    data = DataLoader(TensorDataset(torch.randn(8, 4), torch.randn(8, 4)), 4)
+    compared = ask("", model=model, data=data)
+    assert compared is not None
+    assert not any("p 2" in plan.name for plan in compared.plans)
+    found = ask("--pp 2", model=model, data=data)
+    assert found is not None
+    assert found.best is None
+    assert "pp 2 was passed over: Sequential has batch normalisation" in as_text(found)
+    with pytest.raises(ConfigError, match="mesh pp 3: 3 does not divide 2 workers; use 1, 2"):
+        ask("--pp 3", model=model, data=data)

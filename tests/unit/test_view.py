@@ -212,6 +212,11 @@ def test_growth_of_a_cpu_process_is_no_part_of_the_map():
     assert [rank["process_growth"] for rank in state.facts()["ranks"]] == [100.0, None]
 
 
+def test_the_place_of_a_rank_in_a_mesh_is_a_fact():
+    state = fold(WorkerPrepared(0, 0.0, "cpu", "fsdp", "no", (), (), "dp 0, tp 0"), step(1, rank=1), workers=2)
+    assert [rank["place"] for rank in state.facts()["ranks"]] == ["dp 0, tp 0", ""]
+
+
 def test_throughput_counts_all_ranks():
     state = fold(*(step(n, rank=r, samples=10) for n in range(1, 50) for r in (0, 1)))
     assert state.samples_per_s() == pytest.approx(2000, rel=1e-6)

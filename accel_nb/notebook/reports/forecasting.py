@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +39,6 @@ def forecast_notebook(
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
     optimizer = _find_optimizer(request, names, model)
     found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_find_loss(request, names))
-    for name, what in (("tp", "divided layers"), ("pp", "stages")):
-        if getattr(config.mesh, name) > 1:
-            note = f"the figures are those of mesh.{name} 1: none includes {what}"
-            found = replace(found, notes=(*found.notes, note))
     optimizers = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
     return check_refusals(found, [model], optimizers, config)
 

@@ -19,7 +19,7 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
         strategy += " (by the memory that the model takes)"
     elif strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
-    divided = {name: degree for name in ("pp", "tp") if (degree := getattr(config.mesh, name)) > 1}
+    divided = {name: degree for name in ("pp", "cp", "tp") if (degree := getattr(config.mesh, name)) > 1}
     if divided:
         sizes = {"dp": len(specs) // math.prod(divided.values()), **divided}
         strategy += f", mesh {' x '.join(f'{name} {size}' for name, size in sizes.items())}"

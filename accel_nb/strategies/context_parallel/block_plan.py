@@ -286,11 +286,9 @@ class _Trial:
                     total = total + (value * torch.randn(value.shape, generator=generator, dtype=value.dtype)).sum()
             inputs = [value for value in self._tensors(args, kwargs) if value.requires_grad]
             weights = [value for value in block.parameters() if value.requires_grad]
-            found = torch.autograd.grad(total, [*inputs, *weights], allow_unused=True)
-        gradients = [
-            torch.zeros_like(value) if gradient is None else gradient
-            for value, gradient in zip([*inputs, *weights], found, strict=True)
-        ]
+            # `torch.autograd.grad` and `Tensor.backward` are replaced in plain cells.
+            torch.autograd.backward(total, inputs=[*inputs, *weights])
+        gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in (*inputs, *weights)]
         return _Outcome([value.detach() for value in outputs], gradients[: len(inputs)], gradients[len(inputs) :])
 
     def _compare(self, plan: BlockPlan, expected: _Outcome) -> BlockPlan:

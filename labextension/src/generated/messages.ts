@@ -35,6 +35,8 @@ export interface IPanelFacts {
 export interface IRankFacts {
   readonly rank: number;
   readonly device: string;
+  /** The rank's place in a mesh of several dimensions, as in "dp 1, tp 0"; empty if there is one dimension. */
+  readonly place: string;
   readonly step_ms: JsonNumber;
   readonly is_straggler: boolean;
   readonly time_use: ITimeShares | null;

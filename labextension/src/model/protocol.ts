@@ -190,6 +190,7 @@ function parseRank(value: unknown): IRankFacts {
   return {
     rank: asRank(rank.rank),
     device: asText(rank.device),
+    place: asText(rank.place),
     stepMs: asNumber(rank.step_ms),
     isStraggler: rank.is_straggler === true,
     timeUse: parseTimeUse(rank.time_use ?? null),

@@ -202,6 +202,11 @@ function elapsedText(seconds: number): string {
   return hours > 0 ? `${hours}:${rest}` : rest;
 }
 
+/** The number of a rank, with its place in a mesh of several dimensions. */
+export function rankName({ rank, place }: Pick<IRankFacts, 'rank' | 'place'>): string {
+  return place === '' ? `rank ${rank}` : `rank ${rank} = ${place}`;
+}
+
 function makeChip(): HTMLElement {
   return element(
     'div',
@@ -216,13 +221,13 @@ function makeChip(): HTMLElement {
 function updateChip(chip: HTMLElement, rank: IRankFacts, slowest: number): void {
   const [name, bar, time, flag] = chip.children as unknown as HTMLElement[];
   const fill = bar?.firstElementChild as HTMLElement;
-  setText(name as HTMLElement, `rank ${rank.rank}`);
+  setText(name as HTMLElement, rankName(rank));
   setText(time as HTMLElement, formatMilliseconds(rank.stepMs));
   setText(flag as HTMLElement, rank.isStraggler ? 'slow' : '');
   const share = (rank.stepMs ?? 0) / slowest;
   fill.style.width = rank.timeUse === null ? `${Math.round(100 * share)}%` : '100%';
   fill.style.background = rank.timeUse === null ? rankColor(rank.rank) : gradientOf(rank.timeUse);
-  const where = rank.device ? `rank ${rank.rank} on ${rank.device}: ` : '';
+  const where = rank.device ? `${rankName(rank)} on ${rank.device}: ` : '';
   chip.title = where + (rank.timeUse === null ? 'time of a step' : timeText(rank.timeUse));
   chip.classList.toggle('accel-nb-is-slow', rank.isStraggler);
 }

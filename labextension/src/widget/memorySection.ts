@@ -8,6 +8,7 @@ import type { ITheme } from '../chart/theme';
 import type { PanelModel } from '../model/panelModel';
 import type { IFacts } from '../model/protocol';
 import { actionButton, element, paintSwatch, setText } from './dom';
+import { rankName } from './header';
 import type { Action } from './runControls';
 
 /** Maximum number of ranks whose map is drawn. */
@@ -129,7 +130,7 @@ export class MemorySection {
     for (const rank of ranks) {
       const map = this.maps.get(rank) ?? this.makeMap(rank);
       const facts = this.model.facts?.ranks.find(known => known.rank === rank);
-      const parts = [`rank ${rank}`, facts?.device ?? ''];
+      const parts = [rankName({ rank, place: facts?.place ?? '' }), facts?.device ?? ''];
       setText(map.caption, parts.filter(part => part !== '').join(' · '));
       const growth = facts?.processGrowth ?? null;
       setText(map.growth, growth === null ? '' : `process +${formatBytes(growth)}`);

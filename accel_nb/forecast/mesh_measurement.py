@@ -1,0 +1,202 @@
+"""Measurement of what one rank of a mesh holds of a model, and of the messages that it sends. Imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.forecast.measurement import Loss, measure_activations
+from accel_nb.forecast.memory import Activations
+from accel_nb.forecast.meshes import MeshShape, MeshSizes
+from accel_nb.forecast.plans import RunSetting
+from accel_nb.forecast.sizes import ModelSizes
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.context_parallel.divided_sequences import find_blocks, refuse_blocks
+from accel_nb.strategies.fsdp.sharded_model import staged_parameters
+from accel_nb.strategies.pipeline.chain_probe import chain_input
+from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
+from accel_nb.strategies.tensor_parallel.divided_layers import divided_parameters
+from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
+
+
+def measure_mesh(
+    model: nn.Module,
+    sizes: ModelSizes,
+    shape: MeshShape,
+    setting: RunSetting,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    half: torch.dtype | None = None,
+) -> MeshSizes:
+    """Return what a rank of a mesh holds of a model whose ``sizes`` are known; activations need a ``batch``.
+
+    Copies of some modules are called, as when the model is prepared; the model is unchanged.
+    """
+    layers = plan_division(model, shape.tp) if shape.tp > 1 else None
+    stages = plan_stages(model, shape.pp) if shape.pp > 1 else None
+    refused = refuse_blocks(model, shape.cp) if shape.cp > 1 else None
+    refused = next((found for found in (layers, stages, refused) if isinstance(found, Refusal)), None)
+    if refused is None and isinstance(layers, DivisionPlan) and not layers.groups:
+        refused = Refusal(f"mesh.tp {shape.tp} finds no layers to divide", "train with --tp 1")
+    if refused is not None:
+        return MeshSizes(shape, sizes, refusal=refused.reason)
+    layers = layers if isinstance(layers, DivisionPlan) else None
+    stages = stages if isinstance(stages, StagePlan) else None
+    held = MeshSizes(shape, _held(model, sizes, shape, layers, stages))
+    is_shared = setting.share < setting.batch_size
+    each = -(-setting.batch_size * shape.size // setting.world) if is_shared else setting.share
+    if batch is None or not each:
+        return held
+    options: dict[str, Any] = {"loss": loss, "half": half, "on_gpu": not setting.is_host}
+    owners = [] if layers is None else [group.owner for group in layers.groups]
+    blocks = list(find_blocks(model)) if stages is None else list(stages.blocks)
+    try:
+        return _with_activations(held, model, batch, each, owners, blocks, stages, options)
+    except MisuseError:
+        return held
+
+
+def _held(
+    model: nn.Module, sizes: ModelSizes, shape: MeshShape, layers: DivisionPlan | None, stages: StagePlan | None
+) -> ModelSizes:
+    """Return the weights of the rank that holds most of them."""
+    dims = {} if layers is None else divided_parameters(model, layers.groups)
+    staged = {} if stages is None else staged_parameters(model, stages)
+    by_stage: dict[int | None, list[Any]] = {}
+    for weight, value in zip(sizes.weights, model.parameters(), strict=True):
+        dim = dims.get(id(value))
+        if dim is not None:
+            part = [*weight.shape]
+            part[dim] = -(-part[dim] // shape.tp)
+            weight = replace(weight, shape=tuple(part), state_bytes=-(-weight.state_bytes // shape.tp))
+        by_stage.setdefault(staged.get(id(value)), []).append(weight)
+    common = by_stage.pop(None, [])
+    largest = max(by_stage.values(), key=lambda own: sum(w.num_values * w.itemsize for w in own), default=[])
+    weights = (*common, *largest)
+    share = sum(w.num_values for w in weights) / max(1, sizes.num_parameters)
+    return replace(sizes, weights=weights, step_bytes=math.ceil(sizes.step_bytes * share))
+
+
+def _with_activations(
+    held: MeshSizes,
+    model: nn.Module,
+    batch: Any,
+    each: int,
+    owners: list[str],
+    blocks: list[str],
+    stages: StagePlan | None,
+    options: dict[str, Any],
+) -> MeshSizes:
+    shape = held.shape
+    outputs: dict[str, Any] = {}
+    whole = measure_activations(model, batch, each, adapt=_recorder(outputs, ["", *owners, *blocks]), **options)
+    in_layers = whole.num_bytes - _without(owners, outputs, whole, model, batch, each, options)
+    in_blocks = whole.num_bytes - _without(blocks, outputs, whole, model, batch, each, options)
+    in_stage = 1.0
+    if stages is not None:
+        in_stage = max(len(stages.range_of(stage)) for stage in range(shape.pp)) / len(stages.blocks)
+    share = in_stage / shape.cp
+    saved = in_layers * (1 - 1 / shape.tp)
+    rest = whole.num_bytes - in_blocks if shape.cp * shape.pp > 1 else 0
+    kept = rest + (whole.num_bytes - rest - saved) * share
+    checkpointed = None
+    if any(weight.block for weight in held.model.weights):
+        checkpointed = measure_activations(model, batch, each, checkpoints=True, **options)
+    factor = kept / max(1, whole.num_bytes)
+    return replace(
+        held,
+        activations=_times(whole, factor),
+        checkpointed=None if checkpointed is None else _times(checkpointed, factor),
+        messages=_messages(held, outputs, owners, blocks, in_stage),
+    )
+
+
+def _messages(held: MeshSizes, outputs: dict[str, Any], owners: list[str], blocks: list[str], in_stage: float) -> int:
+    """Return about how many bytes of activations a rank sends in a step, and of gradients of common weights."""
+    shape, sent = held.shape, 0.0
+    if shape.tp > 1:  # two sums, forward and backward
+        sent += 4 * sum(map(_bytes_of, map(outputs.get, owners))) * (1 - 1 / shape.tp) * in_stage / shape.cp
+    if shape.cp > 1:  # queries, keys, values and results both ways; the output, and the gradient of the input
+        sent += sum(map(_bytes_of, map(outputs.get, blocks))) * (1 - 1 / shape.cp) * (8 / shape.cp + 2)
+    if shape.pp > 1:  # to the next stage, and the gradient to the one before; the last stage sends the outputs
+        sent += _bytes_of(outputs.get(blocks[0])) * (2 if shape.pp > 2 else 1) + _bytes_of(outputs.get(""))
+        common = sum(w.num_values * w.itemsize for w in held.model.weights if w.is_trainable and w.block is None)
+        sent += 2 * common * (1 - 1 / shape.pp)
+    return math.ceil(sent)
+
+
+def _recorder(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module], None]:
+    """Return what makes a model record, by name, the outputs of some of its modules as tensors of the meta device."""
+
+    def adapt(model: nn.Module) -> None:
+        for name in names:
+            model.get_submodule(name).register_forward_hook(
+                lambda _, args, kwargs, output, name=name: outputs.__setitem__(
+                    name, (_form(chain_input(args, kwargs)), map_tensors(_form, output))
+                ),
+                with_kwargs=True,
+            )
+
+    return adapt
+
+
+def _form(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _bytes_of(recorded: Any) -> int:
+    return sum(value.nbytes for value in find_tensors(recorded[1])) if recorded is not None else 0
+
+
+def _without(
+    names: list[str],
+    outputs: dict[str, Any],
+    whole: Activations,
+    model: nn.Module,
+    batch: Any,
+    each: int,
+    options: dict[str, Any],
+) -> int:
+    """Return the bytes of activations if modules that keep the shape of their input returned it."""
+    skipped = [name for name in names if name in outputs and _keeps_shape(*outputs[name])]
+    if not skipped:
+        return whole.num_bytes
+
+    def adapt(copied: nn.Module) -> None:
+        for name in skipped:
+            taken, output = outputs[name]
+            copied.get_submodule(name).forward = _passing(taken, output)
+
+    return min(whole.num_bytes, measure_activations(model, batch, each, adapt=adapt, **options).num_bytes)
+
+
+def _keeps_shape(taken: Tensor | None, output: Any) -> bool:
+    first = next(find_tensors(output), None)
+    return taken is not None and first is not None and taken.shape == first.shape and taken.dtype == first.dtype
+
+
+def _passing(taken: Tensor, output: Any) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given: Any = chain_input(args, kwargs)
+        return map_tensors(
+            lambda form: given.view_as(given) if form.shape == taken.shape else torch.empty(form.shape), output
+        )
+
+    return forward
+
+
+def _times(activations: Activations, factor: float) -> Activations:
+    cast = activations.cast_bytes
+    return Activations(
+        math.ceil(activations.num_bytes * factor),
+        activations.weight_copies,
+        None if cast is None else math.ceil(cast * factor),
+    )

@@ -1,0 +1,80 @@
+"""Plans of meshes: ranks that compute layers, sequences or blocks together. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from accel_nb.forecast.layouts import LAYOUTS, Layout
+from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
+from accel_nb.forecast.sizes import ModelSizes
+
+NAMES = ("pp", "cp", "tp")
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """How many ranks compute blocks, sequences and layers together."""
+
+    pp: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that read the same samples."""
+        return self.pp * self.cp * self.tp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The dimensions with several ranks."""
+        return {name: degree for name in NAMES if (degree := getattr(self, name)) > 1}
+
+    def describe(self) -> str:
+        """Return the dimensions as text, as in "pp 2 x tp 2"."""
+        return " x ".join(f"{name} {degree}" for name, degree in self.degrees.items())
+
+
+NO_MESH = MeshShape()
+"""Every rank reads samples of its own."""
+
+
+def simple_shapes(world: int) -> tuple[MeshShape, ...]:
+    """Return the meshes with one dimension of the least number of ranks, to compare with data parallel training."""
+    least = next((number for number in range(2, world + 1) if world % number == 0), 0)
+    return tuple(MeshShape(**{name: least}) for name in reversed(NAMES)) if least else ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    """What one rank of a mesh holds of a model, of uneven parts the largest, before data ranks divide it.
+
+    ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
+    step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
+    """
+
+    shape: MeshShape
+    model: ModelSizes
+    activations: Activations | None = None
+    checkpointed: Activations | None = None
+    messages: int = 0
+    refusal: str | None = None
+
+
+def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
+    """Return the layouts of a mesh: copies over the ranks that are left, or parts."""
+    options = {f"mesh.{name}": degree for name, degree in shape.degrees.items()}
+    found: list[Layout] = []
+    for base in LAYOUTS:
+        divides = base.name == "fsdp (3)" and world > shape.pp * shape.tp
+        if divides or base.name == "ddp":
+            named = [base.name] if divides or world > shape.size else []
+            name = " x ".join([*named, shape.describe()])
+            found.append(replace(base, name=name, options={**base.options, **options}))
+    return found
+
+
+def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activations | None, is_half: bool) -> MemoryUsage:
+    """Return the memory of a rank of ``world`` in a mesh. Ranks of a sequence hold parameters as those of data do."""
+    ranks = world // (sizes.shape.pp * sizes.shape.tp)
+    usage = estimate(sizes.model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
+    return replace(usage, messages=usage.messages + sizes.messages)
