@@ -86,13 +86,15 @@ def _zero(stage: int, *, offloads: bool = False) -> Layout:
     )
 
 
+REPLICATED = Layout("ddp", "torch", {"strategy": "ddp"}, min_world=2)
+FULLY_SHARDED = _fsdp("fsdp (3)")
 LAYOUTS: tuple[Layout, ...] = (
     Layout("single", "torch", {"strategy": "single"}, max_world=1),
-    Layout("ddp", "torch", {"strategy": "ddp"}, min_world=2),
+    REPLICATED,
     _fsdp("fsdp (2)", keeps_gathered=True),
     _zero(1),
     _zero(2),
-    _fsdp("fsdp (3)"),
+    FULLY_SHARDED,
     _zero(3),
     _fsdp("fsdp offload", offloads=True),
     _zero(2, offloads=True),

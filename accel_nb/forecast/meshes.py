@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from accel_nb.forecast.layouts import LAYOUTS, Layout
+from accel_nb.forecast.layouts import FULLY_SHARDED, REPLICATED, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.sizes import ModelSizes
 
@@ -64,9 +64,9 @@ def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
     """Return the layouts of a mesh: copies over the ranks that are left, or parts."""
     options = {f"mesh.{name}": degree for name, degree in shape.degrees.items()}
     found: list[Layout] = []
-    for base in LAYOUTS:
-        divides = base.name == "fsdp (3)" and world > shape.pp * shape.tp
-        if divides or base.name == "ddp":
+    for base in (REPLICATED, FULLY_SHARDED):
+        divides = base is FULLY_SHARDED
+        if not divides or world > shape.pp * shape.tp:
             named = [base.name] if divides or world > shape.size else []
             name = " x ".join([*named, shape.describe()])
             found.append(replace(base, name=name, options={**base.options, **options}))

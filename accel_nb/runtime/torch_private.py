@@ -296,6 +296,7 @@ PRIVATE_USES = (
             "notebook/session/engines.py",
             "notebook/worker/program.py",
             "strategies/deepspeed/limits.py",
+            "strategies/fsdp/sharded_model.py",
             "strategies/fsdp/strategy.py",
         ),
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),

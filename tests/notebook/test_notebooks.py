@@ -123,6 +123,16 @@ def big_model() -> Executed:
     )
 
 
+@pytest.fixture(scope="module")
+def dimensions() -> Executed:
+    return execute(
+        "07_dimensions.ipynb",
+        '{"losses": {name: way["losses"] for name, way in ways.items()}, '
+        '"weights": max((a - b).abs().max().item() for way in ways.values() '
+        'for a, b in zip(way["model"].parameters(), alone["model"].parameters(), strict=True))}',
+    )
+
+
 PLATFORMS = {
     "colab": {"COLAB_RELEASE_TAG": "release-colab-20261101", "COLAB_GPU": ""},
     "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "release-colab-20261101"},
@@ -268,6 +278,23 @@ def test_five_ways_hold_more_and_less(bigger_than_memory: Executed) -> None:
         for part in parts:
             assert held[name][part] < 0.6 * whole[part], (name, part)
     assert any("image/png" in data for data in bigger_than_memory.displays("memory"))
+
+
+def test_every_mesh_prints_the_losses_of_one_device(dimensions: Executed) -> None:
+    facts = dimensions.facts()
+    assert dimensions.errors() == {}
+    printed = dimensions.text("lines").strip()
+    cells = ("layers", "stages", "sequences")
+    assert [dimensions.text(cell).strip().splitlines()[-1] for cell in cells] == [printed] * 3
+    alone = facts["losses"].pop("alone")
+    assert alone[-1] < alone[0] - 1
+    for name, losses in facts["losses"].items():
+        assert max(abs(a - b) for a, b in zip(losses, alone, strict=True)) < 1e-5, name
+    assert facts["weights"] < 1e-3
+    receipts = [dimensions.displays(cell)[0]["text/plain"] for cell in cells]
+    for receipt, mesh in zip(receipts, ("dp_replicate 2 x tp 2", "pp 2 x tp 2", "dp_replicate 2 x cp 2"), strict=True):
+        assert f"mesh {mesh} (rank 3 is" in receipt
+    assert "ddp x tp 2" in dimensions.text("plan")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")

@@ -107,18 +107,19 @@ def build(world: World, strategy: str = "fsdp", **options: Any) -> Accelerator:
     return Accelerator(world=world, cpu=True, strategy=strategy, config={strategy: options})
 
 
-def trains(world: World, options: dict[str, Any], kind: str) -> Tensor:
+def trains(world: World, options: dict[str, Any], kind: str, is_compiled: bool = False) -> Tensor:
     model, optimizer = language(kind)
     if not world.is_main:
         with torch.no_grad():
             model.embed.weight.zero_()  # rank 0's weights become everyone's
     accelerator = build(world, **options)
-    accelerator.prepare(model, optimizer)
-    run(accelerator, model, optimizer, range(4))
+    called = torch.compile(model, backend="eager") if is_compiled else model
+    accelerator.prepare(called, optimizer)
+    run(accelerator, called, optimizer, range(4))
     with torch.no_grad():
-        model(tokens(0)[0])  # an evaluation in between leaves no trace
-    assert all(sharded.is_sharded(value) or value.dim() == 0 for value in model.parameters())
-    run(accelerator, model, optimizer, range(4, 6))
+        called(tokens(0)[0])  # an evaluation in between leaves no trace
+    assert all(sharded.is_sharded(value) or value.dim() == 0 for value in called.parameters())
+    run(accelerator, called, optimizer, range(4, 6))
     accelerator.close()
     assert model.head.weight is model.embed.weight
     return flat(model)
@@ -139,6 +140,16 @@ WAYS: dict[int, list[dict[str, Any]]] = {
 
 def trains_in_each_way(world: World) -> list[Tensor]:
     return [trains(world, options, kind) for options, kind in itertools.product(WAYS[world.size], ["adamw", "sgd"])]
+
+
+def trains_compiled(world: World) -> Tensor:
+    return trains(world, {}, "adamw", is_compiled=True)
+
+
+def test_a_compiled_model_trains_as_one_process() -> None:
+    expected = by_hand(range(6))
+    for weights in run_ranks(trains_compiled, 2):
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("size", WAYS)

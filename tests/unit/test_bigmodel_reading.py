@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,39 +74,6 @@ def test_what_is_past_the_cache_is_never_at_hand(large: Any) -> None:
     out = torch.empty_like(tensors["bytes"])
     file.read(file.tensors["bytes"].offset, as_bytes(out))
     assert torch.equal(out, tensors["bytes"])
-
-
-@pytest.mark.parametrize("num_cores", [2, 64])
-def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(
-    large: Any, monkeypatch: pytest.MonkeyPatch, num_cores: int
-) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.offload.weight_transfer.num_usable_cores", lambda: num_cores)
-    file, tensors = large
-
-    def tasks() -> set[str]:
-        return set(os.listdir("/proc/self/task"))
-
-    def compute() -> None:
-        own = torch.get_num_threads()
-        torch.set_num_threads(2)
-        before = tasks()
-        try:
-            x = torch.linspace(0, 1, 1 << 20)
-            expected = x.exp()
-            waiting = tasks() - before
-            assert waiting, "torch computes with a thread of its own"
-            HostTransfer(num_threads=2).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
-            if num_cores == 2:
-                assert wait_for(lambda: not waiting & tasks())
-            else:
-                assert waiting <= tasks(), "they leave enough cores, and many would have to be started again"
-            assert torch.get_num_threads() == 2
-            assert torch.equal(x.exp(), expected)
-        finally:
-            torch.set_num_threads(own)
-
-    with ThreadPoolExecutor(1) as pool:  # whose computing nothing else in this process has begun
-        pool.submit(compute).result()
 
 
 class RecordingTransfer(HostTransfer):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed import _composable_state, distributed_c10d
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
@@ -452,7 +453,7 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             f"a {type(model).__name__} is not called itself, and parameters are gathered when a model is called",
             "make it a part of a module with a forward, or train with --strategy ddp, which holds copies",
         )
-    if type(model).__setattr__ is not nn.Module.__setattr__:
+    if not isinstance(model, OptimizedModule) and type(model).__setattr__ is not nn.Module.__setattr__:
         return Refusal(
             f"{type(model).__name__} passes attributes that are set on it to another module, and FSDP2 sets attributes "
             "on what it divides",
