@@ -85,6 +85,10 @@ def world_problems(config: Config, size: int) -> dict[str, str]:
             problems[f"mesh.{name}"] = f"{degree} does not divide {rest} workers; use {degrees}"
             break
         rest //= degree
+    else:
+        if rest % config.mesh.ep:
+            degrees = ", ".join(str(number) for number in range(1, rest + 1) if rest % number == 0)
+            problems["mesh.ep"] = f"{config.mesh.ep} does not divide {rest} workers; use {degrees}"
     return problems
 
 
@@ -92,12 +96,13 @@ _DIVIDED = {
     "mesh.tp": ("divided layers", "divide layers"),
     "mesh.cp": ("divided sequences", "divide sequences"),
     "mesh.pp": ("stages", "compute in stages"),
+    "mesh.ep": ("divided experts", "divide experts"),
 }
 
 
 def _mesh_clashes(config: Config) -> list[OptionClash]:
     found: list[OptionClash] = []
-    divided = [name for name in ("tp", "cp", "pp") if getattr(config.mesh, name) > 1]
+    divided = [name for name in ("tp", "cp", "pp", "ep") if getattr(config.mesh, name) > 1]
     for option, (what, does) in _DIVIDED.items():
         if option.removeprefix("mesh.") not in divided:
             continue
@@ -113,6 +118,9 @@ def _mesh_clashes(config: Config) -> list[OptionClash]:
         if config.compile.backend != "no":
             message = f"{what} are not compiled; remove one of the two"
             found.append(OptionClash(("compile.backend", option), message))
+    if config.mesh.ep > 1 and len(divided) > 1:
+        message = "experts are divided among workers that read different samples only; set one of the two to 1"
+        found += [OptionClash(("mesh.ep", f"mesh.{name}"), message) for name in divided if name != "ep"]
     if config.mesh.cp > 1 and config.mesh.pp > 1:
         message = "sequences are not divided among workers of stages; set one of the two to 1"
         found.append(OptionClash(("mesh.cp", "mesh.pp"), message))

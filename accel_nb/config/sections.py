@@ -300,6 +300,13 @@ class MeshOptions(Section):
         unit="stages",
         flag="pp",
     )
+    ep: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
+        1,
+        "Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each "
+        "reads samples of its own, and sends each token to the workers that hold its experts.",
+        unit="workers",
+        flag="ep",
+    )
     micro_batches: Annotated[Annotated[Whole, Field(ge=1, le=4096)], BeforeValidator(read_whole)] = declare(
         4,
         "Number of parts of a batch that pass through the stages one after another, so that all stages compute at the "

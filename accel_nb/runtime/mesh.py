@@ -24,7 +24,8 @@ class Mesh:
 
     Ranks that differ in ``pp`` compute different layers, in ``dp_replicate`` hold copies of the same parameters, in
     ``dp_shard`` different parts of each parameter, in ``cp`` read different parts of each sequence, and in ``tp``
-    compute different parts of each divided layer.
+    compute different parts of each divided layer. ``ep`` adjacent ranks that read different samples hold different
+    experts.
 
     What depends on which coordinate: shares of the data and random numbers on the *data index* (of ``dp_replicate``
     and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations, and those of ``cp`` the same
@@ -37,6 +38,7 @@ class Mesh:
     dp_shard: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -98,19 +100,27 @@ class Mesh:
         return replace(self, dp_shard=self.dp_shard * self.cp, cp=1)
 
     @property
+    def expert_shape(self) -> tuple[int, int, int]:
+        """The numbers of copies of the experts, of parts of a copy of each expert, and of groups of experts."""
+        if self.dp_shard % self.ep == 0:
+            return self.dp_replicate, self.dp_shard // self.ep, self.ep
+        return self.num_data // self.ep, 1, self.ep
+
+    @property
     def counts_samples(self) -> bool:
         """Whether this is the one rank that counts the samples of its share of a batch."""
         return self.index("pp", "cp", "tp") == 0
 
     def describe(self) -> str:
         """Return the number of ranks in each dimension that has several, as in "dp_replicate 2 x tp 2"."""
-        sizes = zip(DIMENSIONS, self.shape, strict=True)
+        sizes = [*zip(DIMENSIONS, self.shape, strict=True), ("ep", self.ep)]
         return " x ".join(f"{name} {size}" for name, size in sizes if size > 1)
 
     def describe_rank(self) -> str:
         """Return this rank's coordinates, as in "dp 1, tp 0"."""
         others = [name for name in DIMENSIONS if name not in DATA_DIMENSIONS and getattr(self, name) > 1]
-        return ", ".join([f"dp {self.data_index}", *(f"{name} {self.index(name)}" for name in others)])
+        experts = [f"ep {self.data_index % self.ep}"] if self.ep > 1 else []
+        return ", ".join([f"dp {self.data_index}", *(f"{name} {self.index(name)}" for name in others), *experts])
 
 
 def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -122,10 +132,13 @@ def unravel(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def arrange(rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, shard: int | None = None) -> Mesh:
+def arrange(
+    rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, ep: int = 1, shard: int | None = None
+) -> Mesh:
     """Return the mesh of ``size`` ranks: ``pp`` x ``cp`` x ``tp`` for a copy, the rest in copies of ``shard`` ranks.
 
-    With None all of the rest hold one copy. Raises `ConfigError` for numbers that do not divide.
+    With None all of the rest hold one copy. ``ep`` of the rest hold different experts. Raises `ConfigError` for numbers
+    that do not divide.
     """
     rest, taken = size, ""
     for name, degree in (("tp", tp), ("pp", pp), ("cp", cp)):
@@ -136,13 +149,17 @@ def arrange(rank: int, size: int, *, pp: int = 1, cp: int = 1, tp: int = 1, shar
             )
         rest //= degree
         taken += f" and mesh.{name} {degree}" if degree > 1 else ""
+    if rest % ep:
+        raise ConfigError(
+            f"mesh.ep is {ep}, which does not divide the {_workers(rest, size, taken)}; use one of {factors(rest)}"
+        )
     shard = shard or rest
     if rest % shard:
         raise ConfigError(
             f"fsdp.hybrid_shard_size is {shard}, which does not divide the {_workers(rest, size, taken)}; "
             f"use one of {factors(rest)}"
         )
-    return Mesh(rank, pp, rest // shard, shard, cp, tp)
+    return Mesh(rank, pp, rest // shard, shard, cp, tp, ep)
 
 
 def _workers(rest: int, size: int, taken: str) -> str:

@@ -236,6 +236,10 @@ class Strategy(Protocol):
         """Return this rank's bytes of gradients and of optimizer state that the objects' own tensors do not include."""
         ...
 
+    def statistics(self) -> dict[str, float]:
+        """Return numbers of the latest step to draw beside the loss, by name."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Return what the receipt shows, as plain values by name."""
         ...
@@ -264,6 +268,10 @@ class LayerDividing(Protocol):
 
     def divide_sequences(self, size: int, *, replicates: bool) -> None:
         """Divide sequences among ``size`` ranks; called before `Strategy.open`."""
+        ...
+
+    def divide_experts(self, size: int, *, replicates: bool) -> None:
+        """Divide experts among ``size`` ranks that read different data; called before `Strategy.open`."""
         ...
 
     def share_state(self) -> None:
@@ -297,6 +305,10 @@ class Stepping:
     def hidden_bytes(self) -> tuple[int, int]:
         """Return zeros: the objects' own tensors include all gradients and state."""
         return 0, 0
+
+    def statistics(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
 
     def place(self, batch: Any) -> Any:
         """Return the batch, which the loader has moved to the device."""

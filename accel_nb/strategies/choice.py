@@ -42,10 +42,11 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
 def build(requested: str, config: Config, world: World, registry: StrategyRegistry) -> StrategyBuilder:
     """Return how the strategy ``requested`` is built in this world, with the config's options.
 
-    If layers, sequences or blocks are divided (``mesh.tp``, ``mesh.cp``, ``mesh.pp``), a strategy that can do so stands
-    in for one that holds copies. Raises `ConfigError` if the strategy cannot run, or cannot divide layers.
+    If layers, sequences, blocks or experts are divided (``mesh.tp``, ``mesh.cp``, ``mesh.pp``, ``mesh.ep``), a strategy
+    that can do so stands in for one that holds copies. Raises `ConfigError` if the strategy cannot run, or cannot
+    divide layers.
     """
-    degrees = {name: getattr(config.mesh, name) for name in ("tp", "cp", "pp")}
+    degrees = {name: getattr(config.mesh, name) for name in ("tp", "cp", "pp", "ep")}
     divided = " x ".join(f"mesh.{name} {degree}" for name, degree in degrees.items() if degree > 1)
     if not divided:
         return StrategyBuilder(choose(requested, world, registry), config)
@@ -79,6 +80,8 @@ class StrategyBuilder:
             cast(LayerDividing, strategy).divide_layers(mesh.tp, replicates=self._replicates)
         if mesh.cp > 1:
             cast(LayerDividing, strategy).divide_sequences(mesh.cp, replicates=self._replicates)
+        if mesh.ep > 1:
+            cast(LayerDividing, strategy).divide_experts(mesh.ep, replicates=self._replicates)
         if mesh.pp > 1:
             stages = Stages(mesh.pp, mesh.micro_batches, mesh.split_points)
             cast(LayerDividing, strategy).divide_stages(stages, replicates=self._replicates)

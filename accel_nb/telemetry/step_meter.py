@@ -188,6 +188,10 @@ class StepMeter:
         name = "gradient norm" if first_name == self._step_name else f"gradient norm of {self._step_name}"
         self._emit_metric(self._rank, step - self._num_before, time.time(), name, norm.item())
 
+    def report_value(self, name: str, value: float) -> None:
+        """Report a number of the step that has ended last."""
+        self._emit_metric(self._rank, self.run_step, time.time(), name, value)
+
     def restart_clock(self) -> None:
         """Measure the next step from now on, so that its time excludes the work since the last step."""
         self._started = time.perf_counter()

@@ -308,19 +308,23 @@ class PlainCells:
         """Return the code of a loop that trains with the batches of ``loader``; None if every rank reads all of it."""
         if not torch.is_grad_enabled() or self._division.mode == "none":
             return None
-        code = find_training_code()
-        if code is None:
+        found = find_training_code()
+        if found is None:
             self._has_undivided_loop = self._needs_backward_check = True
             return None
+        window = self._stepper.window
+        if window.size > 1 and not window.averages_each_batch:
+            # Code that reads or changes gradients within a window must find those of all ranks.
+            window.averages_each_batch = found.reads_gradients()
         self._prepare_new_optimizers(loader)
-        is_untraced = not self._division.divides_models and self._may_evaluate(code, loader)
+        is_untraced = not self._division.divides_models and self._may_evaluate(found.code, loader)
         has_unmanaged = self._trains_unmanaged_tensors()
         if has_unmanaged:
             self._divided_calls.is_on = False  # a model's code may use these tensors, whose gradients are not averaged
         if has_unmanaged or is_untraced or not _has_batches(loader):
             self._read_undivided()
             return None
-        return code
+        return found.code
 
     def _prepared_parameters(self) -> Iterator[nn.Parameter]:
         # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.

@@ -11,18 +11,32 @@ import inspect
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 
 _TRAINS = frozenset({"backward", "manual_backward"})
+_READS_GRADIENTS = frozenset({"grad"})
 _MAX_CODES = 500
 _MAX_DEPTH = 3
 _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 
-def find_training_code() -> types.CodeType | None:
+@dataclass(frozen=True, slots=True)
+class TrainingCode:
+    """Code that iterates a loader and leads to a backward pass, with the variables that it sees."""
+
+    code: types.CodeType
+    scope: Mapping[str, Any]
+
+    def reads_gradients(self) -> bool:
+        """Whether the code, or a function of the user that it calls, may read or change ``parameter.grad``."""
+        return _mentions(self.code, self.scope, _READS_GRADIENTS)
+
+
+def find_training_code() -> TrainingCode | None:
     """Return the calling code that iterates a loader, if it leads to a backward pass; else None.
 
     If the calling code is a generator, its callers receive the batches, so they are searched too.
@@ -30,16 +44,17 @@ def find_training_code() -> types.CodeType | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_SKIPPED_MODULES):
-            if mentions_training(frame.f_code, ChainMap(frame.f_locals, frame.f_globals)):
-                return frame.f_code
+            scope = ChainMap(frame.f_locals, frame.f_globals)
+            if _mentions(frame.f_code, scope, _TRAINS):
+                return TrainingCode(frame.f_code, scope)
             if not frame.f_code.co_flags & inspect.CO_GENERATOR:
                 return None
         frame = frame.f_back
     return None
 
 
-def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:
-    """Whether code, or a function of the user that it calls by a name in ``scope``, mentions a backward pass."""
+def _mentions(code: types.CodeType, scope: Mapping[str, Any], wanted: Set[str]) -> bool:
+    """Whether code, or a function of the user that it calls by a name in ``scope``, has a name of ``wanted``."""
     seen: set[types.CodeType] = set()
     queue = [(code, scope)]
     for part, names in queue:
@@ -47,7 +62,7 @@ def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:
             continue
         seen.add(part)
         mentioned = set(_names_in(part))
-        if mentioned & _TRAINS:
+        if mentioned & wanted:
             return True
         queue += [
             (function.__code__, ChainMap(_closure(function), function.__globals__))

@@ -36,7 +36,8 @@ class StrategySelection:
         self._registry = registry
         self._planner: StrategyPlanner | None = None
         mesh = resolved.config.mesh
-        if resolved.config.strategy == AUTO and mesh.tp == mesh.pp == mesh.cp == 1:  # a forecast chooses no mesh
+        is_data_parallel = max(mesh.tp, mesh.pp, mesh.cp, mesh.ep) == 1  # a forecast chooses no mesh
+        if resolved.config.strategy == AUTO and is_data_parallel:
             self._planner = StrategyPlanner(resolved, comm, device, strategy.precision.policy.name, registry)
         self._selected: Mapping[str, Any] = {"strategy": strategy.name}
 

@@ -48,13 +48,14 @@ class AccumulationWindow:
         self._world_size = world_size
         self._on_sync = on_sync
         self._on_drop = on_drop
-        self._options = options or AccumulationOptions()
+        self._tail = (options or AccumulationOptions()).tail
         self._num_in_window = 0
         self._is_last_batch = False
         self._in_block = False
         self._last_decision = (True, 0, 1.0)
         # Whether a batch with a backward pass counts as a micro-batch even if step is not called after it.
         self.counts_batches = True
+        self._averages_each_batch = options is not None and options.sync_each_batch
         # Since the last call of step, outside of blocks: how many batches were read, how many backward passes ran, and
         # how many micro-batches ended because the next batch was read.
         self._num_read = 0
@@ -82,7 +83,17 @@ class AccumulationWindow:
     @property
     def averages_gradients(self) -> bool:
         """Whether the current micro-batch's backward pass averages gradients over ranks."""
-        return self.closes or self._options.sync_each_batch
+        return self.closes or self._averages_each_batch
+
+    @property
+    def averages_each_batch(self) -> bool:
+        """Whether gradients are averaged over ranks after every micro-batch, and not once for each window."""
+        return self._averages_each_batch
+
+    @averages_each_batch.setter
+    def averages_each_batch(self, enabled: bool) -> None:
+        self._averages_each_batch = enabled
+        self._on_sync(self.averages_gradients)
 
     @property
     def is_in_block(self) -> bool:
@@ -198,7 +209,7 @@ class AccumulationWindow:
         self._num_read = self._num_backward = self._num_ended_by_read = 0
         self._num_ended += 1
         is_last, self._is_last_batch = self._is_last_batch, False
-        is_dropped = is_last and not self.closes and self._options.tail == "drop"
+        is_dropped = is_last and not self.closes and self._tail == "drop"
         if self.closes or is_dropped:
             self.number += 1
             self._num_in_window = 0
@@ -210,7 +221,7 @@ class AccumulationWindow:
         self._update_closes()
 
     def _update_closes(self) -> None:
-        closes = self._num_in_window + 1 >= self._size or (self._is_last_batch and self._options.tail == "step")
+        closes = self._num_in_window + 1 >= self._size or (self._is_last_batch and self._tail == "step")
         if closes != self.closes:
             self.closes = closes
             self._on_sync(self.averages_gradients)

@@ -454,6 +454,8 @@ class Stepper:
         self.was_skipped = not ran
         now = self.meter.end_step(proxy.learning_rate, not ran, proxy)
         if now >= self._memory.due:
+            for name, value in self.strategy.statistics().items():
+                self.meter.report_value(name, value)
             hidden = self.strategy.hidden_bytes()
             self._memory.sample(now, self.meter.run_step, self.bundle.models, self.bundle.optimizers, hidden)
             self.time_use.sample(now, self.meter.run_step)

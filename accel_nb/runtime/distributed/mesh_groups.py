@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ class MeshGroups:
 
     ``data`` connects the ranks that read different shares of a batch and hold the same layers, or parts of layers;
     ``sum`` those, and the ranks that read other parts of the same sequences: gradients are averaged over it; ``cp``,
-    ``pp`` and ``tp`` the ranks of one dimension. ``device_mesh`` is the mesh of parameters, see `Mesh.holding`.
+    ``pp`` and ``tp`` the ranks of one dimension, ``ep`` those that hold different experts. ``device_mesh`` is the mesh
+    of parameters, see `Mesh.holding`, and ``expert_mesh`` that of experts, see `Mesh.expert_shape`.
     """
 
     mesh: Mesh
@@ -31,7 +32,9 @@ class MeshGroups:
     pp: Communicator
     cp: Communicator
     tp: Communicator
+    ep: Communicator = field(default_factory=LocalComm)
     device_mesh: Any = None
+    expert_mesh: Any = None
 
     @classmethod
     def of_data(cls, comm: Communicator) -> MeshGroups:
@@ -47,8 +50,13 @@ class MeshGroups:
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        shape = mesh.holding(copies=copies).shape
-        device_mesh = init_device_mesh(torch.device(world.device).type, shape, mesh_dim_names=DIMENSIONS)
+        shape, device = mesh.holding(copies=copies).shape, torch.device(world.device).type
+        device_mesh = init_device_mesh(device, shape, mesh_dim_names=DIMENSIONS)
+        ep, expert_mesh = LocalComm(), None
+        if mesh.ep > 1:
+            expert_mesh = init_device_mesh(device, mesh.expert_shape, mesh_dim_names=(*DATA_DIMENSIONS, "ep"))
+            first = mesh.rank - mesh.data_index % mesh.ep
+            ep = _join(tuple(range(first, first + mesh.ep)), world, expert_mesh["ep"].get_group())
         data = _connect(mesh, DATA_DIMENSIONS, world)
         return cls(
             mesh,
@@ -56,23 +64,23 @@ class MeshGroups:
             data if mesh.cp == 1 else _connect(mesh, SUM_DIMENSIONS, world),
             cp=_connect(mesh, ("cp",), world),
             **{name: _connect(mesh, (name,), world, device_mesh[name].get_group()) for name in _OTHERS},
+            ep=ep,
             device_mesh=device_mesh,
+            expert_mesh=expert_mesh,
         )
 
 
 def _connect(mesh: Mesh, dimensions: tuple[str, ...], world: World, group: Any = None) -> Communicator:
     """Return the communicator of the ranks along some dimensions; a new process group if none is given."""
     ranks = mesh.ranks_along(*dimensions)
-    own = World(
-        rank=ranks.index(mesh.rank),
-        size=len(ranks),
-        local_rank=ranks.index(mesh.rank),
-        local_size=len(ranks),
-        device=world.device,
-    )
-    if len(ranks) == 1:
-        return LocalComm(own)
-    if group is None:
+    if group is None and len(ranks) > 1:
         opened = {others: dist.new_group(list(others)) for others in mesh.groups_along(*dimensions)}
         group = opened[ranks]
-    return TorchComm(own, DefaultGroup.adopt(world), group, ranks)
+    return _join(ranks, world, group)
+
+
+def _join(ranks: tuple[int, ...], world: World, group: Any) -> Communicator:
+    """Return the communicator of some ranks, among them this one, over their process group."""
+    index = ranks.index(world.rank)
+    own = World(rank=index, size=len(ranks), local_rank=index, local_size=len(ranks), device=world.device)
+    return LocalComm(own) if len(ranks) == 1 else TorchComm(own, DefaultGroup.adopt(world), group, ranks)

@@ -30,6 +30,7 @@ from accel_nb.runtime.distributed.gradients import any_rank_has_gradient, fill_m
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
+from accel_nb.runtime.distributed.token_exchange import TokenExchange
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     patch_instance,
@@ -39,6 +40,7 @@ from accel_nb.runtime.tensors.instance_patching import (
 )
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.context_parallel.divided_sequences import BlockCopies, SequenceDivision
+from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.pipeline.pipeline import Pipeline
@@ -75,7 +77,8 @@ class ShardedModel:
     get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
     the weights of float8 layers in float8. Layers of ``plan`` are divided by ``groups`` before. With ``stages`` a rank
     holds the blocks of one stage only, and what lies outside of blocks; ``micro_batches`` are the parts of a batch.
-    With ``divides_sequences`` ranks of ``groups`` compute cuts of sequences.
+    With ``divides_sequences`` ranks of ``groups`` compute cuts of sequences. The modules ``experts`` are divided among
+    ranks of ``groups``, and sharded with ``expert_settings``.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class ShardedModel:
         stages: StagePlan | None = None,
         micro_batches: int = 1,
         divides_sequences: bool = False,
+        experts: Sequence[nn.Module] = (),
+        expert_settings: dict[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.syncs = True
@@ -128,14 +133,15 @@ class ShardedModel:
         self._staged: set[int] = set()
         self.pipeline: Pipeline | None = None
         # A rank calls only the blocks of its own stage.
-        units = [unit for unit in units if not self._is_absent(unit)]
-        self._units = [*units, model]
+        units = [unit for unit in units if not self._is_absent(unit) and unit not in experts]
+        self._units = [*experts, *units, model]
         self._classes = [type(unit) for unit in self._units]
         self.float8: Float8Gather | None = None
         self.changed: dict[int, nn.Parameter] = {}
         self.plan = plan
         self._layers: LayerDivision | None = None
         self.sequences: SequenceDivision | None = None
+        self.experts: ExpertDivision | None = None
         try:
             blocks = BlockCopies.of(model) if divides_sequences else None
             if plan is not None and groups is not None:
@@ -145,10 +151,13 @@ class ShardedModel:
                 exchange = SequenceExchange(groups.cp, cp.rank, cp.size)  # pyright: ignore[reportArgumentType]
                 self.sequences = SequenceDivision(model, exchange, blocks, is_main=groups.mesh.rank == 0)
                 self._classes = [type(unit) for unit in self._units]
+            if experts and groups is not None:
+                self._divide_experts(experts, groups, device)
             if stages is not None and groups is not None:
                 self._divide_stages(stages, groups, device, micro_batches)
             for unit in self._units:
-                _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+                own = root_settings if unit is model else expert_settings if unit in experts else settings
+                _shard(unit, {**(own or settings), **ignored})
             if float8:
                 params = (param for group in self._groups() for param in group.fsdp_params)
                 self.float8 = Float8Gather(params, comm)
@@ -192,10 +201,12 @@ class ShardedModel:
         self._put_originals_back()
         if self.pipeline is not None:
             self.pipeline.undo()
-        if self.sequences is not None:
-            self.sequences.undo()
-        if self._layers is not None:
-            self._layers.undo()
+        self._undo_divisions()
+
+    def _undo_divisions(self) -> None:
+        for division in (self.experts, self.sequences, self._layers):
+            if division is not None:
+                division.undo()
 
     @property
     def num_units(self) -> int:
@@ -311,10 +322,7 @@ class ShardedModel:
         self._put_originals_back()
         if self.pipeline is not None:
             self.pipeline.undo()
-        if self.sequences is not None:
-            self.sequences.undo()
-        if self._layers is not None:
-            self._layers.undo()
+        self._undo_divisions()
         return back
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
@@ -328,6 +336,19 @@ class ShardedModel:
                 divided = sharded.divided_tensor(part, groups.device_mesh["tp"], dims[id(value)], value)
                 place.module._parameters[place.name] = nn.Parameter(divided, value.requires_grad)
         self._layers = LayerDivision(self.model, here, LayerExchange(groups.tp), mesh.tp)
+        self._classes = [type(unit) for unit in self._units]
+
+    def _divide_experts(self, experts: Sequence[nn.Module], groups: MeshGroups, device: torch.device) -> None:
+        """Replace the parameters of experts by those of this rank's experts, which `fully_shard` divides further."""
+        rank, size = groups.ep.world.rank, groups.ep.world.size
+        for module in experts:
+            for name, value in module._parameters.items():
+                if value is not None:
+                    part = part_of(value, 0, rank, size).to(device)
+                    divided = sharded.divided_tensor(part, groups.expert_mesh["ep"], 0, value)
+                    module._parameters[name] = nn.Parameter(divided, value.requires_grad)
+        exchange = TokenExchange(groups.ep, rank, size)  # pyright: ignore[reportArgumentType]
+        self.experts = ExpertDivision(experts, exchange)
         self._classes = [type(unit) for unit in self._units]
 
     def _is_absent(self, module: nn.Module) -> bool:

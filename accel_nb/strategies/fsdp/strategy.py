@@ -52,6 +52,7 @@ from accel_nb.strategies.base import (
     multiply_tensors,
 )
 from accel_nb.strategies.context_parallel.divided_sequences import refuse_blocks
+from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
@@ -78,12 +79,15 @@ class Fsdp(Stepping):
         # How many ranks compute each layer together, and whether the others hold copies in place of parts of the model.
         self._tp = 1
         self._cp = 1
+        self._ep = 1
         self._replicates = False
         self._stages = Stages()
         self._hooks: list[Any] = []
         self.groups: MeshGroups | None = None
         # By model: its layers to divide, or why it cannot be divided.
         self._plans: weakref.WeakKeyDictionary[nn.Module, DivisionPlan | Refusal] = weakref.WeakKeyDictionary()
+        # By model: the names of its modules of experts, or why they cannot be divided.
+        self._expert_plans: weakref.WeakKeyDictionary[nn.Module, list[str] | Refusal] = weakref.WeakKeyDictionary()
 
     def divide_layers(self, size: int, *, replicates: bool) -> None:
         """Divide layers among ``size`` ranks; with ``replicates`` the others hold copies, else parts of the rest."""
@@ -97,13 +101,18 @@ class Fsdp(Stepping):
         """Divide sequences among ``size`` ranks; with ``replicates`` all ranks hold copies, else parts."""
         self._cp, self._replicates = size, replicates
 
+    def divide_experts(self, size: int, *, replicates: bool) -> None:
+        """Divide experts among ``size`` ranks; with ``replicates`` ranks hold copies of all else, else parts."""
+        self._ep, self._replicates = size, replicates
+
     def open(self, world: World, comm: Communicator) -> None:
         """Set the world and its communicator; the default process group must be open."""
         self._world = world
         self._comm = comm
         self._device = torch.device(world.device)
         shard = 1 if self._replicates else self.options.hybrid_shard_size
-        self._place = arrange(world.rank, world.size, pp=self._stages.number, cp=self._cp, tp=self._tp, shard=shard)
+        degrees = {"pp": self._stages.number, "cp": self._cp, "tp": self._tp, "ep": self._ep}
+        self._place = arrange(world.rank, world.size, **degrees, shard=shard)
         self._holding = self._place.holding(copies=self._replicates)
         if self._divides:
             self.groups = MeshGroups.open(self._place, world, copies=self._replicates)
@@ -143,12 +152,14 @@ class Fsdp(Stepping):
             found = self._refuse_stages(new)
         if found is None and self._cp > 1:
             found = self._refuse_sequences(new)
+        if found is None and self._ep > 1:
+            found = self._refuse_experts(new)
         return self._refuse_layers(new) if found is None and self._tp > 1 else found
 
     @property
     def _divides(self) -> bool:
-        """Whether several ranks compute a copy of the model together."""
-        return max(self._tp, self._cp, self._stages.number) > 1
+        """Whether ranks compute layers, sequences, blocks or experts together."""
+        return max(self._tp, self._cp, self._stages.number, self._ep) > 1
 
     def _refuse_options(self, models: Sequence[nn.Module]) -> Refusal | None:
         """Return which option cannot be combined with layers or blocks that are divided; None if all can."""
@@ -160,7 +171,7 @@ class Fsdp(Stepping):
             "fsdp.cpu_offload": options.cpu_offload,
             "fsdp.float8_gather": options.float8_gather,
         }
-        degrees = {"tp": self._tp, "cp": self._cp, "pp": self._stages.number}
+        degrees = {"tp": self._tp, "cp": self._cp, "pp": self._stages.number, "ep": self._ep}
         dimension = next(f"mesh.{name} {degree}" for name, degree in degrees.items() if degree > 1)
         for name, is_set in unsupported.items():
             if is_set:
@@ -188,6 +199,20 @@ class Fsdp(Stepping):
         if not refused or None in refused or any(part.sequences is not None for part in self._models.values()):
             return None
         return refused[0]
+
+    def _refuse_experts(self, models: Sequence[nn.Module]) -> Refusal | None:
+        """Return why no model's experts can be divided; None if they are, or those of other models."""
+        plans = [self._experts_of(model) for model in models if any(True for _ in model.parameters())]
+        refused = [plan for plan in plans if isinstance(plan, Refusal)]
+        if len(refused) < len(plans) or any(part.experts is not None for part in self._models.values()):
+            return None
+        return next(iter(refused), None)
+
+    def _experts_of(self, model: nn.Module) -> list[str] | Refusal:
+        found = self._expert_plans.get(model)
+        if found is None:
+            found = self._expert_plans[model] = plan_experts(model, self._ep)
+        return found
 
     def _stages_of(self, model: nn.Module) -> StagePlan | Refusal:
         stages = self._stages
@@ -276,6 +301,7 @@ class Fsdp(Stepping):
         plan = self._plan_of(model) if self._tp > 1 else None
         assert not isinstance(plan, Refusal), "refused before"
         stages = self._stages_of(model) if self._stages.number > 1 else None
+        experts = self._experts_of(model) if self._ep > 1 else []
         return ShardedModel(
             model,
             units,
@@ -289,6 +315,8 @@ class Fsdp(Stepping):
             stages=None if isinstance(stages, Refusal) else stages,
             micro_batches=self._stages.micro_batches,
             divides_sequences=self._cp > 1,
+            experts=[] if isinstance(experts, Refusal) else [model.get_submodule(name) for name in experts],
+            expert_settings=self._expert_settings(settings[0]),
         )
 
     def _adapt(self, part: ShardedModel) -> None:
@@ -488,6 +516,11 @@ class Fsdp(Stepping):
             scheduler.load_state_dict(copy_state(materialize(values)))
         self.precision.load_state_dict(state["precision"])
 
+    def statistics(self) -> dict[str, float]:
+        """Return the load of the busiest expert as a multiple of the mean, if experts are divided."""
+        loads = [part.experts.peak_load() for part in self._models.values() if part.experts is not None]
+        return {"busiest expert": max(loads)} if loads else {}
+
     def describe(self) -> dict[str, Any]:
         """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         parts = list(self._models.values())
@@ -509,6 +542,8 @@ class Fsdp(Stepping):
             facts["mesh"] = ", ".join([arranged, *divided])
             for part in parts:
                 facts |= {} if part.sequences is None else part.sequences.describe()
+                if part.experts is not None:
+                    facts["experts"] = part.experts.describe()
         if plans:
             if any(group.draws for plan in plans for group in plan.groups):
                 facts["dropout"] = "in divided layers differs from that of one device"
@@ -557,6 +592,16 @@ class Fsdp(Stepping):
             settings["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type(self._device).pins_memory)
         output = policy.output if compute is not None else None
         return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
+
+    def _expert_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `fully_shard` for experts: their ranks are other ones, and inputs are not cast."""
+        if self.groups is None or self.groups.expert_mesh is None:
+            return settings
+        copies, shard, _ = self._place.expert_shape
+        policy = replace(settings["mp_policy"], cast_forward_inputs=False)
+        kept = settings["reshard_after_forward"] if shard > 1 else False
+        mesh = self.groups.expert_mesh[DATA_DIMENSIONS if copies > 1 else DATA_DIMENSIONS[1:]]
+        return {**settings, "mesh": mesh, "reshard_after_forward": kept, "mp_policy": policy}
 
 
 _HALF = (torch.bfloat16, torch.float16)

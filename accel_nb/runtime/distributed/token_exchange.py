@@ -1,0 +1,82 @@
+"""Exchange of tokens among the ranks that hold different experts, as an operation with gradients of any order.
+
+Each rank reads data of its own. A rank's experts compute tokens of all ranks, so that the gradient of their weights is
+a sum over these ranks, while the average over ranks is wanted. Gradients are therefore divided by the number of ranks
+where they come to the experts, and multiplied by it where they leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class Exchange(Protocol):
+    """What `TokenExchange` calls of a communicator."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order; shapes and dtypes must be equal on all ranks."""
+        ...
+
+    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Send one part to each rank, and return what each has sent here, in rank order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How many rows this rank sends to each rank, and receives from each."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    @property
+    def reverse(self) -> Route:
+        """The way back."""
+        return Route(self.received, self.sent)
+
+
+class TokenExchange:
+    """Exchanges rows among ``size`` ranks; each must make the same calls, also in the backward pass."""
+
+    def __init__(self, comm: Exchange, rank: int, size: int) -> None:
+        self.comm = comm
+        self.rank = rank
+        self.size = size
+
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        """Return the ranks' counts as rows of one tensor on the CPU."""
+        return torch.stack(self.comm.all_gather(counts)).cpu()
+
+    def send(self, rows: Tensor, route: Route) -> Tensor:
+        """Send rows, in the order of the ranks, to the ranks of their experts; return those received here."""
+        return _Send.apply(rows, self, route, float(self.size))  # pyright: ignore[reportReturnType]
+
+    def send_back(self, rows: Tensor, route: Route) -> Tensor:
+        """Undo `send` for the results of the rows that it returned; ``route`` is that of `send`."""
+        return _Send.apply(rows, self, route.reverse, 1 / self.size)  # pyright: ignore[reportReturnType]
+
+    def exchange(self, rows: Tensor, route: Route) -> Tensor:
+        """Exchange rows without gradients."""
+        shapes = [(number, *rows.shape[1:]) for number in route.received]
+        return torch.cat(self.comm.all_to_all(rows.split(list(route.sent)), shapes))
+
+
+class _Send(Function):
+    """Exchanges rows; gradients go the way back, and are multiplied by ``factor``."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: TokenExchange, route: Route, factor: float) -> Tensor:
+        ctx.facts = exchange, route, factor
+        return exchange.exchange(rows, route)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        exchange, route, factor = ctx.facts
+        back: Any = _Send.apply(gradients[0] * factor, exchange, route.reverse, 1 / factor)
+        return back, None, None, None

@@ -1,0 +1,1 @@
+"""Experts of a mixture-of-experts model that are divided among ranks."""

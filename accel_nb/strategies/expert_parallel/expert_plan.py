@@ -1,0 +1,161 @@
+"""Choice of the modules of experts that are divided, each kind after a trial.
+
+In the trial a copy of the module computes random tokens in float64 on the CPU, whole and in parts, with threads in
+place of ranks. So it needs no other rank, changes nothing, and cannot leave a rank waiting.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.runtime import rng
+from accel_nb.runtime.distributed.token_exchange import TokenExchange
+from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
+from accel_nb.strategies.thread_ranks import ThreadRank, run_threads
+
+_NUM_TOKENS, _NUM_CHOSEN = 7, 2
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
+    """Return the names of the modules of experts to divide among ``size`` ranks, or why none can be divided."""
+    found = {name: part for name, part in model.named_modules() if _has_experts(part)}
+    kind = innermost_class(model).__name__
+    tied = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
+    problems: dict[str, str] = {}
+    chosen: list[str] = []
+    verdicts: dict[Any, str | None] = {}
+    for name, module in found.items():
+        experts: Any = module
+        if experts.num_experts % size:
+            degrees = [str(degree) for degree in range(1, experts.num_experts + 1) if experts.num_experts % degree == 0]
+            return Refusal(
+                f"{name} of the {kind} has {experts.num_experts} experts, which mesh.ep {size} does not divide",
+                f"use mesh.ep {', '.join(degrees)}",
+            )
+        key = innermost_class(module), tuple((leaf, value.shape) for leaf, value in module.named_parameters())
+        if key not in verdicts:
+            verdicts[key] = _try(module, size)
+        problem = verdicts[key]
+        if problem is None and any(tied[id(value)] > 1 for value in module.parameters()):
+            problem = "its weights are tied to others"
+        if problem is None:
+            chosen.append(name)
+        else:
+            problems[innermost_class(module).__name__] = problem
+    if chosen:
+        return chosen
+    reasons = "; ".join(f"{name}: {why}" for name, why in problems.items()) or "no module has num_experts"
+    return Refusal(
+        f"mesh.ep {size} finds no experts to divide in the {kind} ({reasons})",
+        "train with --ep 1, or compute the experts in a module with num_experts, parameters of shape "
+        "[num_experts, ...] and forward(tokens [T, D], indices [T, K], weights [T, K])",
+    )
+
+
+def _has_experts(module: nn.Module) -> bool:
+    """Whether a module has stacked weights of experts, and nothing else."""
+    number = vars(module).get("num_experts")
+    own = list(module._parameters.values())
+    return (
+        type(number) is int
+        and number > 1
+        and any(value is not None for value in own)
+        and all(value is None or (value.dim() > 0 and len(value) == number) for value in own)
+        and not any(True for child in module.children() for _ in child.parameters())
+    )
+
+
+def _try(module: Any, size: int) -> str | None:
+    """Return why the parts of a module compute something else than the whole; None if they compute the same."""
+    problem = "it cannot be tried"
+    with rng.fork_rng(), redirect_stdout(io.StringIO()):
+        rng.set_seed(0)
+        # Some kernels, such as those of grouped products, compute no float64.
+        for (dtype, tolerance), width in itertools.product(_TOLERANCES.items(), _widths(module)):
+            scores = torch.rand(size, _NUM_TOKENS, module.num_experts, dtype=dtype)
+            chosen = scores.topk(min(_NUM_CHOSEN, module.num_experts))
+            tokens, factors = torch.randn(size + 1, _NUM_TOKENS, width, dtype=dtype).split([size, 1])
+            given = list(zip(tokens, chosen.indices, chosen.values, strict=True))
+            whole = _copy(module, dtype)
+            try:
+                expected = [_run(whole, *one, factors) for one in given]
+            except Exception as error:
+                problem = f"it cannot be tried: {type(error).__name__}: {error}"
+                continue
+            return _compare_parts(whole, given, factors, expected, tolerance)
+    return problem
+
+
+def _compare_parts(
+    whole: nn.Module,
+    given: Sequence[tuple[Tensor, ...]],
+    factors: Tensor,
+    expected: Sequence[Sequence[Tensor]],
+    tolerance: float,
+) -> str | None:
+    """Return why parts of ``whole``, each with tensors of its own, compute something else than expected."""
+    size = len(given)
+
+    def compute(rank: int, comm: ThreadRank) -> tuple[nn.Module, list[Tensor]]:
+        part = _copy(whole, factors.dtype)
+        for value in part.parameters():
+            value.data = value.data.chunk(size)[rank].clone()
+            value.grad = None
+        ExpertDivision([part], TokenExchange(comm, rank, size))
+        tokens, indices, weights = given[rank]
+        return part, _run(part, tokens, indices, weights, factors)
+
+    try:
+        outcomes = run_threads(size, compute)
+    except Exception as error:
+        return f"its parts raise {type(error).__name__}: {error}"
+    pairs = [
+        pair for (_, found), wanted in zip(outcomes, expected, strict=True) for pair in zip(found, wanted, strict=True)
+    ]
+    for name, value in whole.named_parameters():
+        parts = [part.get_parameter(name).grad for part, _ in outcomes]
+        if value.grad is None or any(part is None for part in parts):
+            return f"{name} gets no gradient"
+        pairs.append((torch.cat([part for part in parts if part is not None]), value.grad / size))
+    if all(ours.shape == theirs.shape and _is_close(ours, theirs, tolerance) for ours, theirs in pairs):
+        return None
+    return "its parts compute something else than the whole"
+
+
+def _widths(module: nn.Module) -> list[int]:
+    """Return the numbers that may be the features of a token: those of the dims of the weights."""
+    return sorted({length for value in module.parameters() for length in value.shape[1:]})
+
+
+def _copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return copy.deepcopy(module).to("cpu", dtype).requires_grad_(True)
+
+
+def _run(module: nn.Module, tokens: Tensor, indices: Tensor, weights: Tensor, factors: Tensor) -> list[Tensor]:
+    """Return what a module computes, and the gradients of its tokens and weights for a random linear function."""
+    given, scores = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
+    with torch.enable_grad():
+        result = module(given, indices, scores)
+        if result.shape != tokens.shape:
+            raise TypeError(f"it returns shape {list(result.shape)} for tokens of shape {list(tokens.shape)}")
+        torch.autograd.backward((result * factors).sum())  # `Tensor.backward` is replaced in plain cells
+    assert given.grad is not None
+    assert scores.grad is not None
+    return [result.detach(), given.grad, scores.grad]
+
+
+def _is_close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    scale = float(theirs.abs().max()) if theirs.numel() else 0.0
+    return bool((ours - theirs).abs().max() <= tolerance * max(scale, 1.0)) if theirs.numel() else True
