@@ -51,7 +51,7 @@ def report_run(components: Components, chosen: Collection[int] | None = None) ->
             precision=facts["precision"],
             objects=tuple(facts["objects"]),
             notes=tuple(facts["notes"]),
-            place=mesh.describe_rank() if mesh.size > mesh.num_data else "",
+            place="" if mesh.has_one_dimension else mesh.describe_rank(),
         )
     )
 

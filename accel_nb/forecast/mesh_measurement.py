@@ -19,6 +19,7 @@ from accel_nb.forecast.sizes import ModelSizes
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.context_parallel.divided_sequences import find_blocks, refuse_blocks
+from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
 from accel_nb.strategies.fsdp.sharded_model import staged_parameters
 from accel_nb.strategies.pipeline.chain_probe import chain_input
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
@@ -42,15 +43,17 @@ def measure_mesh(
     """
     layers = plan_division(model, shape.tp) if shape.tp > 1 else None
     stages = plan_stages(model, shape.pp) if shape.pp > 1 else None
+    experts = plan_experts(model, shape.ep) if shape.ep > 1 else []
     refused = refuse_blocks(model, shape.cp) if shape.cp > 1 else None
-    refused = next((found for found in (layers, stages, refused) if isinstance(found, Refusal)), None)
+    refused = next((found for found in (layers, stages, experts, refused) if isinstance(found, Refusal)), None)
     if refused is None and isinstance(layers, DivisionPlan) and not layers.groups:
         refused = Refusal(f"mesh.tp {shape.tp} finds no layers to divide", "train with --tp 1")
     if refused is not None:
-        return MeshSizes(shape, sizes, refusal=refused.reason)
+        return MeshSizes(shape, sizes, sizes, refusal=refused.reason)
     layers = layers if isinstance(layers, DivisionPlan) else None
     stages = stages if isinstance(stages, StagePlan) else None
-    held = MeshSizes(shape, _held(model, sizes, shape, layers, stages))
+    experts = experts if isinstance(experts, list) else []
+    held = MeshSizes(shape, _held(model, sizes, shape, layers, stages, experts), sizes)
     is_shared = setting.share < setting.batch_size
     each = -(-setting.batch_size * shape.size // setting.world) if is_shared else setting.share
     if batch is None or not each:
@@ -59,24 +62,31 @@ def measure_mesh(
     owners = [] if layers is None else [group.owner for group in layers.groups]
     blocks = list(find_blocks(model)) if stages is None else list(stages.blocks)
     try:
-        return _with_activations(held, model, batch, each, owners, blocks, stages, options)
+        return _with_activations(held, model, batch, each, owners, blocks, experts, stages, options)
     except MisuseError:
         return held
 
 
 def _held(
-    model: nn.Module, sizes: ModelSizes, shape: MeshShape, layers: DivisionPlan | None, stages: StagePlan | None
+    model: nn.Module,
+    sizes: ModelSizes,
+    shape: MeshShape,
+    layers: DivisionPlan | None,
+    stages: StagePlan | None,
+    experts: list[str],
 ) -> ModelSizes:
     """Return the weights of the rank that holds most of them."""
     dims = {} if layers is None else divided_parameters(model, layers.groups)
+    dims |= {id(value): 0 for name in experts for value in model.get_submodule(name).parameters()}
+    divisor = max(shape.tp, shape.ep)  # layers and experts are not divided together
     staged = {} if stages is None else staged_parameters(model, stages)
     by_stage: dict[int | None, list[Any]] = {}
     for weight, value in zip(sizes.weights, model.parameters(), strict=True):
         dim = dims.get(id(value))
         if dim is not None:
             part = [*weight.shape]
-            part[dim] = -(-part[dim] // shape.tp)
-            weight = replace(weight, shape=tuple(part), state_bytes=-(-weight.state_bytes // shape.tp))
+            part[dim] = -(-part[dim] // divisor)
+            weight = replace(weight, shape=tuple(part), state_bytes=-(-weight.state_bytes // divisor))
         by_stage.setdefault(staged.get(id(value)), []).append(weight)
     common = by_stage.pop(None, [])
     largest = max(by_stage.values(), key=lambda own: sum(w.num_values * w.itemsize for w in own), default=[])
@@ -92,12 +102,15 @@ def _with_activations(
     each: int,
     owners: list[str],
     blocks: list[str],
+    experts: list[str],
     stages: StagePlan | None,
     options: dict[str, Any],
 ) -> MeshSizes:
     shape = held.shape
     outputs: dict[str, Any] = {}
-    whole = measure_activations(model, batch, each, adapt=_recorder(outputs, ["", *owners, *blocks]), **options)
+    whole = measure_activations(
+        model, batch, each, adapt=_recorder(outputs, ["", *owners, *blocks, *experts]), **options
+    )
     in_layers = whole.num_bytes - _without(owners, outputs, whole, model, batch, each, options)
     in_blocks = whole.num_bytes - _without(blocks, outputs, whole, model, batch, each, options)
     in_stage = 1.0
@@ -115,11 +128,18 @@ def _with_activations(
         held,
         activations=_times(whole, factor),
         checkpointed=None if checkpointed is None else _times(checkpointed, factor),
-        messages=_messages(held, outputs, owners, blocks, in_stage),
+        messages=_messages(held, outputs, owners, blocks, experts, in_stage),
     )
 
 
-def _messages(held: MeshSizes, outputs: dict[str, Any], owners: list[str], blocks: list[str], in_stage: float) -> int:
+def _messages(
+    held: MeshSizes,
+    outputs: dict[str, Any],
+    owners: list[str],
+    blocks: list[str],
+    experts: list[str],
+    in_stage: float,
+) -> int:
     """Return about how many bytes of activations a rank sends in a step, and of gradients of common weights."""
     shape, sent = held.shape, 0.0
     if shape.tp > 1:  # two sums, forward and backward
@@ -130,6 +150,9 @@ def _messages(held: MeshSizes, outputs: dict[str, Any], owners: list[str], block
         sent += _bytes_of(outputs.get(blocks[0])) * (2 if shape.pp > 2 else 1) + _bytes_of(outputs.get(""))
         common = sum(w.num_values * w.itemsize for w in held.model.weights if w.is_trainable and w.block is None)
         sent += 2 * common * (1 - 1 / shape.pp)
+    if shape.ep > 1:  # tokens and results of each chosen expert, and their gradients
+        recorded = [outputs[name] for name in experts if name in outputs]
+        sent += 4 * sum(_bytes_of(found) * found[2] for found in recorded) * (1 - 1 / shape.ep)
     return math.ceil(sent)
 
 
@@ -140,12 +163,18 @@ def _recorder(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module]
         for name in names:
             model.get_submodule(name).register_forward_hook(
                 lambda _, args, kwargs, output, name=name: outputs.__setitem__(
-                    name, (_form(chain_input(args, kwargs)), map_tensors(_form, output))
+                    name, (_form(chain_input(args, kwargs)), map_tensors(_form, output), _num_chosen(args, kwargs))
                 ),
                 with_kwargs=True,
             )
 
     return adapt
+
+
+def _num_chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many experts compute each token, if these are the arguments of a module of experts."""
+    given = [*args, *kwargs.values()][1:2]
+    return given[0].shape[-1] if given and isinstance(given[0], Tensor) and given[0].dim() else 0
 
 
 def _form(tensor: Tensor | None) -> Tensor | None:
@@ -166,13 +195,13 @@ def _without(
     options: dict[str, Any],
 ) -> int:
     """Return the bytes of activations if modules that keep the shape of their input returned it."""
-    skipped = [name for name in names if name in outputs and _keeps_shape(*outputs[name])]
+    skipped = [name for name in names if name in outputs and _keeps_shape(*outputs[name][:2])]
     if not skipped:
         return whole.num_bytes
 
     def adapt(copied: nn.Module) -> None:
         for name in skipped:
-            taken, output = outputs[name]
+            taken, output, _ = outputs[name]
             copied.get_submodule(name).forward = _passing(taken, output)
 
     return min(whole.num_bytes, measure_activations(model, batch, each, adapt=adapt, **options).num_bytes)

@@ -8,16 +8,17 @@ from accel_nb.forecast.layouts import FULLY_SHARDED, REPLICATED, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.sizes import ModelSizes
 
-NAMES = ("pp", "cp", "tp")
+NAMES = ("pp", "cp", "tp", "ep")
 
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """How many ranks compute blocks, sequences and layers together."""
+    """How many ranks compute blocks, sequences and layers together, and how many hold different experts."""
 
     pp: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
 
     @property
     def size(self) -> int:
@@ -48,12 +49,14 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
 class MeshSizes:
     """What one rank of a mesh holds of a model, of uneven parts the largest, before data ranks divide it.
 
+    ``whole`` is the model before experts are divided, whose parts are those with experts if ranks hold one copy.
     ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a
     step beside those about gradients and weights. ``refusal`` is why the model cannot be trained so.
     """
 
     shape: MeshShape
     model: ModelSizes
+    whole: ModelSizes
     activations: Activations | None = None
     checkpointed: Activations | None = None
     messages: int = 0
@@ -76,5 +79,6 @@ def mesh_layouts(shape: MeshShape, world: int) -> list[Layout]:
 def estimate_mesh(sizes: MeshSizes, layout: Layout, world: int, kept: Activations | None, is_half: bool) -> MemoryUsage:
     """Return the memory of a rank of ``world`` in a mesh. Ranks of a sequence hold parameters as those of data do."""
     ranks = world // (sizes.shape.pp * sizes.shape.tp)
-    usage = estimate(sizes.model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
+    model = sizes.whole if layout.divides_parameters and sizes.shape.ep > 1 else sizes.model
+    usage = estimate(model, layout, ranks, is_half=is_half, activations=kept or Activations(0))
     return replace(usage, messages=usage.messages + sizes.messages)

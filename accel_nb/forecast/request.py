@@ -20,7 +20,18 @@ from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
-_OPTIONS = ("gpus", "cpus", "precision", "batch", "config", "fsdp.hybrid_shard_size", "mesh.tp", "mesh.cp", "mesh.pp")
+_OPTIONS = (
+    "gpus",
+    "cpus",
+    "precision",
+    "batch",
+    "config",
+    "fsdp.hybrid_shard_size",
+    "mesh.tp",
+    "mesh.cp",
+    "mesh.pp",
+    "mesh.ep",
+)
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]+\d+|bool)?(?P<colon>:)?(?P<shape>\d+(?:x\d+)*)?")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
 _ITEMSIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8})
@@ -170,8 +181,8 @@ def find_setting(
     copy_ranks = config.fsdp.hybrid_shard_size
     if copy_ranks is not None and world % copy_ranks:
         raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
-    mesh = MeshShape(config.mesh.pp, config.mesh.cp, config.mesh.tp)
-    for problem in world_problems(config, world).values() if mesh.size > 1 else ():
+    mesh = MeshShape(config.mesh.pp, config.mesh.cp, config.mesh.tp, config.mesh.ep)
+    for problem in world_problems(config, world).values() if mesh.degrees else ():
         raise ConfigError(f"mesh {mesh.describe()}: {problem}")
     return RunSetting(
         world=world,

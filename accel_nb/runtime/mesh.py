@@ -100,6 +100,11 @@ class Mesh:
         return replace(self, dp_shard=self.dp_shard * self.cp, cp=1)
 
     @property
+    def has_one_dimension(self) -> bool:
+        """Whether ranks differ only in the samples that they read."""
+        return self.size == self.num_data and self.ep == 1
+
+    @property
     def expert_shape(self) -> tuple[int, int, int]:
         """The numbers of copies of the experts, of parts of a copy of each expert, and of groups of experts."""
         if self.dp_shard % self.ep == 0:

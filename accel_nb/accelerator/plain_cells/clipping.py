@@ -28,7 +28,7 @@ def replace_clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) ->
             stepper.strategy.unscale(optimizer)
         mesh = accelerator.components.groups.mesh
         # torch's cannot combine tensors of several meshes, and computes with parameter.grad.
-        if mesh.size > mesh.num_data or stepper.strategy.capabilities.hides_gradients:
+        if not mesh.has_one_dimension or stepper.strategy.capabilities.hides_gradients:
             norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
             if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
                 raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")

@@ -20,8 +20,9 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
     elif strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
     divided = {name: degree for name in ("pp", "cp", "tp") if (degree := getattr(config.mesh, name)) > 1}
-    if divided:
-        sizes = {"dp": len(specs) // math.prod(divided.values()), **divided}
+    experts = {"ep": config.mesh.ep} if config.mesh.ep > 1 else {}
+    if divided or experts:
+        sizes = {"dp": len(specs) // math.prod(divided.values()), **divided, **experts}
         strategy += f", mesh {' x '.join(f'{name} {size}' for name, size in sizes.items())}"
     lines = [
         f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, threads each: {specs[0].num_threads}",

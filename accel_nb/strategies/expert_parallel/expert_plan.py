@@ -88,8 +88,8 @@ def _try(module: Any, size: int) -> str | None:
             chosen = scores.topk(min(_NUM_CHOSEN, module.num_experts))
             tokens, factors = torch.randn(size + 1, _NUM_TOKENS, width, dtype=dtype).split([size, 1])
             given = list(zip(tokens, chosen.indices, chosen.values, strict=True))
-            whole = _copy(module, dtype)
             try:
+                whole = _copy(module, dtype)
                 expected = [_run(whole, *one, factors) for one in given]
             except Exception as error:
                 problem = f"it cannot be tried: {type(error).__name__}: {error}"

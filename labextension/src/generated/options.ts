@@ -180,6 +180,8 @@ export interface IMeshOptions {
   cp?: number;
   /** Number of stages, each of one worker of a copy (pipeline parallelism): a worker holds and computes some of the repeated blocks of a model. [stages] */
   pp?: number;
+  /** Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each reads samples of its own, and sends each token to the workers that hold its experts. [workers] */
+  ep?: number;
   /** Number of parts of a batch that pass through the stages one after another, so that all stages compute at the same time. A batch with fewer rows has fewer parts. [micro-batches] */
   micro_batches?: number;
   /** Names of the blocks with which the second and each later stage begins, as in layers.4; if not set, stages have about the same number of parameters. */
@@ -423,6 +425,7 @@ export type OptionName =
   | 'mesh.tp'
   | 'mesh.cp'
   | 'mesh.pp'
+  | 'mesh.ep'
   | 'mesh.micro_batches'
   | 'mesh.split_points'
   | 'data.dispatch_batches'

@@ -1,0 +1,112 @@
+"""Cells whose experts several workers divide: the notebook's model is whole, and trained as alone."""
+
+from __future__ import annotations
+
+from tests.notebook.test_cells import done, run
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_experts = 4
+        self.up = nn.Parameter(torch.randn(4, 8, 12) / 3)
+        self.down = nn.Parameter(torch.randn(4, 12, 8) / 3)
+
+    def forward(self, tokens, indices, weights):
+        result = torch.zeros_like(tokens)
+        for expert in range(self.num_experts):
+            row, choice = torch.where(indices == expert)
+            hidden = F.gelu(tokens[row] @ self.up[expert]) @ self.down[expert]
+            result.index_add_(0, row, hidden * weights[row, choice, None])
+        return result
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.router, self.experts = nn.LayerNorm(8), nn.Linear(8, 4), Experts()
+
+    def forward(self, x):
+        tokens = self.norm(x).flatten(0, 1)
+        weights, indices = self.router(tokens).softmax(-1).topk(2)
+        return x + self.experts(tokens, indices, weights).view_as(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(11, 8), nn.Sequential(Mixture(), Mixture())
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(8, 11)
+
+    def forward(self, x):
+        return self.head(self.dropout(self.layers(self.embed(x))))
+
+def build():
+    torch.manual_seed(3)
+    model = Model().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    x = torch.randint(11, (25, 5))
+    return model, optimizer, DataLoader(TensorDataset(x, x.roll(1, 1)), batch_size=8, shuffle=True)
+
+def difference():
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
+"""
+
+# The last batch has one row, so that three of four workers send no tokens.
+TRAIN = """
+losses = []
+model.train()
+for x, y in loader:
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    clipped = sum(value.grad.norm().item() ** 2 for value in model.parameters()) ** 0.5
+    losses.append((loss.item(), norm.item(), clipped))
+model.eval()
+with torch.no_grad():
+    predicted = model(x)
+"""
+
+
+def test_a_plain_cell_trains_as_on_one_process_also_after_a_worker_was_killed(kernel) -> None:
+    assert kernel.run(SETUP + "model, optimizer, loader = build()\n" + TRAIN + TRAIN).error is None
+    kept = "alone, alone_losses, alone_predicted = model, losses, predicted\nmodel, optimizer, loader = build()\n"
+    assert kernel.run(kept + "mine, weight = model, model.layers[0].experts.up").error is None
+    flags = "--cpus 4 --ep 2"
+    output = done(kernel, TRAIN, flags)
+    assert "mesh dp_replicate 4 x ep 2 (rank 3 is dp 3, ep 1)" in output.receipt
+    assert "experts 2 of 4 on each worker, in 2 modules" in output.receipt
+    killed = run(kernel, "import os, signal\nif accelerator.process_index == 3:\n    os.kill(os.getpid(), 9)", flags)
+    assert killed.error is not None
+    assert "rank 3" in killed.error[1]
+    done(kernel, TRAIN, "--cpus 4 --ep 4 --strategy fsdp")
+    assert kernel.value("difference()") < 1e-9
+    pairs = "(a - b for ours, theirs in zip(losses, alone_losses, strict=True) for a, b in zip(ours, theirs))"
+    assert kernel.value(f"max(map(abs, {pairs}))") < 1e-9
+    assert kernel.value("(predicted - alone_predicted).abs().max().item()") < 1e-9
+    same = kernel.value("(mine is model, weight is model.layers[0].experts.up, type(weight) is nn.Parameter)")
+    assert same == (True, True, True)
+
+
+def test_the_plan_prices_divided_experts(kernel) -> None:
+    assert kernel.run(SETUP + "model, optimizer, loader = build()").error is None
+    plan = kernel.run("%accelerate plan model --data loader --optimizer adamw --cpus 4 --ep 2").stdout
+    assert "ddp x ep 2" in plan
+    assert "fsdp (3) x ep 2" in plan
+
+
+def test_what_does_not_fit_is_refused(kernel) -> None:
+    for flags, message in (
+        ("--cpus 3 --ep 2", "2 does not divide 3 workers; use 1, 3"),
+        ("--cpus 2 --ep 2 --strategy deepspeed", "strategy deepspeed does not divide experts; use auto, ddp, fsdp"),
+        ("--cpus 4 --ep 2 --tp 2", "experts are divided among workers that read different samples only"),
+    ):
+        output = run(kernel, "1", flags)
+        assert output.error is not None
+        assert message in output.error[1]
