@@ -137,8 +137,12 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "tensor_parallel",
-        ("strategies/tensor_parallel/divided_layers.py", "strategies/tensor_parallel/plan.py"),
+        "divided layers and experts",
+        (
+            "strategies/expert_parallel/divided_experts.py",
+            "strategies/tensor_parallel/divided_layers.py",
+            "strategies/tensor_parallel/plan.py",
+        ),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",

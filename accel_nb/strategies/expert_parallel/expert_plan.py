@@ -67,12 +67,12 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
 def _has_experts(module: nn.Module) -> bool:
     """Whether a module has stacked weights of experts, and nothing else."""
     number = vars(module).get("num_experts")
-    own = list(module._parameters.values())
+    own = list(module.parameters(recurse=False))
     return (
         type(number) is int
         and number > 1
-        and any(value is not None for value in own)
-        and all(value is None or (value.dim() > 0 and len(value) == number) for value in own)
+        and bool(own)
+        and all(value.dim() > 0 and len(value) == number for value in own)
         and not any(True for child in module.children() for _ in child.parameters())
     )
 
