@@ -270,12 +270,12 @@ class Accelerator(OwnAccelerator):
     def maybe_context_parallel(
         self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
     ) -> Generator[None, None, None]:
-        """Do nothing: sequences are not divided among processes."""
+        """Do nothing: blocks divide their sequences, and the code around them has whole ones."""
         yield
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
-        """Raise an error: sequences are not divided among processes."""
-        raise MisuseError("sequences are not divided among processes here; leave sp_size out of the parallelism config")
+        """Raise an error: DeepSpeed divides no sequences."""
+        raise MisuseError("sequences are not divided by DeepSpeed here; use cp_size of the parallelism config")
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None

@@ -1,7 +1,7 @@
 """Sizes of a device mesh, with accelerate's names.
 
-The record describes and builds any mesh. An `Accelerator` trains with replicas (DDP), shards (FSDP2) and divided
-layers; it raises an error if sequences are to be divided.
+The record describes and builds any mesh. An `Accelerator` trains with replicas (DDP), shards (FSDP2), divided layers,
+sequences, blocks and experts; it raises an error if DeepSpeed is to divide sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.environment import get_variable
 
 _PREFIX = "PARALLELISM_CONFIG_"
-_ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "sp", "tp")
 _ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 
 
@@ -76,6 +76,8 @@ class ParallelismConfig:
         tp_handler: Options of tensor parallelism.
         cp_handler: Options of context parallelism by torch.
         sp_handler: Options of sequence parallelism by DeepSpeed.
+        pp_size: Stages of blocks. accelerate has no such field, nor the next.
+        ep_size: Processes that hold different experts; they divide the data, and do not add to the number of processes.
     """
 
     dp_replicate_size: int | None = None
@@ -88,10 +90,12 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    pp_size: int | None = None
+    ep_size: int | None = None
     device_mesh: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in _ORDER:
+        for name in (*_ORDER, "ep"):
             given = getattr(self, f"{name}_size")
             size = int(get_variable(f"{_PREFIX}{name.upper()}_SIZE", "1")) if given is None else given
             if size < 1:
@@ -137,7 +141,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The dimensions whose processes read the same data."""
-        return self._among("tp", "cp", "sp")
+        return self._among("pp", "tp", "cp", "sp")
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -190,23 +194,21 @@ class ParallelismConfig:
         return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
 
     def as_options(self) -> dict[str, Any]:
-        """Return the options with the same meaning; raise `ConfigError` if sequences are to be divided.
+        """Return the options with the same meaning; raise `ConfigError` if DeepSpeed is to divide sequences.
 
         Without shards the strategy stays ``auto``, which replicates models that fit.
         """
-        sizes = self.sizes
-        if sizes["cp"] > 1 or sizes["sp"] > 1:
-            name = "cp_size" if sizes["cp"] > 1 else "sp_size"
+        sizes = {**self.sizes, "ep": self.ep_size or 1}
+        if sizes["sp"] > 1:
             raise ConfigError(
-                f"{name}={sizes[name[:2]]} from ParallelismConfig(...): sequences are not divided among processes yet; "
-                "leave it out"
+                f"sp_size={sizes['sp']} from ParallelismConfig(...): sequences are not divided by DeepSpeed; use cp_size"
             )
         options: dict[str, Any] = {}
-        if sizes["dp_shard"] > 1:
+        if sizes["dp_shard"] > 1 or sizes["cp"] > 1:
             options["strategy"] = "fsdp"
             if sizes["dp_replicate"] > 1:
                 options["fsdp.hybrid_shard_size"] = sizes["dp_shard"]
-        return options | ({"mesh.tp": sizes["tp"]} if sizes["tp"] > 1 else {})
+        return options | {f"mesh.{name}": sizes[name] for name in ("tp", "cp", "pp", "ep") if sizes[name] > 1}
 
     def check_world(self, num_processes: int) -> None:
         """Raise an error if the mesh is not one of this many processes."""
@@ -233,7 +235,7 @@ class ParallelismConfig:
         names, shape = self._get_mesh()
         if not names:
             return None
-        if wider is None:
+        if wider is None or self.cp_enabled:  # there the ranks of `cp` count as ranks of the data
             mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=names)
         else:
             ranks, groups = torch.arange(self.total_size).view(shape), [wider.get_group(name) for name in names]

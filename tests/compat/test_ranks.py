@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +21,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.environment import set_rank_variables
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
+from tests.ranks.mesh_models import gpt, loss_of, tokens
 
 
 def save_and_load(world: World, folder: Path, does_each_save: bool) -> tuple[list[float], list[float], list[str]]:
@@ -232,8 +233,37 @@ def test_a_mesh_divides_data_weights_and_layers() -> None:
             assert mesh == dimensions
 
 
-def test_a_mesh_of_another_size_or_with_divided_sequences_is_refused() -> None:
+def test_a_mesh_of_another_size_or_for_deepspeed_is_refused() -> None:
     messages = run_ranks(refusal_of_mesh, 2, {"tp_size": 4})
     assert all("tp_size=4" in message or "mesh.tp is 4" in message for message in messages), messages
-    messages = run_ranks(refusal_of_mesh, 2, {"cp_size": 2})
-    assert all("cp_size=2 from ParallelismConfig(...)" in message for message in messages)
+    messages = run_ranks(refusal_of_mesh, 2, {"sp_size": 2})
+    assert all("sp_size=2 from ParallelismConfig(...)" in message for message in messages)
+
+
+def train_gpt(world: World, sizes: dict[str, int] | None) -> tuple[Tensor, list[str]]:
+    """Train a small model with attention over a mesh; return its weights, and the options of the mesh that are set."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate import Accelerator, ParallelismConfig
+
+    mesh: Any = None if sizes is None else ParallelismConfig(**sizes)
+    accelerator: Any = Accelerator(parallelism_config=mesh, split_batches=True)
+    model = gpt()
+    x, y = tokens(0)
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepared, optimizer, loader = accelerator.prepare(model, made, DataLoader(TensorDataset(x, y), 4))
+    for x, y in loader:
+        with accelerator.maybe_context_parallel(buffers=[x, y], buffer_seq_dims=[1, 1]):
+            accelerator.backward(loss_of(prepared, x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+    options = accelerator.resolved.config.mesh.model_dump(exclude_defaults=True)
+    return torch.cat([value.flatten() for value in accelerator.get_state_dict(prepared).values()]), sorted(options)
+
+
+def test_sequences_and_blocks_are_divided_as_the_mesh_says() -> None:
+    [(expected, _)] = run_ranks(train_gpt, 1, None)
+    for sizes, name in (({"cp_size": 2}, "cp"), ({"pp_size": 2}, "pp")):
+        for weights, options in run_ranks(train_gpt, 2, sizes):
+            assert options == [name]
+            assert (weights - expected).abs().max() < 1e-9
