@@ -201,7 +201,7 @@ class ParallelismConfig:
         sizes = {**self.sizes, "ep": self.ep_size or 1}
         if sizes["sp"] > 1:
             raise ConfigError(
-                f"sp_size={sizes['sp']} from ParallelismConfig(...): sequences are not divided by DeepSpeed; use cp_size"
+                f"sp_size={sizes['sp']} from ParallelismConfig(...): DeepSpeed divides no sequences here; use cp_size"
             )
         options: dict[str, Any] = {}
         if sizes["dp_shard"] > 1 or sizes["cp"] > 1:

@@ -60,8 +60,11 @@ def find_clashes(config: Config) -> list[OptionClash]:
             )
         )
     if config.engine.kind == "local" and config.engine.nodes > 1:
-        message = "the local engine runs on this machine only; name another engine, such as --engine ray"
+        message = "the local engine runs on this machine only; name another engine, such as --engine ssh"
         found.append(OptionClash(("engine.nodes",), message))
+    if config.engine.kind == "ssh" and not config.engine.hosts:
+        message = "the machines are not named; give them with --engine.hosts HOST,HOST"
+        found.append(OptionClash(("engine.hosts",), message))
     if config.engine.kind != "local" and config.gpus in (None, "all") and config.cpus is None:
         message = "the devices of other machines are not counted; give the workers of each node as --gpus N or --cpus N"
         found.append(OptionClash(("engine.kind",), message))

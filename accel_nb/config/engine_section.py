@@ -1,15 +1,37 @@
 """The options of engines, which start workers."""
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from accel_nb.config.installed import ENGINE_GROUP, installed_entry_points
 from accel_nb.config.sections import Section, declare
-from accel_nb.config.value_types import Real, Switch, Whole, read_real, read_text, read_whole
+from accel_nb.config.value_types import (
+    Real,
+    Switch,
+    Whole,
+    read_names,
+    read_real,
+    read_text,
+    read_whole,
+    without_duplicates,
+)
 
-ENGINES = ("local", "ray")
+ENGINES = ("local", "ray", "ssh", "slurm")
 """The values of ``engine.kind``, without the engines of other packages."""
+
+
+def _host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("not a host")
+    return value
+
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%-]{0,254}")
+"""No other first character: ssh would take a host that begins with a dash for an option."""
+
+HostName = Annotated[str, AfterValidator(_host), Field(strict=True, max_length=255)]
 
 
 def _engine(value: str) -> str:
@@ -23,14 +45,15 @@ class EngineOptions(Section):
 
     kind: Annotated[str, Field(strict=True), AfterValidator(_engine)] = declare(
         "local",
-        "Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster.",
+        "Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh "
+        "reaches, slurm the nodes of a Slurm job.",
         enum=list(ENGINES),
         flag="engine",
         scope="cell",
     )
     nodes: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
-        "Run on this many nodes of the engine, this machine first; gpus and cpus are the workers of each node.",
+        "Run on this many nodes of the engine; gpus and cpus are the workers of each node.",
         unit="nodes",
         flag="nodes",
         scope="cell",
@@ -43,6 +66,37 @@ class EngineOptions(Section):
         metavar="HOST:PORT",
         allowed="the address of the head node, such as 10.0.0.1:6379, or none",
         scope="cell",
+    )
+    hosts: Annotated[tuple[HostName, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
+        (),
+        "Machines of the ssh engine, as ssh calls them; localhost is this machine. The first is node 0. Not allowed in "
+        "the metadata of a notebook.",
+        metavar="HOSTS",
+        allowed="names or addresses of hosts, separated by commas",
+        scope="cell",
+        refused_layers=["notebook"],
+    )
+    python: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None, BeforeValidator(read_text)
+    ] = declare(
+        None,
+        "Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not "
+        "allowed in the metadata of a notebook.",
+        metavar="PATH",
+        allowed="a path, or none",
+        scope="cell",
+        refused_layers=["notebook"],
+    )
+    allocation: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None, BeforeValidator(read_text)
+    ] = declare(
+        None,
+        "Options of salloc for the job of the slurm engine, such as --partition=gpu --gres=gpu:4; if not set, "
+        "--exclusive. A notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook.",
+        metavar="OPTIONS",
+        allowed="options of salloc, or none",
+        scope="cell",
+        refused_layers=["notebook"],
     )
     lost_after_s: Annotated[Annotated[Real, Field(ge=1, le=3600)], BeforeValidator(read_real)] = declare(
         2.0, "A node that does not answer for so long is lost.", unit="seconds", scope="cell"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from accel_nb.pool.nodes.agent import AgentLink
@@ -15,5 +16,5 @@ def two_agents(
     program: str, preload: Sequence[str], *, lost_after_s: float = 10.0, lease_s: float = 10.0
 ) -> NodesEngine:
     settings = [HostSettings(program, tuple(preload), node, LOOPBACK, LOOPBACK, lease_s) for node in range(2)]
-    links = [AgentLink(name, [], own) for name, own in zip(("near", "far"), settings, strict=True)]
+    links = [AgentLink(name, [sys.executable], own) for name, own in zip(("near", "far"), settings, strict=True)]
     return NodesEngine(links, lost_after_s=lost_after_s)

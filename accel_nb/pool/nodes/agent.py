@@ -1,10 +1,12 @@
 """A host whose frames travel over standard input and output: ``python -m accel_nb.pool.nodes.agent``.
 
-The first frame has the settings of the host. The process ends with its standard input.
+The first frame has the settings of the host. The process ends with its standard input. With ``--versions`` it prints
+the versions of its packages as JSON, and ends.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,19 +17,20 @@ from dataclasses import asdict
 from queue import SimpleQueue
 
 from accel_nb.pool.nodes.frames import FrameStream, pack_frame, read_frames
-from accel_nb.pool.nodes.host import HostSettings, NodeHost, read_settings
+from accel_nb.pool.nodes.host import HostSettings, NodeHost, own_versions, read_settings
 
+AGENT = "accel_nb.pool.nodes.agent"
 READ_BYTES = 1024 * 1024
 TAKE_S = 1.0
 
 
 class AgentLink:
-    """The kernel's end: starts the agent by a command and owns its pipes."""
+    """The kernel's end: starts the agent by a command that runs Python, and owns its pipes."""
 
     def __init__(self, name: str, command: Sequence[str], settings: HostSettings) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            [*command, sys.executable, "-m", "accel_nb.pool.nodes.agent"],
+            [*command, "-m", AGENT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -100,6 +103,9 @@ def _forward(host: NodeHost, outgoing: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--versions"]:
+        print(json.dumps(own_versions()))
+        sys.exit()
     own_output = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not be among the frames
     serve(0, own_output)

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -323,6 +323,16 @@ def _resident_bytes(pid: int) -> int:
 def read_settings(values: dict[str, Any]) -> HostSettings:
     """Return the settings of a message."""
     return HostSettings(**{**values, "preload": tuple(values["preload"])})
+
+
+def describe_differences(name: str, found: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Return which versions of a node differ from this machine's, and what to do; empty if none do."""
+    differing = [f"{what} {found[what]} instead of {own[what]}" for what in own if found[what] != own[what]]
+    if not differing:
+        return ""
+    wanted = " ".join(f"{what}=={own[what]}" for what in own if what != "Python" and found[what] != own[what])
+    remedy = f"on the node: pip install {wanted}" if wanted else f"give it Python {own['Python']}"
+    return f"node {name} has {', '.join(differing)}; {remedy}"
 
 
 def own_versions() -> dict[str, str]:

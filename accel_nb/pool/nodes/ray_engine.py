@@ -15,7 +15,7 @@ from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.engine import NodesEngine
-from accel_nb.pool.nodes.host import HostSettings, own_versions
+from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions
 from accel_nb.runtime.process.environment import get_variable
 
 START_PATIENCE_S = 60.0
@@ -170,10 +170,8 @@ def check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, An
         except ray.exceptions.RayError as error:
             problem = "has no accel_nb" if "accel_nb" in str(error) else f"cannot start a host ({_first_line(error)})"
             raise ConfigError(f"node {name} {problem}; on the node: {INSTALL}") from None
-        if differing := [f"{what} {found[what]} instead of {own[what]}" for what in own if found[what] != own[what]]:
-            wanted = " ".join(f"{what}=={own[what]}" for what in own if what != "Python" and found[what] != own[what])
-            remedy = f"on the node: pip install {wanted}" if wanted else f"give it Python {own['Python']}"
-            raise ConfigError(f"node {name} has {', '.join(differing)}; {remedy}")
+        if problem := describe_differences(name, found, own):
+            raise ConfigError(problem)
 
 
 def _first_line(error: BaseException) -> str:

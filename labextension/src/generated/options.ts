@@ -110,12 +110,18 @@ export interface IDeepspeedOptions {
 
 /** Where workers run. */
 export interface IEngineOptions {
-  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster. */
-  kind?: 'local' | 'ray';
-  /** Run on this many nodes of the engine, this machine first; gpus and cpus are the workers of each node. [nodes] */
+  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh reaches, slurm the nodes of a Slurm job. */
+  kind?: 'local' | 'ray' | 'ssh' | 'slurm';
+  /** Run on this many nodes of the engine; gpus and cpus are the workers of each node. [nodes] */
   nodes?: number;
   /** Address of the Ray cluster; if not set, RAY_ADDRESS, or else the cluster that runs on this machine. */
   address?: string | null;
+  /** Machines of the ssh engine, as ssh calls them; localhost is this machine. The first is node 0. Not allowed in the metadata of a notebook. */
+  hosts?: readonly string[];
+  /** Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not allowed in the metadata of a notebook. */
+  python?: string | null;
+  /** Options of salloc, such as --partition=gpu, for the job of the slurm engine; a notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook. */
+  allocation?: string | null;
   /** A node that does not answer for so long is lost. [seconds] */
   lost_after_s?: number;
   /** A node ends its workers when it has received nothing from the notebook for so long. [seconds] */
@@ -419,6 +425,9 @@ export type OptionName =
   | 'engine.kind'
   | 'engine.nodes'
   | 'engine.address'
+  | 'engine.hosts'
+  | 'engine.python'
+  | 'engine.allocation'
   | 'engine.lost_after_s'
   | 'engine.lease_s'
   | 'engine.insecure'
