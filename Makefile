@@ -3,7 +3,7 @@
 #   make test    lint and all tests                                     make bench          benchmarks
 #   make test-ecosystem  transformers, TRL, PEFT, diffusers train under the alias as they do under accelerate
 #   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
-#   make test-engines  cells on the nodes of a Ray cluster
+#   make test-engines  cells on several machines: Ray, ssh, Slurm
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 #   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
@@ -137,6 +137,7 @@ test-trackers: $(STAMPS)/develop
 
 test-engines: $(STAMPS)/develop
 	@.ci/environment.sh $(BIN)/python $(ENGINES) .ci/engines.txt
+	@.ci/servers.sh
 	$(ENGINES)/bin/python -m pytest tests/engines
 
 test-ecosystem: $(STAMPS)/develop

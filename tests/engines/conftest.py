@@ -1,4 +1,4 @@
-"""A Ray cluster and a kernel, for all tests of this folder; they need the packages of `make test-engines`."""
+"""A Ray cluster and a kernel; they need the packages of `make test-engines`."""
 
 from __future__ import annotations
 

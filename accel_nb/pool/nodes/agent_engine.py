@@ -120,7 +120,9 @@ def check_machine(machine: Machine, python: str) -> None:
             check=False,
         )
     except FileNotFoundError:
-        raise ConfigError(f"{machine.command[0]} is not installed on this machine") from None
+        if machine.command:
+            raise ConfigError(f"{machine.command[0]} is not installed on this machine") from None
+        raise ConfigError(_no_python(machine, python, "no such file")) from None
     except subprocess.TimeoutExpired:
         raise PoolError(
             f"{machine.name} did not start a process within {START_PATIENCE_S:g} s by `{shlex.join(machine.command)}`"
@@ -139,13 +141,17 @@ def _why_not_started(machine: Machine, python: str, done: subprocess.CompletedPr
     if "No module named" in said and "accel_nb" in said:
         return f"{machine.name} has no accel_nb for {python}; on it: {python} -m pip install accel_nb"
     if done.returncode == 127 or "No such file" in said:
-        return f"{machine.name} has no {python} ({said}); name its Python that has accel_nb with --engine.python PATH"
+        return _no_python(machine, python, said)
     if machine.command and machine.command[0] == "ssh" and done.returncode == 255:
         return (
             f"ssh did not connect to {machine.name}: {said}. `ssh {machine.name} true` must work without a question; "
             "keys, users and ports are read from ~/.ssh/config"
         )
     return f"{machine.name} cannot start a host: {said}"
+
+
+def _no_python(machine: Machine, python: str, said: str) -> str:
+    return f"{machine.name} has no {python} ({said}); name its Python that has accel_nb with --engine.python PATH"
 
 
 def _on(machine: Machine, words: Sequence[str]) -> list[str]:
