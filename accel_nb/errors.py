@@ -76,6 +76,10 @@ class MisuseError(AccelNbError, RuntimeError):
     """The training API was called in a wrong order or with unsuitable objects."""
 
 
+class RankMismatchError(MisuseError):
+    """Ranks took part in one operation with different structures, dtypes or shapes, or in different operations."""
+
+
 class UnsyncedGradientError(MisuseError):
     """An optimizer is about to step parameters whose gradients were not reduced over the ranks."""
 

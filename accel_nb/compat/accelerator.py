@@ -103,7 +103,9 @@ class Accelerator(OwnAccelerator):
         )
         self._collectives.keeps_scalars = True
         if not _is_set("sentinels", options.get("config")):
-            self._stepper.meter.accept_nan()  # programs for accelerate handle these losses themselves
+            # Programs for accelerate handle such losses themselves, and run with such optimizers.
+            self._stepper.meter.accept_nan()
+            self._stepper.refuses_foreign = False
         mesh = None
         if parallelism_config is not None:
             parallelism_config.check_world(self.num_processes)
@@ -155,6 +157,11 @@ class Accelerator(OwnAccelerator):
     def torch_device_mesh(self) -> Any:
         """The device mesh of ``parallelism_config``, with the process groups of the strategy; None without one."""
         return self.state.device_mesh
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether prepared loaders are copies of torchdata's class."""
+        return bool(self.dataloader_config.use_stateful_dataloader)
 
     @property
     def sync_gradients(self) -> bool:
@@ -232,6 +239,10 @@ class Accelerator(OwnAccelerator):
         """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
         for item in args:
             refuse_offloaded_quantized(item)
+        if self.use_stateful_dataloader:
+            from accel_nb.compat.data_loaders import stateful_copy
+
+            args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
         found = super().prepare(*args, device_placement=device_placement)
         for item in args:
             if isinstance(item, DataLoader):
@@ -448,7 +459,9 @@ def mark_prepared(item: Any) -> None:
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_skipped = getattr(self.optimizer, "_is_overflow", False)  # accelerate's name for a step that was skipped
-        return None if is_skipped else own_step(self, *args, **kwargs)
+        total = getattr(self, "total_steps", None)
+        is_over = total is not None and self.last_epoch >= total  # accelerate keeps the last rate, and torch raises
+        return None if is_skipped or is_over else own_step(self, *args, **kwargs)
 
     if type(item) is not plain_class(item):  # the scheduler steps with its optimizer
         methods["step"] = step

@@ -5,7 +5,9 @@ A loader that `Accelerator.prepare` has prepared keeps its class; ``isinstance``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.operations import send_to_device
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.compat.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
+from accel_nb.compat.states import GradientState
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.loader import skip_first_batches as skip_of_prepared
 from accel_nb.errors import MisuseError
@@ -125,15 +128,18 @@ class _DeviceLoader(DataLoader[Any]):
         torch_device_mesh: Any = None,
         **kwargs: Any,
     ) -> None:
-        if use_stateful_dataloader:
-            raise MisuseError(
-                "use_stateful_dataloader=True reads by torchdata, which is not used here: Accelerator.save_state saves "
-                "the position of prepared loaders without it; leave it out"
-            )
         super().__init__(dataset, **kwargs)
+        self.gradient_state = GradientState()
         self.device, self.rng_types, self.synchronized_generator = device, rng_types, synchronized_generator
-        self.skip_batches, self.use_stateful_dataloader = skip_batches, False
+        self.skip_batches, self.use_stateful_dataloader = skip_batches, use_stateful_dataloader
         self._drop_last, self._non_blocking, self.iteration = _drop_last, _non_blocking, 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create an object of a class that inherits from torchdata's too if ``use_stateful_dataloader`` is set."""
+        return super().__new__(_with_state(cls) if kwargs.get("use_stateful_dataloader") else cls)
+
+    def _record_state(self) -> None:
+        """Do nothing: this loader has no state to save."""
 
     @property
     def total_batch_size(self) -> int:
@@ -181,17 +187,58 @@ class _DeviceLoader(DataLoader[Any]):
         batches = islice(super().__iter__(), self.skip_batches, None)
         batch = next(batches, _END)
         while batch is not _END:
+            self._record_state()
             following = next(batches, _END)
             if state is not None and following is _END:
                 state.end_of_dataloader = True
             yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
             batch = following
+        self._record_state()
         self.iteration += 1
         if state is not None:
             state.end()
 
 
 _END = object()
+
+
+@functools.cache
+def _with_state(kind: Any) -> Any:
+    """Return a subclass of a loader class and of torchdata's; its state is that after the batch it yielded last."""
+
+    class WithState(kind, stateful_class()):
+        _yielded: Any = None
+
+        def _record_state(self) -> None:
+            self._yielded = super().state_dict()
+
+        def state_dict(self) -> dict[str, Any]:
+            return super().state_dict() if self._yielded is None else self._yielded
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self._yielded = None
+            super().load_state_dict(state_dict)
+
+    WithState.__name__, WithState.__qualname__, WithState.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return WithState
+
+
+def stateful_class() -> Any:
+    """Return torchdata's loader class; raise ImportError if the package is missing."""
+    try:
+        return import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    except ImportError:
+        raise ImportError("use_stateful_dataloader=True needs torchdata: pip install torchdata") from None
+
+
+def stateful_copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of torchdata's class with the dataset and the options of another."""
+    options = _copy_options(dataloader)
+    if dataloader.batch_sampler is not None and not isinstance(dataloader.dataset, IterableDataset):
+        for name in ("batch_size", "shuffle", "sampler", "drop_last"):
+            options.pop(name, None)
+        options["batch_sampler"] = dataloader.batch_sampler
+    return stateful_class()(dataloader.dataset, **options)
 
 
 class DataLoaderAdapter(metaclass=_IncludesPrepared):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.accelerator.process import operations
-from accel_nb.errors import MisuseError
+from accel_nb.errors import MisuseError, RankMismatchError
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.tensors.nested import find_tensors
 
@@ -22,8 +22,7 @@ class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor was not padded."""
 
 
-class DistributedOperationException(Exception):
-    """Ranks took part in one operation with tensors of different shapes."""
+DistributedOperationException = RankMismatchError
 
 
 @dataclass

@@ -33,7 +33,7 @@ class DataLoaderConfiguration(plugins.DataLoaderConfiguration):
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that differ from accelerate's defaults, and ``even_batches`` if it is an argument."""
-        given = plugins.DataLoaderConfiguration(**self.to_kwargs())
+        given = plugins.DataLoaderConfiguration(**{**self.to_kwargs(), "use_stateful_dataloader": False})
         if "even_batches" in vars(self)["_given"]:
             given.even_batches = self.even_batches
         return given.as_options()

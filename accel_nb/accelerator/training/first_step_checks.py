@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,6 +36,7 @@ class FirstStepCheck:
 
     ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
     must be bitwise equal after the step. ``is_plain`` selects the advice in errors, for a plain or an explicit cell.
+    With ``refuses_foreign`` an optimizer of no prepared model is an error, else a warning.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class FirstStepCheck:
         *,
         has_replicas: bool,
         is_plain: bool,
+        refuses_foreign: bool,
         name: Callable[[Tensor], str | None],
     ) -> None:
         self._optimizer = optimizer
@@ -52,6 +55,7 @@ class FirstStepCheck:
         self._comm = comm
         self._has_replicas = has_replicas
         self._is_plain = is_plain
+        self._refuses_foreign = refuses_foreign
         self._name = name
         self._parameters: list[Tensor] = []
         self._before: Tensor | None = None
@@ -104,15 +108,18 @@ class FirstStepCheck:
             )
 
     def _check_owner(self, parameters: list[Tensor]) -> None:
-        """Raise `MisuseError` for an optimizer without gradients that has no parameter of a prepared model."""
+        """Raise `MisuseError`, or warn, if an optimizer without gradients has no parameter of a prepared model."""
         known = {id(value) for model in self._bundle.models for value in model.parameters()}
         if known and not any(value.grad is not None or id(value) in known for value in parameters):
             models = ", ".join(type(model).__name__ for model in self._bundle.models)
-            raise MisuseError(
+            problem = (
                 f"the {type(self._optimizer).__name__} steps no parameter of a prepared model ({models}), and none of "
                 "its parameters has a gradient: it was built for another copy of the model. Build it from the "
                 "parameters of the model that is trained"
             )
+            if self._refuses_foreign:
+                raise MisuseError(problem)
+            warnings.warn(problem, stacklevel=2)
 
     def _check_learning_rate(self) -> None:
         """Raise `MisuseError` for a learning rate other than the one that the optimizer's schedule has set."""

@@ -72,6 +72,8 @@ class Stepper:
         self.preserves_sums = False
         # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain_cell = False
+        # Whether an optimizer that steps no prepared model is refused; else a warning says so.
+        self.refuses_foreign = True
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
         # Whether each rank has its own random number stream.
@@ -433,6 +435,7 @@ class Stepper:
             self._comm,
             has_replicas=not self.strategy.capabilities.shards_params,
             is_plain=self.is_plain_cell,
+            refuses_foreign=self.refuses_foreign,
             name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
         )
         check.record()

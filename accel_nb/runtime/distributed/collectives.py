@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from accel_nb.errors import MisuseError
+from accel_nb.errors import MisuseError, RankMismatchError
 from accel_nb.runtime.distributed.communicator import Communicator, Operation
 from accel_nb.runtime.process import serialization
 from accel_nb.runtime.tensors.nested import describe, find_leaves, find_tensors, map_tensors
@@ -242,7 +242,7 @@ class Collectives:
         different = [rank for rank, text in enumerate(descriptions) if text != most_common]
         who = f"rank {different[0]} differs" if len(different) == 1 and len(descriptions) > 2 else "the ranks differ"
         lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(descriptions))
-        raise MisuseError(f"{op} cannot go on, since {who}:{lines}\n{hint}")
+        raise RankMismatchError(f"{op} cannot go on, since {who}:{lines}\n{hint}")
 
     # --- content ---
 
