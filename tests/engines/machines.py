@@ -52,8 +52,8 @@ def ssh_servers(folder: Path) -> Iterator[Path]:
             wait_for_port(address, port)
             lines += [f"Host {name}", f"  HostName {address}", f"  Port {port}"]
         lines += [
-            "Host *", f"  IdentityFile {folder / 'user'}", "  StrictHostKeyChecking no", "  UserKnownHostsFile /dev/null",
-            "  LogLevel ERROR",
+            "Host *", f"  IdentityFile {folder / 'user'}", "  StrictHostKeyChecking no",
+            "  UserKnownHostsFile /dev/null", "  LogLevel ERROR",
         ]  # fmt: skip
         (folder / "config").write_text("\n".join(lines))
         commands = folder / "bin"
@@ -116,8 +116,10 @@ def slurm_cluster(folder: Path) -> Iterator[Path]:
     ]  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for command in (munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"]):
-            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
+        processes += [
+            subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            for command in (munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"])
+        ]
         deadline = time.monotonic() + PATIENCE_S
         while True:
             states = subprocess.run(["sinfo", "-h", "-o", "%T %D"], env=environment, capture_output=True, text=True)

@@ -34,7 +34,7 @@ def ssh_kernel(commands: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kern
         yield kernel
 
 
-FLAGS = "--engine ssh --engine.hosts near,far --nodes 2 --cpus 2 --engine.lost-after-s 10"
+FLAGS = "--engine ssh --engine.hosts near,far --nodes 2 --cpus 2 "
 
 
 def test_two_machines(ssh_kernel: Kernel) -> None:

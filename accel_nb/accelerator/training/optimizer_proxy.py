@@ -198,7 +198,7 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
     """Advance a schedule without a step of its optimizer, directly if the rate depends on the position alone."""
     total = getattr(scheduler, "total_steps", None)
     if total is not None:
-        count = max(0, min(count, total - 1 - scheduler.last_epoch))
+        count = max(0, min(count, total - 2 - scheduler.last_epoch))
     if isinstance(scheduler, LambdaLR):
         scheduler.last_epoch += count
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -45,6 +46,10 @@ class AgentLink:
     def pid(self) -> int:
         """The process id of the command."""
         return self._process.pid
+
+    def wait_for_start(self, timeout_s: float) -> bool:
+        """Wait until the agent has sent its first frame, or has ended; return False if neither happens in time."""
+        return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
 
     def send(self, data: bytes) -> None:
         """Queue frames; a thread writes them, since the pipe to a node that does not run becomes full."""
@@ -85,6 +90,7 @@ def serve(incoming: int, outgoing: int) -> None:
         if frames and host is None:
             (message, _), *_ = read_frames(frames)
             host = NodeHost(read_settings(message["settings"]))
+            os.write(outgoing, pack_frame({"kind": "beat"}))  # it runs: from now on it answers
             threading.Thread(target=_forward, args=(host, outgoing), daemon=True).start()
             frames = frames[len(pack_frame(message)) :]
         if frames and host is not None:

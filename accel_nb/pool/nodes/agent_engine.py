@@ -101,6 +101,9 @@ def _start(request: EngineRequest, machines: Sequence[Machine], on_stop: Callabl
                 overrides=dict(request.overrides),
             )
             links.append(AgentLink(machine.name, _on(machine, [python]), settings))
+        for link in links:
+            if not link.wait_for_start(START_PATIENCE_S):
+                raise PoolError(f"{link.name} started no agent within {START_PATIENCE_S:g} s")
     except BaseException:
         for link in links:
             link.close()

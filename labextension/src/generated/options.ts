@@ -120,7 +120,7 @@ export interface IEngineOptions {
   hosts?: readonly string[];
   /** Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not allowed in the metadata of a notebook. */
   python?: string | null;
-  /** Options of salloc, such as --partition=gpu, for the job of the slurm engine; a notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook. */
+  /** Options of salloc for the job of the slurm engine, such as --partition=gpu --gres=gpu:4; if not set, --exclusive. A notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook. */
   allocation?: string | null;
   /** A node that does not answer for so long is lost. [seconds] */
   lost_after_s?: number;
