@@ -98,8 +98,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         deepspeed_plugin: Train with DeepSpeed's ZeRO; accelerate's names, or DeepSpeed's own configuration.
         fsdp_plugin: Train with FSDP2; accelerate's names.
         deepspeed_plugins: Not supported: there is one configuration. This and the arguments below raise an error.
-        megatron_lm_plugin: Not supported.
-        torch_tp_plugin: Not supported; `mesh.tp` divides layers.
+        megatron_lm_plugin: Degrees of a mesh, with Megatron-LM's names.
+        torch_tp_plugin: The number of workers that compute each layer together, with accelerate's name.
         parallelism_config: The sizes of a mesh; accelerate's names, from `accel_nb.compat`.
 
     Raises `ConfigError`, which lists every problem, for invalid values and for arguments that contradict each other.
@@ -135,8 +135,8 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
-        megatron_lm_plugin: object = None,
-        torch_tp_plugin: object = None,
+        megatron_lm_plugin: OptionRecord | None = None,
+        torch_tp_plugin: OptionRecord | None = None,
         parallelism_config: OptionRecord | None = None,
     ) -> None:
         refuse_unsupported(
@@ -150,7 +150,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
         plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
-                   parallelism_config)  # fmt: skip
+                   parallelism_config, megatron_lm_plugin, torch_tp_plugin)  # fmt: skip
         self._settings = settings = read_settings(
             arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer, log_with=log_with,
             handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,

@@ -23,8 +23,8 @@ _NAMES_BY_REASON = {
     "checkpoints are saved and loaded by Accelerator.save_state and load_state": (
         "checkpointing load_accelerator_state load_custom_state save_accelerator_state save_custom_state"
     ),
-    "Megatron-LM is not served; strategy='fsdp' trains models that are larger than a device": (
-        "megatron_lm MegatronLMPlugin AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine "
+    "Megatron-LM's own models are not served; MegatronLMPlugin divides any model, and strategy='fsdp' too": (
+        "megatron_lm AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine "
         "MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMOptimizerWrapper MegatronLMSchedulerWrapper "
         "T5TrainStep add_model_config_to_megatron_parser avg_losses_across_data_parallel_group finish_mpu_init "
         "gather_across_data_parallel_groups initialize model_provider_func parse_bert_config parse_glm4_moe_config "
@@ -41,7 +41,6 @@ _NAMES_BY_REASON = {
         "fsdp2_load_full_state_dict fsdp2_prepare_auto_wrap_policy fsdp2_prepare_model "
         "fsdp2_switch_optimizer_parameters"
     ),
-    "layers are divided by transformers (tp_plan), not by a plugin": "TorchTensorParallelPlugin",
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
         "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine apply_fp8_autowrap "
         "contextual_fp8_autocast convert_model convert_model_to_fp8_ao filter_first_and_last_linear_layers "

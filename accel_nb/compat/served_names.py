@@ -24,6 +24,7 @@ def places_in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = {
     **places_in("accel_nb.accelerator.options.fsdp_plugin", "FullyShardedDataParallelPlugin"),
+    **places_in("accel_nb.accelerator.options.mesh_plugins", "MegatronLMPlugin TorchTensorParallelPlugin"),
     **places_in(
         _PLUGINS,
         "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DeepSpeedPlugin DistributedDataParallelKwargs "

@@ -15,8 +15,8 @@ FOR_IMPORT: Mapping[str, str] = {
     f"{PACKAGE}.utils": (
         "AbstractTrainStep BertTrainStep DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper "
         "DummyOptim DummyScheduler FP8RecipeKwargs GPTTrainStep GatheredParameters HfDeepSpeedConfig "
-        "MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler MegatronLMPlugin PrepareForLaunch "
-        "T5TrainStep TERecipeKwargs TorchTensorParallelPlugin add_model_config_to_megatron_parser apply_fp8_autowrap "
+        "MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler PrepareForLaunch "
+        "T5TrainStep TERecipeKwargs add_model_config_to_megatron_parser apply_fp8_autowrap "
         "avg_losses_across_data_parallel_group compile_regions_fsdp2 contextual_fp8_autocast convert_model "
         "convert_model_to_fp8_ao ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
@@ -37,8 +37,8 @@ FOR_IMPORT: Mapping[str, str] = {
         "SAGEMAKER_TRANSFORMERS_VERSION"
     ),
     f"{PACKAGE}.utils.dataclasses": (
-        "BaseEnum EnumWithContains FP8RecipeKwargs MSAMPRecipeKwargs MegatronLMPlugin TERecipeKwargs "
-        "TorchTensorParallelPlugin add_model_config_to_megatron_parser parse_bert_config parse_glm4_moe_config "
+        "BaseEnum EnumWithContains FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs "
+        "add_model_config_to_megatron_parser parse_bert_config parse_glm4_moe_config "
         "parse_gpt2_config parse_llama_config parse_t5_config"
     ),
     f"{PACKAGE}.utils.deepspeed": (

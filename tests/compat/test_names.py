@@ -94,7 +94,7 @@ def test_libraries_read_the_version() -> None:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("from accelerate import MegatronLMPlugin", "strategy='fsdp'"),
+        ("from accelerate import GPTTrainStep", "strategy='fsdp'"),
         ("from accelerate.utils import finish_mpu_init", "strategy='fsdp'"),
         ("import accelerate.commands.estimate", "command line"),
         ("import accelerate.not_there", "no counterpart"),
@@ -118,8 +118,8 @@ def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(
     tracker = importlib.import_module("accelerate.utils").TERecipeKwargs
     with pytest.raises(MisuseError, match=r"TERecipeKwargs is not offered by accel_nb: .*torchao"):
         tracker()
-    plugin = importlib.import_module("accelerate.utils").MegatronLMPlugin
-    with pytest.raises(MisuseError, match="MegatronLMPlugin is not offered by accel_nb"):
+    plugin = importlib.import_module("accelerate.utils").GPTTrainStep
+    with pytest.raises(MisuseError, match="GPTTrainStep is not offered by accel_nb"):
         plugin.from_environment()
     assert not hasattr(plugin, "from_environment")
     assert not hasattr(importlib.import_module("accelerate.utils"), "no_such_name")

@@ -480,14 +480,18 @@ HANDLERS = (
 
 _REFUSED = {
     "deepspeed_plugins": "several configurations at a time are not supported; give one as deepspeed_plugin",
-    "megatron_lm_plugin": "Megatron-LM is not supported; leave it out",
-    "torch_tp_plugin": "it is not supported; give tp_size in a ParallelismConfig, or the option mesh.tp",
+    "megatron_lm_plugin": "it is no MegatronLMPlugin of accel_nb; give mesh.tp and mesh.pp in config",
+    "torch_tp_plugin": "it is no TorchTensorParallelPlugin of accel_nb; give mesh.tp in config",
 }
 
 
 def refuse_unsupported(given: Mapping[str, object]) -> None:
     """Raise `ConfigError` for arguments of accelerate that this version does not support."""
-    problems = [f"{name} was given to Accelerator(...): {_REFUSED[name]}" for name in given if given[name] is not None]
+    problems = [
+        f"{name} was given to Accelerator(...): {_REFUSED[name]}"
+        for name, value in given.items()
+        if value is not None and not hasattr(value, "as_options")
+    ]
     if problems:
         raise ConfigError(problems)
 

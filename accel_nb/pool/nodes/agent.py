@@ -49,6 +49,7 @@ class AgentLink:
 
     def wait_for_start(self, timeout_s: float) -> bool:
         """Wait until the agent has sent its first frame, or has ended; return False if neither happens in time."""
+        assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
 
     def send(self, data: bytes) -> None:
