@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.notebook.test_cells import done, run
+from tests.notebook.test_run_figures import STATE
 
 SETUP = """
 import torch
@@ -82,6 +83,9 @@ def test_a_plain_cell_trains_as_on_one_process_also_after_a_worker_was_killed(ke
     output = done(kernel, TRAIN, flags)
     assert "mesh dp_replicate 4 x ep 2 (rank 3 is dp 3, ep 1)" in output.receipt
     assert "experts 2 of 4 on each worker, in 2 modules" in output.receipt
+    loads = kernel.value(f"list({STATE}.curve('busiest expert').columns[-1])")
+    assert loads
+    assert all(1 <= load <= 4 for load in loads)
     killed = run(kernel, "import os, signal\nif accelerator.process_index == 3:\n    os.kill(os.getpid(), 9)", flags)
     assert killed.error is not None
     assert "rank 3" in killed.error[1]
