@@ -25,6 +25,7 @@ from accel_nb.accelerator.plain_cells import file_writes, sharded_code, torchscr
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
+    warn_gradients_left,
     warn_tensors_without_module,
     warn_undivided_loader,
     warn_unequal_shares,
@@ -210,6 +211,8 @@ class PlainCells:
             self._stepper.window.has_unequal_shares = False
             warn_unequal_shares(self._accelerator)
         self._stepper.window.set_share(None)
+        if self._stepper.window.has_gradients and self._stepper.bundle.models:
+            warn_gradients_left(self._accelerator)
 
     def _replace_functions(self, stack: ExitStack) -> None:
         accelerator, world = self._accelerator, self._stepper.world

@@ -196,6 +196,18 @@ def warn_undivided_loader(accelerator: Accelerator) -> None:
     )
 
 
+def warn_gradients_left(accelerator: Accelerator) -> None:
+    """Warn that a cell ended with gradients that no step has used, if a model has some."""
+    models = accelerator.components.stepper.bundle.models
+    if any(value.grad is not None for model in models for value in model.parameters()):
+        _warn(
+            accelerator,
+            "this cell ended after a backward pass without a step: the gradients of its models stay on the workers, "
+            "where the next cell that runs on them finds them. In the notebook `.grad` of a model is not updated: read "
+            "or use gradients in a cell on the workers",
+        )
+
+
 def _warn(accelerator: Accelerator, message: str) -> None:
     """Warn on the main rank, if there are several, at the user's line, whatever the warning filters are."""
     if not (accelerator.is_main_process and accelerator.num_processes > 1):

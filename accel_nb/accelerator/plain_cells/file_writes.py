@@ -23,6 +23,8 @@ import shutil
 import stat
 import sys
 import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -74,6 +76,7 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
         for holder in holders:
             yield holder, name, functools.partial(_make_static, make)
     yield shutil, "rmtree", files.make_rmtree
+    yield threading.Thread, "start", files.make_start
 
 
 def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
@@ -123,6 +126,8 @@ class PrivateFiles:
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
+        # The threads that the cell's code has started, also through a library: what they write, the cell writes.
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
         # original function once the cell has ended.
         self._is_active = False
@@ -139,6 +144,17 @@ class PrivateFiles:
         self._files.clear()
         self._folders.clear()
         self._removed.clear()
+
+    def make_start(self, plain: Function) -> Function:
+        """Return a ``Thread.start`` that records the threads that the cell's code starts."""
+
+        @functools.wraps(plain)
+        def start(thread: threading.Thread) -> None:
+            if self._is_active and self._is_called_by_cell():
+                self._threads.add(thread)
+            plain(thread)
+
+        return start
 
     def write_to(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
@@ -319,7 +335,7 @@ class PrivateFiles:
 
     def _redirects(self, path: Any) -> bool:
         """Whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
-        if not (self._is_active and _is_path(path) and _is_written_by_cell()):
+        if not (self._is_active and _is_path(path) and self._is_called_by_cell()):
             return False
         full = _abspath(path)
         if full.startswith(_SYSTEM):
@@ -329,6 +345,20 @@ class PrivateFiles:
         except OSError:
             return True
         return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
+
+    def _is_called_by_cell(self) -> bool:
+        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == __name__:
+            frame = frame.f_back
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
+                return False
+            if is_user_module(module):
+                return True
+            frame = frame.f_back
+        return threading.current_thread() in self._threads
 
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
         """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
@@ -476,18 +506,3 @@ def _call_with(
     if len(args) > position:
         return plain(*args[:position], value, *args[position + 1 :], **kwargs)
     return plain(*args, **{**kwargs, name: value})
-
-
-def _is_written_by_cell() -> bool:
-    """Whether the user's code is nearer on the stack than any of the modules in `_MULTIPROCESS`."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") == __name__:
-        frame = frame.f_back
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
-            return False
-        if is_user_module(module):
-            return True
-        frame = frame.f_back
-    return False

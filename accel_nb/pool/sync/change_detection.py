@@ -79,7 +79,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         return None
     found = content_of(value)
     if is_tensor(value):
-        return Fingerprint(found[0] if found else None, (tensor_fingerprints([value], exact=True), value.requires_grad))
+        parts = [value] if not value.is_leaf or value.grad is None else [value, value.grad]
+        return Fingerprint(found[0] if found else None, (tensor_fingerprints(parts, exact=True), value.requires_grad))
     if found is None:
         own = refs.pop(id(value), None)
         try:

@@ -216,7 +216,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if is_tensor(value):
         if not value.is_leaf or kind.__module__.partition(".")[0] != "torch":
             return None
-        return ("tensor", tuple(value.shape), str(value.dtype)), (value.detach(), value.requires_grad)
+        return ("tensor", tuple(value.shape), str(value.dtype)), (value.detach(), value.requires_grad, value.grad)
     if _is_array(value):
         return ("array", value.shape, str(value.dtype)), value.view()
     if isinstance(value, list):
@@ -247,10 +247,11 @@ def set_content(value: Any, content: Any) -> None:
     elif isinstance(value, functools.partial):
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):
-        data, requires_grad = content
+        data, requires_grad, gradient = content
         overwrite(value.data, data)
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
+        value.grad = gradient
     elif _is_array(value):
         value[...] = content
     elif isinstance(value, list | bytearray):

@@ -294,6 +294,8 @@ class _Pickler(cloudpickle.Pickler):
         self._shared = shared
         self._by_identity = by_identity
         self._kept_names = kept_names
+        # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
+        self._omits_gradients = kept_names is None
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
     def persistent_id(self, obj: Any) -> SharedId | int | None:
@@ -358,13 +360,17 @@ class _Pickler(cloudpickle.Pickler):
         held, _ = self._storages[key]
         layout = (data.storage_offset(), tuple(data.size()), data.stride())
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
         name = str(data.dtype).removeprefix("torch.")
-        arguments = held, name, layout, requires_grad, is_parameter, device
-        hooks = gradient_hooks(tensor)
-        if not hooks:
+        if not tensor.is_leaf:
+            gradient = tensor.grad if tensor.retains_grad else None
+            return _rebuild_inner_tensor, (held, name, layout, device, gradient)
+        arguments = held, name, layout, tensor.requires_grad, is_parameter, device
+        hooks, gradient = gradient_hooks(tensor), None if is_parameter and self._omits_gradients else tensor.grad
+        if gradient is not None and type(gradient) is not torch.Tensor:
+            gradient = None
+        if not hooks and gradient is None:
             return _rebuild_tensor, arguments
-        return _rebuild_tensor, arguments, hooks, None, None, _register_hooks
+        return _rebuild_tensor, arguments, (hooks, gradient), None, None, _set_tensor_state
 
 
 def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
@@ -380,7 +386,8 @@ def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
     return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES]
 
 
-def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
+def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any]) -> None:
+    hooks, tensor.grad = state
     for register, hook in hooks:
         getattr(tensor, register)(hook)
 
@@ -436,6 +443,17 @@ def _rebuild_tensor(
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_inner_tensor(storage: Any, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any) -> Any:
+    """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
+    from accel_nb.pool.sync.foreign_graphs import as_computed_elsewhere
+
+    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(storage, dtype, layout, False, False, device))
+    if gradient is not None:
+        tensor.retain_grad()
+        tensor.grad = gradient
+    return tensor
 
 
 def _rebuild_generator(device: str, state: Any) -> Any:

@@ -1,5 +1,5 @@
 # Gradient accumulation by hand without a division: gradients add up over three batches.
-# outcome: equal
+# outcome: told without a step
 # compare: model
 # %%
 import torch
