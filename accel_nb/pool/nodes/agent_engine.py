@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 from accel_nb.config.engine_section import EngineOptions
@@ -66,8 +65,9 @@ def start_slurm_engine(request: EngineRequest) -> NodesEngine:
     options = request.options
     variables = get_variables(*_JOB_VARIABLES)
     allocation = None if len(variables) == len(_JOB_VARIABLES) else _Allocation(options)
-    job, listed = (variables[name] for name in _JOB_VARIABLES) if allocation is None else allocation.granted
     try:
+        granted = (allocation.job, allocation.nodes) if allocation else map(variables.__getitem__, _JOB_VARIABLES)
+        job, listed = granted
         names = _run(["scontrol", "show", "hostnames", listed]).split()
         if len(names) < options.nodes:
             raise ConfigError(
@@ -221,30 +221,29 @@ class _Allocation:
             ) from None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        words: list[str] = []
+        self.job = self.nodes = ""
         try:
             words = self._process.stdout.readline().split()
-        finally:
             if len(words) != 2:
-                self.release()
-        if len(words) != 2:
-            said = [line for line in self._process.stderr.read().splitlines() if "error" in line]
-            raise ConfigError(
-                f"Slurm granted no job by `{shlex.join(command)}`: {said[-1] if said else 'no reason was given'}; "
-                'options such as the partition are given with --engine.allocation="--partition=gpu --time=2:00:00"'
-            )
-        self.granted: tuple[str, str] = (words[0], words[1])
+                said = [line for line in self._process.stderr.read().splitlines() if "error" in line]
+                raise ConfigError(
+                    f"Slurm granted no job by `{shlex.join(command)}`: {said[-1] if said else 'no reason was given'}; "
+                    'options such as the partition are given with --engine.allocation="--partition=gpu --time=2:00:00"'
+                )
+            self.job, self.nodes = words
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """End the job."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        """End the job, or the wait for one."""
+        if not self.job:
+            self._process.terminate()
         try:
-            self._process.wait(START_PATIENCE_S)
+            self._process.communicate(timeout=START_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
 
 
 def _srun_command(job: str, node: str) -> tuple[str, ...]:
