@@ -141,6 +141,8 @@ class PlainCells:
         self._gradient_data = GradientData(self._prepared_parameters)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
+        # Whether a backward pass has run since an optimizer, prepared or not, stepped last.
+        self._has_unused_gradients = False
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
         """Return the objects referenced by ``names`` that are not prepared.
@@ -186,6 +188,7 @@ class PlainCells:
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
         self._unproven_loop = self.last_share = None
+        self._has_unused_gradients = False
         self._used.clear()
         self._unmanaged_names.clear()
         self._stale_tensors = None
@@ -199,7 +202,7 @@ class PlainCells:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
-            for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
+            for check in (_refuse_unprepared(accelerator), library_step_check(accelerator), self._record_step):
                 stack.callback(register_optimizer_step_pre_hook(check).remove)
             stack.callback(self._calls.close)
             stack.callback(self._loss_check.end)
@@ -211,7 +214,7 @@ class PlainCells:
             self._stepper.window.has_unequal_shares = False
             warn_unequal_shares(self._accelerator)
         self._stepper.window.set_share(None)
-        if self._stepper.window.has_gradients and self._stepper.bundle.models:
+        if self._has_unused_gradients:
             warn_gradients_left(self._accelerator)
 
     def _replace_functions(self, stack: ExitStack) -> None:
@@ -509,6 +512,7 @@ class PlainCells:
                 run_backward(loss, retain_graph, create_graph)
 
         def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
+            self._has_unused_gradients = True
             # For the last two conditions torch raises its own errors.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
                 plain(loss, None, retain_graph, create_graph)
@@ -518,6 +522,9 @@ class PlainCells:
                 stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
 
         return backward
+
+    def _record_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._has_unused_gradients = False
 
     def _wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
