@@ -58,6 +58,10 @@ def test_two_machines(ssh_kernel: Kernel) -> None:
     assert len(pids) == 4
     assert "on far" in run(kernel, "%accelerate status")
 
+    # Sets of words have the same order on all machines.
+    run(kernel, f"%%accelerate {FLAGS}\nhashes = accelerator.gather_object([hash('word')])")
+    assert kernel.value("(len(hashes), len(set(hashes)))") == (4, 1)
+
     interrupted = kernel.run(f"%%accelerate {FLAGS}\nkept = 7\n{SLEEP}", timeout_s=120, interrupt_on="waiting")
     assert interrupted.error is not None
     assert interrupted.error[0] == "KeyboardInterrupt"

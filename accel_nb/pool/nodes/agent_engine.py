@@ -19,7 +19,7 @@ from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.agent import AGENT, AgentLink
 from accel_nb.pool.nodes.engine import NodesEngine
-from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions
+from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
 from accel_nb.runtime.process.environment import get_variables
 
 START_PATIENCE_S = 60.0
@@ -89,6 +89,7 @@ def _start(request: EngineRequest, machines: Sequence[Machine], on_stop: Callabl
         for _ in pool.map(lambda machine: check_machine(machine, python), machines):
             pass
     links: list[AgentLink] = []
+    overrides = with_hash_seed(request.overrides)
     try:
         for number, machine in enumerate(machines):
             settings = HostSettings(
@@ -98,7 +99,7 @@ def _start(request: EngineRequest, machines: Sequence[Machine], on_stop: Callabl
                 address=machines[0].address,
                 own_address=machine.address,
                 lease_s=options.lease_s,
-                overrides=dict(request.overrides),
+                overrides=overrides,
             )
             links.append(AgentLink(machine.name, _on(machine, [python]), settings))
         for link in links:

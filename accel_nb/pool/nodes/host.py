@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import queue
+import secrets
 import selectors
 import socket
 import threading
@@ -37,6 +38,7 @@ from accel_nb.pool.local.shared_payloads import SharedBuffers, StoreFile
 from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import Part, describe_payloads, pack_frame, read_frames
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads, close_all
+from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.telemetry.events import to_message
 
@@ -323,6 +325,13 @@ def _resident_bytes(pid: int) -> int:
 def read_settings(values: dict[str, Any]) -> HostSettings:
     """Return the settings of a message."""
     return HostSettings(**{**values, "preload": tuple(values["preload"])})
+
+
+def with_hash_seed(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for the workers of all nodes with one hash seed, so that sets of text have the same order."""
+    own = get_variable("PYTHONHASHSEED", "random")
+    seed = str(secrets.randbelow(2**32)) if own == "random" else own
+    return {"PYTHONHASHSEED": seed, **overrides}
 
 
 def describe_differences(name: str, found: Mapping[str, str], own: Mapping[str, str]) -> str:

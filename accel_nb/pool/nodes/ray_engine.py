@@ -15,7 +15,7 @@ from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.engine import NodesEngine
-from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions
+from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
 from accel_nb.runtime.process.environment import get_variable
 
 START_PATIENCE_S = 60.0
@@ -67,6 +67,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
         nodes = _choose_nodes(ray, options)
         actors = [_start_actor(ray, node, options) for node in nodes]
         check_versions(ray, actors, nodes)
+        overrides = with_hash_seed(request.overrides)
         settings = [
             HostSettings(
                 program=request.program,
@@ -75,7 +76,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
                 address=nodes[0]["NodeManagerAddress"],
                 own_address=node["NodeManagerAddress"],
                 lease_s=options.lease_s,
-                overrides=dict(request.overrides),
+                overrides=overrides,
             )
             for number, node in enumerate(nodes)
         ]
