@@ -8,6 +8,7 @@ compute. If the dim of the rows is not found, or the model combines several samp
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from accel_nb.accelerator.model_division.row_layout import (
 )
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
 from accel_nb.errors import MisuseError
@@ -96,8 +98,14 @@ class DividedCalls:
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
         reference = weakref.ref(model)
+        shards_params = self._stepper.strategy.capabilities.shards_params
 
         def divided(*args: Any, **kwargs: Any) -> Any:
+            if shards_params and not self.is_inside and is_user_module(sys._getframe(2).f_globals.get("__name__")):
+                # The cell calls ``model.forward``: the hooks that gather parameters and reduce gradients run in calls only.
+                called = reference()
+                assert called is not None, "a model exists during its own call"
+                return called(*args, **kwargs)
             if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
                 return forward(*args, **kwargs)
             called = reference()
