@@ -31,7 +31,6 @@ from accel_nb.accelerator.model_division.row_layout import (
 )
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
 from accel_nb.errors import MisuseError
@@ -63,6 +62,7 @@ class DividedCalls:
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
+        is_user_module: Callable[[str | None], bool],
         has_stages: bool = False,
     ) -> None:
         self._stepper = stepper
@@ -72,6 +72,7 @@ class DividedCalls:
         self._has_hooks = has_hooks
         # Called with the name of a model that the ranks call with different values; then calls are not divided.
         self._on_unequal = on_unequal
+        self._is_user_module = is_user_module
         # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
         # only, and the stages draw from generators of their own.
         self._has_stages = has_stages
@@ -101,8 +102,8 @@ class DividedCalls:
         shards_params = self._stepper.strategy.capabilities.shards_params
 
         def divided(*args: Any, **kwargs: Any) -> Any:
-            if shards_params and not self.is_inside and is_user_module(sys._getframe(2).f_globals.get("__name__")):
-                # The cell calls ``model.forward``: the hooks that gather parameters and reduce gradients run in calls only.
+            if shards_params and self._is_called_directly(sys._getframe(2).f_globals.get("__name__")):
+                # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
                 called = reference()
                 assert called is not None, "a model exists during its own call"
                 return called(*args, **kwargs)
@@ -113,6 +114,9 @@ class DividedCalls:
             return self._call(called, forward, args, kwargs)
 
         return divided
+
+    def _is_called_directly(self, caller: str | None) -> bool:
+        return not self.is_inside and self._is_user_module(caller)
 
     def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = type(model).__name__
