@@ -8,6 +8,7 @@ compute. If the dim of the rows is not found, or the model combines several samp
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ class DividedCalls:
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
+        is_user_module: Callable[[str | None], bool],
         has_stages: bool = False,
     ) -> None:
         self._stepper = stepper
@@ -70,6 +72,7 @@ class DividedCalls:
         self._has_hooks = has_hooks
         # Called with the name of a model that the ranks call with different values; then calls are not divided.
         self._on_unequal = on_unequal
+        self._is_user_module = is_user_module
         # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
         # only, and the stages draw from generators of their own.
         self._has_stages = has_stages
@@ -96,8 +99,14 @@ class DividedCalls:
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
         reference = weakref.ref(model)
+        shards_params = self._stepper.strategy.capabilities.shards_params
 
         def divided(*args: Any, **kwargs: Any) -> Any:
+            if shards_params and self._is_called_directly(sys._getframe(2).f_globals.get("__name__")):
+                # The cell calls ``model.forward``: hooks that gather parameters and reduce gradients run in calls only.
+                called = reference()
+                assert called is not None, "a model exists during its own call"
+                return called(*args, **kwargs)
             if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
                 return forward(*args, **kwargs)
             called = reference()
@@ -105,6 +114,9 @@ class DividedCalls:
             return self._call(called, forward, args, kwargs)
 
         return divided
+
+    def _is_called_directly(self, caller: str | None) -> bool:
+        return not self.is_inside and self._is_user_module(caller)
 
     def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = type(model).__name__

@@ -117,6 +117,7 @@ class PlainCells:
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
+            is_user_module=is_user_module,
             has_stages=components.groups.mesh.pp > 1,
         )
         self._division = LoopDivision(accelerator, self._divided_calls, self._loss_check, self._used)
