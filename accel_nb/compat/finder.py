@@ -95,9 +95,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return an empty module."""
-        made = _Module(spec.name, f"The names of {spec.name} that accel_nb provides.")
-        made.__file__ = str(Path(__file__).with_name("__init__.py"))  # for inspect.getfile
-        return made
+        return _Module(spec.name, f"The names of {spec.name} that accel_nb provides.")
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are imported on access."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from accel_nb.errors import RankMismatchError
 
 
 @pytest.fixture(autouse=True)
-def _installed() -> Iterator[None]:
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
+        monkeypatch.delitem(sys.modules, name)  # an earlier test may have imported the other package
     compat.install()
     yield
     compat.uninstall()
@@ -97,9 +99,7 @@ def test_an_optimizer_of_another_model_is_told_by_a_warning() -> None:
         optimizer.step()
 
 
-def test_the_package_has_a_file_and_its_error_of_operations_is_ours() -> None:
-    import accelerate
+def test_the_error_of_operations_is_ours() -> None:
     from accelerate.utils.operations import DistributedOperationException
 
-    assert Path(inspect.getfile(accelerate)).is_file()
     assert DistributedOperationException is RankMismatchError

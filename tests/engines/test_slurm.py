@@ -1,41 +1,33 @@
-"""Cells on two nodes of a real Slurm cluster; both are this machine, by other addresses."""
+"""Cells on two nodes of a real Slurm cluster; both are this machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.engines.machines import slurm_cluster
 from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
+from tests.launch.cluster import is_installed, running_slurm
 from tests.support.kernel import Kernel, running_kernel
 
-pytestmark = [
-    pytest.mark.skipif(
-        shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None, reason="needs Slurm's servers"
-    ),
-    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's servers need root"),
-]
+pytestmark = pytest.mark.skipif(not is_installed(), reason="needs Slurm's and munge's programs, and root")
 FLAGS = "--engine slurm --nodes 2 --cpus 2 --engine.lost-after-s 10"
 
 
 @pytest.fixture(scope="module")
-def cluster_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # munge refuses a folder that others may write to
-    with slurm_cluster(folder) as config:
-        yield config
+def cluster_file() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as place, running_slurm(Path(place)) as variables:
+        yield variables["SLURM_CONF"]
 
 
 @pytest.fixture
-def slurm_kernel(cluster_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    monkeypatch.setenv("SLURM_CONF", str(cluster_file))
+def slurm_kernel(cluster_file: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    monkeypatch.setenv("SLURM_CONF", cluster_file)
     with running_kernel() as kernel:
         output = kernel.run("%load_ext accel_nb")
         assert output.error is None, output.traceback

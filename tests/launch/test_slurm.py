@@ -35,7 +35,8 @@ def test_a_submitted_script_trains_on_two_machines(folder: Path):
         log = (folder / "digits-1.log").read_text()
     assert (folder / "slurm.pt").exists(), log
     ours, slurms = (torch.load(f"{name}.pt", weights_only=True) for name in ("script", "slurm"))
-    assert all(torch.equal(value, slurms[name]) for name, value in ours.items())
+    # Each machine's worker has all its threads, which add in another order than one thread of two workers.
+    assert all(torch.allclose(value, slurms[name], rtol=0, atol=1e-5) for name, value in ours.items())
 
 
 def _queued(variables: dict[str, str]) -> str:
