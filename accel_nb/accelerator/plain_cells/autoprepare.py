@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.accelerator.core import Accelerator
@@ -203,8 +203,10 @@ class PlainCells:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
-            for check in (_refuse_unprepared(accelerator), library_step_check(accelerator), self._record_step):
+            for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
                 stack.callback(register_optimizer_step_pre_hook(check).remove)
+            # After the step, whose closure may call backward.
+            stack.callback(register_optimizer_step_post_hook(self._record_step).remove)
             stack.callback(self._calls.close)
             stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
