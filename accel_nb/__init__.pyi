@@ -26,6 +26,7 @@ from accel_nb.accelerator.process_state import DistributedType as DistributedTyp
 from accel_nb.accelerator.process_state import GradientState as GradientState
 from accel_nb.accelerator.process_state import PartialState as PartialState
 from accel_nb.accelerator.training.batch_size import find_executable_batch_size as find_executable_batch_size
+from accel_nb.accelerator.training.pipeline import TrainingPipeline as TrainingPipeline
 from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig as BnbQuantizationConfig
 from accel_nb.bigmodel.loading.bnb import load_and_quantize_model as load_and_quantize_model
 from accel_nb.bigmodel.loading.from_checkpoint import load as load

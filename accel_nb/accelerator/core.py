@@ -38,6 +38,7 @@ from accel_nb.accelerator.settings import read_settings
 from accel_nb.accelerator.tracking.metrics import RowHistory
 from accel_nb.accelerator.tracking.run_tracking import TrackingMixin
 from accel_nb.accelerator.training.join import join_uneven, override_even_batches
+from accel_nb.accelerator.training.pipeline import TrainingPipeline
 from accel_nb.accelerator.training.profiling import Profiler, profiled
 from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.config import Resolved
@@ -433,6 +434,24 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
             self._stepper.backward(loss)
         else:
             self._stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
+
+    def pipeline(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        *,
+        schedule: Literal["gpipe", "1f1b", "zero_bubble"] = "1f1b",
+    ) -> TrainingPipeline:
+        """Return what computes the gradients of a prepared model in stages (``mesh.pp``) by a schedule.
+
+        ``pipeline.step(x, target=y)`` takes the place of ``loss = loss_fn(model(x), y)`` and `backward`, and returns
+        the loss. ``1f1b`` keeps the activations of fewer micro-batches than a plain loop, which computes as ``gpipe``;
+        ``zero_bubble`` computes gradients of weights while a stage would wait. With ``mesh.stages_per_rank`` above 1
+        these are the interleaved schedules. Every rank must call, with the same arguments.
+
+        Raises `MisuseError` if the model is not prepared, and for unknown schedules.
+        """
+        return TrainingPipeline(self._stepper, model, loss_fn, schedule)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; the last of each window averages gradients and steps optimizers.

@@ -127,9 +127,17 @@ def _mesh_clashes(config: Config) -> list[OptionClash]:
     if config.mesh.cp > 1 and config.mesh.pp > 1:
         message = "sequences are not divided among workers of stages; set one of the two to 1"
         found.append(OptionClash(("mesh.cp", "mesh.pp"), message))
-    if config.mesh.split_points and len(config.mesh.split_points) != config.mesh.pp - 1:
+    stages = config.mesh.pp * config.mesh.stages_per_rank
+    if config.mesh.split_points and len(config.mesh.split_points) != stages - 1:
         message = f"{len(config.mesh.split_points)} split points make {len(config.mesh.split_points) + 1} stages"
-        found.append(OptionClash(("mesh.split_points", "mesh.pp"), f"{message}, and mesh.pp is {config.mesh.pp}"))
+        if config.mesh.stages_per_rank > 1:
+            message += f", and there are {stages}: {config.mesh.stages_per_rank} on each of {config.mesh.pp} workers"
+        else:
+            message += f", and mesh.pp is {config.mesh.pp}"
+        found.append(OptionClash(("mesh.split_points", "mesh.pp"), message))
+    if config.mesh.stages_per_rank > 1 and config.mesh.pp == 1:
+        message = "stages are divided among the workers of mesh.pp; set it to 2 or more, or remove mesh.stages_per_rank"
+        found.append(OptionClash(("mesh.stages_per_rank", "mesh.pp"), message))
     return found
 
 

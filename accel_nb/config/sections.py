@@ -307,6 +307,12 @@ class MeshOptions(Section):
         unit="workers",
         flag="ep",
     )
+    stages_per_rank: Annotated[Annotated[Whole, Field(ge=1, le=64)], BeforeValidator(read_whole)] = declare(
+        1,
+        "Number of stages that each worker of a pipeline computes: worker r has stages r, r + pp, and so on "
+        "(interleaved stages, also called virtual stages), which wait less for each other and exchange more.",
+        unit="stages",
+    )
     micro_batches: Annotated[Annotated[Whole, Field(ge=1, le=4096)], BeforeValidator(read_whole)] = declare(
         4,
         "Number of parts of a batch that pass through the stages one after another, so that all stages compute at the "

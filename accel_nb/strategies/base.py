@@ -94,9 +94,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """How the blocks of models are divided into stages, each of which other ranks compute."""
+    """How the blocks of models are divided into stages, which ``number`` ranks compute: ``per_rank`` on each."""
 
     number: int = 1
+    per_rank: int = 1
     micro_batches: int = 1
     split_points: tuple[str, ...] = ()
 
@@ -249,6 +250,20 @@ class Strategy(Protocol):
         ...
 
 
+class ScheduledSteps(Protocol):
+    """Computes the gradients of a model in stages by a schedule of micro-batches."""
+
+    def step(
+        self, args: Any, kwargs: Any, target: Any, scale: Callable[[], float | Tensor], *, is_sum: bool
+    ) -> Tensor | None:
+        """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
+
+        The loss is the mean over micro-batches, or their sum. Returns None, and has computed nothing and not called
+        ``scale``, for a batch that cannot be divided into equal micro-batches.
+        """
+        ...
+
+
 class LayerDividing(Protocol):
     """What a strategy has in addition if ``capabilities.divides_layers`` is set."""
 
@@ -272,6 +287,19 @@ class LayerDividing(Protocol):
 
     def divide_experts(self, size: int, *, replicates: bool) -> None:
         """Divide experts among ``size`` ranks that read different data; called before `Strategy.open`."""
+        ...
+
+    def training_schedule(
+        self,
+        model: nn.Module,
+        name: Literal["gpipe", "1f1b", "zero_bubble"],
+        loss_fn: Callable[..., Tensor],
+        weigh: Callable[[Tensor, int], Tensor | None],
+    ) -> ScheduledSteps | None:
+        """Return what trains a wrapped model by a schedule of micro-batches; None if it has no stages.
+
+        ``weigh`` returns the total weight of a loss of so many rows, or None if that is the number of rows.
+        """
         ...
 
     def share_state(self) -> None:

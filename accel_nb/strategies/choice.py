@@ -83,7 +83,7 @@ class StrategyBuilder:
         if mesh.ep > 1:
             cast(LayerDividing, strategy).divide_experts(mesh.ep, replicates=self._replicates)
         if mesh.pp > 1:
-            stages = Stages(mesh.pp, mesh.micro_batches, mesh.split_points)
+            stages = Stages(mesh.pp, mesh.stages_per_rank, mesh.micro_batches, mesh.split_points)
             cast(LayerDividing, strategy).divide_stages(stages, replicates=self._replicates)
         return strategy
 

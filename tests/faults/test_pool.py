@@ -276,7 +276,7 @@ with running_pool(2) as (pool, engine):
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    assert wait_for(lambda: not any(_is_alive(pid) for pid in everyone), 2.0)
+    assert wait_for(lambda: not any(_is_alive(pid) for pid in everyone), 20.0)
 
 
 def _is_alive(pid: int) -> bool:

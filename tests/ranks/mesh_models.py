@@ -45,10 +45,10 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A small GPT with a tied head, a frozen layer and a parameter that is one number."""
 
-    def __init__(self, num_heads: int = 4, dropout: float = 0.0) -> None:
+    def __init__(self, num_heads: int = 4, dropout: float = 0.0, num_blocks: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(num_heads, dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(num_heads, dropout) for _ in range(num_blocks))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
         self.scale = nn.Parameter(torch.tensor(1.5))
@@ -61,9 +61,9 @@ class Gpt(nn.Module):
         return self.head(hidden) * self.scale
 
 
-def gpt(num_heads: int = 4, dropout: float = 0.0) -> Gpt:
+def gpt(num_heads: int = 4, dropout: float = 0.0, num_blocks: int = 2) -> Gpt:
     torch.manual_seed(5)
-    return Gpt(num_heads, dropout).double()
+    return Gpt(num_heads, dropout, num_blocks).double()
 
 
 def tokens(number: int, size: int = 8) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.sharded import is_absent, local_part
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, optimizers, tokens
+from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
 
 SIZES = (8, 8, 8, 7)
@@ -199,6 +199,28 @@ def train_otherwise(world: World) -> None:
         assert (flat(model) - expected).abs().max() < close, options
 
 
+def drop_gradients(world: World) -> None:
+    """Leave out the step of one batch: its gradients are dropped, and its graph too."""
+
+    def run(model: Any, made: list[Any], backward: Any) -> None:
+        for number in range(3):
+            backward(loss_of(model, *tokens(number)))
+            if number == 1:
+                model.zero_grad()
+                continue
+            made[0].step()
+            made[0].zero_grad()
+
+    alone, model = gpt(), gpt()
+    run(alone, optimizers(alone, "sgd"), torch.autograd.backward)
+    made = optimizers(model, "sgd")
+    accelerator = build(world, config={"mesh": {"pp": 2, "micro_batches": 3}})
+    accelerator.prepare(model, *made)
+    run(model, made, accelerator.backward)
+    accelerator.close()
+    assert (flat(model) - flat(alone)).abs().max() < CLOSE
+
+
 class Skipping(nn.Module):
     """Blocks whose outputs are used later as well, which a stage does not have."""
 
@@ -251,6 +273,7 @@ def refuse(world: World) -> None:
 def everything_else(world: World, folder: Path) -> None:
     refuse(world)
     draw_dropout(world)
+    drop_gradients(world)
     train_lengths(world)
     train_transformers(world)
     train_otherwise(world)

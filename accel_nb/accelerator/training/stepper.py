@@ -216,6 +216,44 @@ class Stepper:
         finally:
             self.is_inside_backward = False
 
+    def backward_by(
+        self, compute: Callable[[Callable[[], float | Tensor]], Tensor | None], weight: float | Tensor | None
+    ) -> Tensor | None:
+        """Compute the gradients of one micro-batch by a function that runs forward and backward passes itself.
+
+        ``compute`` gets a function that returns the factor of the loss, and returns the loss; None, without having
+        called it, if it has computed nothing. With ``weight`` the loss is a sum, as in `backward`.
+        """
+        window, share = self.window, self.window.share
+        if weight is not None and self.is_joined:
+            raise MisuseError(_NO_WEIGHTS_IN_JOIN)
+        is_first, is_new = not window.has_backward, not window.has_gradients
+
+        def factor() -> float | Tensor:
+            if weight is not None:
+                one = torch.ones((), dtype=torch.float64, device=self.world.device)
+                return self._weights.add(one, weight, share, is_new=is_new)
+            if self._weights.is_weighted:
+                self._weights.set_weighted(False, is_new=is_new)
+            return mean_factor
+
+        mean_factor = window.mean_factor
+        self.is_inside_backward = True
+        try:
+            loss = compute(factor)
+        except BaseException:
+            self.has_interrupted_backward = True
+            raise
+        finally:
+            self.is_inside_backward = False
+        if loss is not None:
+            window.record_backward()
+            shown = loss if weight is None else loss / weight
+            samples = 1 if share is None else share.num_samples
+            counted = samples if self._counts_samples and share is not None else 0
+            self.meter.add_loss(shown, samples, counted, is_first=is_first)
+        return loss
+
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; return what the closure returned."""
         proxy.num_step_calls += 1

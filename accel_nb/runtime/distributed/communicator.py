@@ -157,7 +157,7 @@ class TorchComm:
         work = self._to_sendable(tensor.detach())
         gathered = [torch.empty_like(work) for _ in range(self.world.size)]
         # Call the group directly: the wrapper in torch.distributed needs as much CPU time as the collective.
-        self._process_group().allgather([gathered], [work]).wait()
+        self.process_group.allgather([gathered], [work]).wait()
         return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
 
     def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
@@ -272,7 +272,9 @@ class TorchComm:
             self._host_groups = (default, dist.new_group(backend="gloo"))
         return self._host_groups[1]
 
-    def _process_group(self) -> dist.ProcessGroup:
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group of torch.distributed that sends the messages."""
         group = self._subgroup or dist.group.WORLD
         assert group is not None
         return group

@@ -20,18 +20,21 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 
 class StageExchange:
-    """Sends activations to the next stage and gradients to the one before, over the ranks of ``comm``."""
+    """Sends activations to the next stage and gradients to the one before, over the ranks of ``comm``.
+
+    The last rank computes the last stage.
+    """
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
         assert isinstance(comm, TorchComm), "several stages have a communicator of several ranks"
         self.comm = comm
         self._device = device
-        self.stage, self.num_stages = comm.world.rank, comm.world.size
+        self.rank, self.num_ranks = comm.world.rank, comm.world.size
 
     @property
     def is_last(self) -> bool:
         """Whether this rank computes the last stage."""
-        return self.stage == self.num_stages - 1
+        return self.rank == self.num_ranks - 1
 
     def send_form(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
         """Start to send the form of the tensor that follows, or of None that none follows; return what waits."""
@@ -66,7 +69,7 @@ class StageExchange:
         found = None
         if tensors is not None:
             found = [[list(value.shape), str(value.dtype), value.requires_grad] for value in tensors]
-        sent: list[Any] = self.comm.broadcast_json(found, self.num_stages - 1)
+        sent: list[Any] = self.comm.broadcast_json(found, self.num_ranks - 1)
         return [((tuple(shape), getattr(torch, name.removeprefix("torch."))), needs) for shape, name, needs in sent]
 
     def share(self, tensors: Sequence[Tensor] | None, forms: Sequence[Form]) -> list[Tensor]:
@@ -76,13 +79,13 @@ class StageExchange:
         shared: list[Tensor] = []
         for tensor in tensors:
             dense = tensor.contiguous()
-            self.comm.broadcast(_as_bytes(dense), self.num_stages - 1)
+            self.comm.broadcast(_as_bytes(dense), self.num_ranks - 1)
             shared.append(dense)
         return shared
 
     def agree(self, value: Any) -> Any:
         """Return the last stage's value."""
-        return self.comm.broadcast_json(value if self.is_last else None, self.num_stages - 1)
+        return self.comm.broadcast_json(value if self.is_last else None, self.num_ranks - 1)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag of any stage is set."""

@@ -167,7 +167,6 @@ class ShardedModel:
                 filling.allocate_parts(self._home)
             if self.pipeline is not None:
                 self._replace_absent(device)
-                self.syncs = False
                 self._root.set_requires_gradient_sync(False)
             for place in self._slots:
                 now = place.module._parameters[place.name]
@@ -224,10 +223,10 @@ class ShardedModel:
                 yield now, place.original
 
     def set_gradient_sync(self, enabled: bool) -> None:
-        """Set whether the next backward passes average gradients; with stages none does."""
+        """Set whether the next backward passes average gradients; with stages they do so at their end."""
         if self.pipeline is None and enabled != self.syncs:
-            self.syncs = enabled
             self._root.set_requires_gradient_sync(enabled)
+        self.syncs = enabled
 
     def keep_gathered(self) -> None:
         """Keep parameters gathered after backward passes, until `free_gathered`."""
@@ -433,12 +432,12 @@ class ShardedModel:
 
 
 def staged_parameters(model: nn.Module, stages: StagePlan) -> dict[int, int]:
-    """Return by id the stage of each parameter that is only in blocks of one stage."""
+    """Return by id the rank that holds each parameter that is only in blocks of one rank."""
     found: dict[int, set[int]] = {}
-    prefixes = {f"{name}.": stages.stage_of(number) for number, name in enumerate(stages.blocks)}
+    prefixes = {f"{name}.": stages.rank_of(number) for number, name in enumerate(stages.blocks)}
     for name, value in model.named_parameters(remove_duplicate=False):
-        stage = next((stage for prefix, stage in prefixes.items() if name.startswith(prefix)), None)
-        found.setdefault(id(value), set()).add(-1 if stage is None or not value.dim() else stage)
+        rank = next((rank for prefix, rank in prefixes.items() if name.startswith(prefix)), None)
+        found.setdefault(id(value), set()).add(-1 if rank is None or not value.dim() else rank)
     return {key: next(iter(own)) for key, own in found.items() if len(own) == 1 and -1 not in own}
 
 

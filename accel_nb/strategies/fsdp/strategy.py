@@ -11,10 +11,10 @@ import itertools
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialize
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.precision.forward import forward_in_precision
+from accel_nb.precision.forward import cast_half_floats, forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
@@ -45,6 +45,7 @@ from accel_nb.strategies.base import (
     Bundle,
     Capabilities,
     Refusal,
+    ScheduledSteps,
     Stages,
     Stepping,
     copy_state,
@@ -216,7 +217,13 @@ class Fsdp(Stepping):
 
     def _stages_of(self, model: nn.Module) -> StagePlan | Refusal:
         stages = self._stages
-        return plan_stages(model, stages.number, stages.split_points, is_in_parts=stages.micro_batches > 1)
+        return plan_stages(
+            model,
+            stages.number,
+            stages.split_points,
+            stages_per_rank=stages.per_rank,
+            is_in_parts=stages.micro_batches > 1,
+        )
 
     def _refuse_layers(self, models: Sequence[nn.Module]) -> Refusal | None:
         """Return why layers of these models cannot be divided; None if they can, or if other models' layers are."""
@@ -376,7 +383,7 @@ class Fsdp(Stepping):
         if create_graph:
             self.keep_graph()
         for part in self._models.values():
-            part.is_pending = part.is_pending or not part.syncs
+            part.is_pending = part.is_pending or not part.syncs or part.pipeline is not None
         pipelines = [part.pipeline for part in self._models.values() if part.pipeline is not None]
         if pipelines and (sharded.is_sharded(loss) or create_graph):
             raise MisuseError(
@@ -390,6 +397,43 @@ class Fsdp(Stepping):
         finally:
             for pipeline in pipelines:
                 pipeline.accepts_backward = False
+        for part in self._models.values():
+            if part.pipeline is not None and part.syncs:
+                part.average_pending()
+
+    def training_schedule(
+        self,
+        model: nn.Module,
+        name: Literal["gpipe", "1f1b", "zero_bubble"],
+        loss_fn: Callable[..., Tensor],
+        weigh: Callable[[Tensor, int], Tensor | None],
+    ) -> ScheduledSteps | None:
+        """Return what trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
+        from accel_nb.strategies.pipeline.schedule import TrainingSchedule  # imports torch's tracer
+
+        part = self._models.get(id(model))
+        if part is None or part.pipeline is None:
+            return None
+        output = self.precision.policy.output if self.options.autocast else None
+
+        @contextmanager
+        def gathered() -> Iterator[None]:
+            part.is_pending = True
+            part.keep_gathered()
+            yield
+            if part.syncs:
+                part.average_pending()
+                part.free_gathered()
+
+        return TrainingSchedule(
+            model,
+            part.pipeline,
+            name,
+            loss_fn,
+            weigh,
+            cast=lambda value: value if output is None else cast_half_floats(value, output),
+            gathered=gathered,
+        )
 
     def keep_graph(self) -> None:
         """Keep the gathered parameters until the next step: the graph has them, and not the parts."""

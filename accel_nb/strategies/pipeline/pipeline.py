@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,24 +31,17 @@ from accel_nb.runtime.tensors.instance_patching import (
     unpatch_instance,
 )
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
-from accel_nb.strategies.pipeline.chain_probe import ChainProbe, chain_input, check_chain, with_chain_input
+from accel_nb.strategies.pipeline.chain_probe import ChainProbe, check_chain
 from accel_nb.strategies.pipeline.stage_plan import StagePlan
+from accel_nb.strategies.pipeline.stage_run import Stage, StageEndedError, StageInput, StageRun
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _HALF_TOLERANCE = 5e-2
 _RANDOM_BITS = 62
 
 
-class _StageEndedError(BaseException):
-    """Ends the forward pass of a stage; a base exception, so that a model's own code does not handle it."""
-
-    def __init__(self, output: Tensor) -> None:
-        super().__init__()
-        self.output = output
-
-
 @dataclass
-class _KindOfCall:
+class KindOfCall:
     """What is known of calls with arguments of one structure."""
 
     output: Any
@@ -59,26 +52,44 @@ class _KindOfCall:
     draws: bool | None = None
     """Whether any stage draws random numbers; None: not known yet."""
 
-    forms: dict[Any, _Forms] = field(default_factory=dict)
+    forms: dict[Any, Forms] = field(default_factory=dict)
     """By the shapes of the arguments."""
 
 
 @dataclass
-class _Forms:
-    """The forms of the tensors that are exchanged in one kind of call: received and sent ones by micro-batch."""
+class Forms:
+    """The forms of the tensors that are exchanged in one kind of call: by stage of this rank and micro-batch."""
 
-    received: list[Form | None] = field(default_factory=list)
-    sent: list[Form | None] = field(default_factory=list)
+    received: dict[tuple[int, int], Form | None] = field(default_factory=dict)
+    sent: dict[tuple[int, int], Form | None] = field(default_factory=dict)
     outputs: list[tuple[Form, bool]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of the model with a batch of ``num_rows`` rows."""
+
+    kind: KindOfCall
+    args: Any
+    kwargs: Any
+    tensors: list[Tensor]
+    """The tensors among the arguments."""
+
+    num_rows: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors among the arguments."""
+        return tuple(tuple(value.shape) for value in self.tensors)
 
 
 @dataclass
 class _Pass:
-    """A forward pass: for each micro-batch the tensor received, and those that were sent or returned."""
+    """A forward pass: the tensors received, sent and returned, by stage of this rank and micro-batch."""
 
     sizes: list[int]
-    received: list[Tensor | None] = field(default_factory=list)
-    sent: list[list[Tensor]] = field(default_factory=list)
+    received: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
+    sent: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     inputs: list[Tensor] = field(default_factory=list)
     """Arguments that require a gradient, detached from what computed them."""
 
@@ -109,23 +120,33 @@ class Pipeline:
         self.accepts_backward = False
         """Whether the backward pass that runs was started by the strategy, for all parameters."""
         self.collected: dict[int, Tensor] = {}
-        self._model = model
+        self.model = model
         self._kind = innermost_class(model).__name__
-        self._exchange = StageExchange(groups.pp, device)
+        self.exchange = exchange = StageExchange(groups.pp, device)
         self._data_index = groups.mesh.data_index
         self._is_main = groups.mesh.rank == 0
-        self._device = device
-        self._micro_batches = micro_batches
+        self.device = device
+        self.micro_batches = micro_batches
         self._singles = singles
         self._keep_gathered = keep_gathered
-        self._own = plan.range_of(self._exchange.stage)
+        self.stages = [
+            Stage(
+                number,
+                plan.range_of(number),
+                (number - 1) % exchange.num_ranks if number else None,
+                (number + 1) % exchange.num_ranks if number < len(plan.starts) - 1 else None,
+            )
+            for number in range(exchange.rank, len(plan.starts), exchange.num_ranks)
+        ]
         # What a block's call does while the model is called.
-        self._run: _StageRun | ChainProbe | None = None
-        self._kinds: dict[Any, _KindOfCall] = {}
+        self._run: StageRun | ChainProbe | None = None
+        self._kinds: dict[Any, KindOfCall] = {}
         own = vars(model).get("forward")
         self._forward: Callable[..., Any] = own if own is not None else type(model).forward.__get__(model)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
+        # Computes calls of the model in another way, with the backward pass.
+        self.compute_scheduled: Callable[[ModelCall], Any] | None = None
         try:
             for number, name in enumerate(plan.blocks):
                 block = model.get_submodule(name)
@@ -138,7 +159,7 @@ class Pipeline:
 
     def undo(self) -> None:
         """Restore the model's methods; other replacements since then must be undone already."""
-        restore_forward(self._model)
+        restore_forward(self.model)
         self._restore_blocks()
 
     def _restore_blocks(self) -> None:
@@ -149,8 +170,8 @@ class Pipeline:
     def share_buffers(self) -> None:
         """Copy the buffers of each block from its stage to the others; all ranks of a copy must call."""
         for number, name in enumerate(self.plan.blocks):
-            for value in self._model.get_submodule(name).buffers():
-                self._exchange.comm.broadcast(value, self.plan.stage_of(number))
+            for value in self.model.get_submodule(name).buffers():
+                self.exchange.comm.broadcast(value, self.plan.rank_of(number))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model: every rank gets the outputs of the last stage."""
@@ -167,36 +188,66 @@ class Pipeline:
         num_rows = next((value.shape[0] for value in tensors if value.dim()), 0)
         if not num_rows:
             raise MisuseError(f"{self._kind} is called without a batch, which stages need: train with --pp 1")
-        kind = self._kind_of(args, kwargs, tensors, num_rows)
+        call = ModelCall(self._kind_of(args, kwargs, tensors, num_rows), args, kwargs, tensors, num_rows)
+        return self._compute(call) if self.compute_scheduled is None else self.compute_scheduled(call)
+
+    def _compute(self, call: ModelCall) -> Any:
+        kind, tensors, num_rows = call.kind, call.tensors, call.num_rows
+        args, kwargs = call.args, call.kwargs
         has_gradient = torch.is_grad_enabled()
         made = _Pass(self._sizes(num_rows) if kind.is_in_parts else [num_rows])
         if has_gradient:
             args, kwargs = self._detach_inputs(args, kwargs, made)
-        key = has_gradient, tuple(made.sizes), *(tuple(value.shape) for value in tensors), torch.is_autocast_enabled()
+        key = has_gradient, tuple(made.sizes), *call.shapes, torch.is_autocast_enabled()
         forms = kind.forms.get(key)
-        with self._own_random_numbers(kind):
+        with self.own_random_numbers(kind):
             results, found = self._compute_parts(args, kwargs, made, num_rows, forms)
-        whole = None if results is None else self._join(results)
+        whole = None if results is None else join(results)
         if forms is None:
-            found.outputs = self._exchange.share_forms(whole)
+            found.outputs = self.exchange.share_forms(whole)
             forms = kind.forms[key] = found
         needs = [needs for _, needs in forms.outputs]
-        outputs = self._exchange.share(
+        outputs = self.exchange.share(
             None if whole is None else [value.detach() for value in whole], [form for form, _ in forms.outputs]
         )
         if any(needs):
             made.outputs, made.needs_gradient = outputs, needs
-            anchor = torch.empty(0, device=self._device, requires_grad=True)
+            anchor = torch.empty(0, device=self.device, requires_grad=True)
             sources = [value for value in tensors if value.requires_grad]
             outputs = list(_Leave.apply(self, made, anchor, *sources))  # pyright: ignore[reportArgumentType]
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
+    def forms_of_part(self, call: ModelCall, size: int) -> list[tuple[Form | None, Form | None]]:
+        """Compute the first ``size`` rows of a batch without gradients; return what each stage receives and sends."""
+        args, kwargs = part_of((call.args, call.kwargs), call.num_rows, 0, size)
+        states = rng.capture(self.device)
+        try:
+            with torch.no_grad():
+                _, forms = self._compute_parts(args, kwargs, _Pass([size]), size, None)
+        finally:
+            rng.restore(states, self.device)
+        keys = [(stage.number, 0) for stage in self.stages]
+        return [(forms.received[key], forms.sent.get(key)) for key in keys]
+
+    def run_stage(self, stage: Stage, receive: Callable[[], Tensor], args: Any, kwargs: Any) -> Any:
+        """Compute one stage with one micro-batch; return the tensor for the next stage, or the model's output.
+
+        ``receive`` returns the tensor of the stage before.
+        """
+        self._run = StageRun(stage, receive)
+        try:
+            return self._forward(*args, **kwargs)
+        except StageEndedError as end:
+            return end.output
+        finally:
+            self._run = None
+
     # --- kinds of calls ---
 
-    def _kind_of(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], num_rows: int) -> _KindOfCall:
+    def _kind_of(self, args: Any, kwargs: Any, tensors: Sequence[Tensor], num_rows: int) -> KindOfCall:
         key = (
-            self._model.training,
+            self.model.training,
             len(args),
             tuple(kwargs),
             tuple((value.dim(), value.dtype, bool(value.dim()) and len(value) == num_rows) for value in tensors),
@@ -208,9 +259,9 @@ class Pipeline:
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = _KindOfCall(torch.empty(0) if self.plan.is_whole else self._check_chain(args, kwargs))
+            kind = KindOfCall(torch.empty(0) if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
-        if kind.is_in_parts is None and min(self._micro_batches, num_rows) > 1:
+        if kind.is_in_parts is None and min(self.micro_batches, num_rows) > 1:
             kind.is_in_parts = self._is_equal_in_parts(args, kwargs, num_rows)
             if not kind.is_in_parts and self._is_main:
                 warnings.warn(_WHOLE.format(kind=self._kind), stacklevel=2)
@@ -224,12 +275,12 @@ class Pipeline:
             finally:
                 self._run = None
 
-        return check_chain(self._kind, len(self.plan.blocks), self._device, run)
+        return check_chain(self._kind, len(self.plan.blocks), self.device, run)
 
     def _is_equal_in_parts(self, args: Any, kwargs: Any, num_rows: int) -> bool:
         """Compute a batch whole and in micro-batches, without dropout, and return whether the outputs are equal."""
-        modes = [(part, part.training) for part in self._model.modules()]
-        states = rng.capture(self._device)
+        modes = [(part, part.training) for part in self.model.modules()]
+        states = rng.capture(self.device)
         for part, _ in modes:
             part.training = False
         try:
@@ -241,38 +292,38 @@ class Pipeline:
         finally:
             for part, mode in modes:
                 part.training = mode
-            rng.restore(states, self._device)
+            rng.restore(states, self.device)
         is_equal = False
         if whole is not None and parts is not None:
             is_equal = all(
                 len(tensors) == len(whole[0]) and all(value.dim() and len(value) == size for value in tensors)
                 for tensors, size in zip(parts, self._sizes(num_rows), strict=True)
-            ) and all(map(_is_close, whole[0], self._join(parts)))
-        return self._exchange.agree(is_equal)
+            ) and all(map(is_close, whole[0], join(parts)))
+        return self.exchange.agree(is_equal)
 
     @contextmanager
-    def _own_random_numbers(self, kind: _KindOfCall) -> Iterator[None]:
+    def own_random_numbers(self, kind: KindOfCall) -> Iterator[None]:
         """Draw the numbers of each stage from a generator of its own, so that those of the code around stay equal."""
         if kind.draws is False:
             yield
             return
-        before = rng.capture(self._device, parts=("torch",))
+        before = rng.capture(self.device, parts=("torch",))
         seed = int(torch.randint(2**_RANDOM_BITS, (), device="cpu"))
-        after = rng.capture(self._device, parts=("torch",))
-        torch.manual_seed(rng.derive_seed(seed, "stage", self._exchange.stage, "data", self._data_index))
-        start = rng.capture(self._device, parts=("torch",))
+        after = rng.capture(self.device, parts=("torch",))
+        torch.manual_seed(rng.derive_seed(seed, "stage", self.exchange.rank, "data", self._data_index))
+        start = rng.capture(self.device, parts=("torch",))
         try:
             yield
             if kind.draws is None:
-                now = rng.capture(self._device, parts=("torch",))
-                kind.draws = self._exchange.any(any(not torch.equal(now[name], start[name]) for name in start))
+                now = rng.capture(self.device, parts=("torch",))
+                kind.draws = self.exchange.any(any(not torch.equal(now[name], start[name]) for name in start))
         finally:
-            rng.restore(before if kind.draws is False else after, self._device)
+            rng.restore(before if kind.draws is False else after, self.device)
 
     # --- forward ---
 
     def _sizes(self, num_rows: int) -> list[int]:
-        number = min(self._micro_batches, num_rows)
+        number = min(self.micro_batches, num_rows)
         return [num_rows // number + (index < num_rows % number) for index in range(number)]
 
     def _detach_inputs(self, args: Any, kwargs: Any, made: _Pass) -> tuple[Any, Any]:
@@ -290,53 +341,50 @@ class Pipeline:
         kwargs: Any,
         made: _Pass,
         num_rows: int,
-        forms: _Forms | None,
+        forms: Forms | None,
         *,
         is_guarded: bool = False,
-    ) -> tuple[list[list[Tensor]] | None, _Forms]:
+    ) -> tuple[list[list[Tensor]] | None, Forms]:
         """Compute this rank's stage for each micro-batch; return the outputs on the last one, and the forms.
 
         If ``is_guarded``, there are no outputs after an error of any stage; else it is raised.
         """
-        exchange, start, has_failed = self._exchange, 0, False
-        found, waits = _Forms(), []
-        for index, size in enumerate(made.sizes):
-
-            def select(tensor: Tensor, first: int = start, length: int = size) -> Tensor:
-                is_whole = length == num_rows or not tensor.dim() or len(tensor) != num_rows
-                return tensor if is_whole else tensor.narrow(0, first, length)
-
-            own_args, own_kwargs = map_tensors(select, (list(args), dict(kwargs)))
-            start += size
-            run = self._run = _StageRun(self._exchange, self._own, None if forms is None else forms.received[index])
-            tensors: list[Tensor] = []
-            try:
-                tensors = list(find_tensors(self._forward(*own_args, **own_kwargs)))
-            except _StageEndedError as end:
-                tensors = [end.output]
-            except Exception:
-                if not is_guarded:
-                    raise
-                run.drain()
-                has_failed = True
-            finally:
-                self._run = None
-            made.received.append(run.received)
-            made.sent.append(tensors)
-            found.received.append(run.form)
-            if exchange.is_last:
-                continue
-            output = tensors[0] if tensors else None
-            if forms is None:
-                waits.append(exchange.send_form(output, exchange.stage + 1))
-                found.sent.append(None if output is None else (tuple(output.shape), output.dtype))
-            elif output is None or forms.sent[index] != (tuple(output.shape), output.dtype):
-                raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
-            if output is not None:
-                waits.append(exchange.send(output, exchange.stage + 1))
+        exchange, has_failed = self.exchange, False
+        found, waits = Forms(), []
+        for stage in self.stages:
+            start = 0
+            for index, size in enumerate(made.sizes):
+                key = stage.number, index
+                own_args, own_kwargs = part_of((args, kwargs), num_rows, start, size)
+                start += size
+                taken = StageInput(exchange, stage.source, None if forms is None else forms.received[key])
+                tensors: list[Tensor] = []
+                try:
+                    tensors = list(find_tensors(self.run_stage(stage, taken.receive, own_args, own_kwargs)))
+                except Exception:
+                    if not is_guarded:
+                        raise
+                    taken.drain()
+                    has_failed = True
+                made.received[key] = taken.tensor
+                made.sent[key] = tensors
+                found.received[key] = taken.form
+                if stage.target is None:
+                    continue
+                output = tensors[0] if tensors else None
+                form = None if output is None else (tuple(output.shape), output.dtype)
+                if forms is None:
+                    waits.append(exchange.send_form(output, stage.target))
+                    found.sent[key] = form
+                elif output is None or forms.sent[key] != form:
+                    raise MisuseError(f"a block of {self._kind} returned a tensor of another shape: train with --pp 1")
+                if output is not None:
+                    waits.append(exchange.send(output, stage.target))
         for wait in waits:
             wait()
-        return (made.sent if exchange.is_last and not has_failed else None), found
+        if has_failed or not exchange.is_last:
+            return None, found
+        return [made.sent[self.stages[-1].number, index] for index in range(len(made.sizes))], found
 
     def _call_of(self, number: int, base: Any) -> Callable[..., Any]:
         def __call__(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -350,12 +398,20 @@ class Pipeline:
 
         return __call__
 
-    def _join(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        if len(parts) == 1:
-            return list(parts[0])
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
-
     # --- backward ---
+
+    @contextmanager
+    def collect_singles(self) -> Iterator[None]:
+        """Move the gradients of single numbers, which backward passes of the block compute, into ``collected``."""
+        before = [(value, value.grad) for value in self._singles]
+        for value in self._singles:
+            value.grad = None
+        yield
+        for value, gradient in before:
+            if value.grad is not None:
+                known = self.collected.get(id(value))
+                self.collected[id(value)] = value.grad if known is None else known + value.grad
+            value.grad = gradient
 
     def compute_gradients(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute the gradients of this rank's stage, and return those of the model's arguments."""
@@ -369,86 +425,39 @@ class Pipeline:
                 f"a call of {self._kind} by stages serves one backward pass: add the losses, or call the model again"
             )
         made.is_done = True
-        exchange, start, waits = self._exchange, 0, []
-        before = [(value, value.grad) for value in self._singles]
-        for value in self._singles:
-            value.grad = None
-        for index, size in enumerate(made.sizes):
-            computed, received = made.sent[index], made.received[index]
-            own: list[Tensor | None]
-            if exchange.is_last:
-                is_whole = len(made.sizes) == 1
-                own = [value if is_whole or value is None else value.narrow(0, start, size) for value in gradients]
-            else:
-                output = computed[0]
-                own = [exchange.receive((tuple(output.shape), output.dtype), exchange.stage + 1)]
-            start += size
-            pairs = [
-                (value, gradient)
-                for value, gradient in zip(computed, own, strict=True)
-                if gradient is not None and value.requires_grad
-            ]
-            self._keep_gathered(index < len(made.sizes) - 1)
-            if pairs:
-                torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
-            if received is not None:
-                sent = torch.zeros_like(received) if received.grad is None else received.grad
-                waits.append((exchange.send(sent, exchange.stage - 1), sent))
-            made.sent[index], made.received[index] = [], None
-        for wait, _ in waits:
-            wait()
-        for value, gradient in before:
-            if value.grad is not None:
-                known = self.collected.get(id(value))
-                self.collected[id(value)] = value.grad if known is None else known + value.grad
-            value.grad = gradient
+        exchange, waits = self.exchange, []
+        self._keep_gathered(True)
+        with self.collect_singles():
+            for stage in reversed(self.stages):
+                start = 0
+                for index, size in enumerate(made.sizes):
+                    computed = made.sent.pop((stage.number, index))
+                    received = made.received.pop((stage.number, index))
+                    own: list[Tensor | None]
+                    if stage.target is None:
+                        is_whole = len(made.sizes) == 1
+                        own = [
+                            value if is_whole or value is None else value.narrow(0, start, size) for value in gradients
+                        ]
+                    else:
+                        own = [exchange.receive((tuple(computed[0].shape), computed[0].dtype), stage.target)]
+                    start += size
+                    pairs = [
+                        (value, gradient)
+                        for value, gradient in zip(computed, own, strict=True)
+                        if gradient is not None and value.requires_grad
+                    ]
+                    if stage is self.stages[0] and index == len(made.sizes) - 1:
+                        self._keep_gathered(False)
+                    if pairs:
+                        torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
+                    if received is not None and stage.source is not None:
+                        sent = torch.zeros_like(received) if received.grad is None else received.grad
+                        waits.append((exchange.send(sent, stage.source), sent))
+            for wait, _ in waits:
+                wait()
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in made.inputs]
         return [exchange.comm.all_reduce(value.contiguous()) for value in found]
-
-
-class _StageRun:
-    """One forward pass of one stage with one micro-batch."""
-
-    def __init__(self, exchange: StageExchange, own: range, form: Form | None) -> None:
-        self._exchange, self._own = exchange, own
-        self.form = form
-        self.received: Tensor | None = None
-        self._is_received = False
-
-    def call(self, number: int, compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Compute a block of this stage; return the input of a block of an earlier stage."""
-        if number not in self._own:
-            return chain_input(args, kwargs)
-        if number == self._own.start and self._exchange.stage:
-            args, kwargs = with_chain_input(args, kwargs, self.receive())
-        output = compute(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            raise MisuseError(
-                f"a block returns a {type(output).__name__}, and stages exchange one tensor: train with --pp 1"
-            )
-        if number == self._own.stop - 1 and not self._exchange.is_last:
-            raise _StageEndedError(output)
-        return output
-
-    def receive(self) -> Tensor:
-        """Return the tensor of the stage before; raise RuntimeError if that has failed."""
-        self.drain()
-        if self.received is None:
-            raise RuntimeError("the stage before has failed")
-        return self.received
-
-    def drain(self) -> None:
-        """Receive what the stage before has sent, unless that was done."""
-        if self._is_received or not self._exchange.stage:
-            return
-        self._is_received = True
-        source = self._exchange.stage - 1
-        if self.form is None:
-            self.form = self._exchange.receive_form(source)
-        if self.form is not None:
-            self.received = self._exchange.receive(self.form, source)
-            if torch.is_grad_enabled():
-                self.received.requires_grad_()
 
 
 class _Leave(Function):
@@ -469,7 +478,25 @@ class _Leave(Function):
         return None, None, None, *pipeline.compute_gradients(made, gradients)
 
 
-def _is_close(one: Tensor, other: Tensor) -> bool:
+def part_of(value: Any, num_rows: int, start: int, length: int) -> Any:
+    """Return a nested value with these rows of each tensor that has all rows of a batch."""
+
+    def select(tensor: Tensor) -> Tensor:
+        is_whole = length == num_rows or not tensor.dim() or len(tensor) != num_rows
+        return tensor if is_whole else tensor.narrow(0, start, length)
+
+    return map_tensors(select, value)
+
+
+def join(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the tensors of a batch from those of its micro-batches."""
+    if len(parts) == 1:
+        return list(parts[0])
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal but for rounding."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():

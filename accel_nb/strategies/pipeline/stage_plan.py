@@ -17,16 +17,18 @@ from accel_nb.strategies.base import Refusal
 class StagePlan:
     """The names of a model's blocks in the order of computation, and the number of the first one of each stage.
 
+    Rank ``s % num_ranks`` computes stage ``s``, so that a rank may have several stages (interleaved ones).
     ``is_whole`` if the blocks are all of the model: it is an `nn.Sequential`, in which nothing else computes.
     """
 
     blocks: tuple[str, ...]
     starts: tuple[int, ...]
+    num_ranks: int
     is_whole: bool = False
 
-    def stage_of(self, number: int) -> int:
-        """Return the stage that computes a block."""
-        return sum(start <= number for start in self.starts) - 1
+    def rank_of(self, number: int) -> int:
+        """Return the rank that computes a block."""
+        return (sum(start <= number for start in self.starts) - 1) % self.num_ranks
 
     def range_of(self, stage: int) -> range:
         """Return the numbers of a stage's blocks."""
@@ -40,20 +42,31 @@ class StagePlan:
 
 
 def plan_stages(
-    model: nn.Module, num_stages: int, split_points: Sequence[str] = (), *, is_in_parts: bool = True
+    model: nn.Module,
+    num_ranks: int,
+    split_points: Sequence[str] = (),
+    *,
+    stages_per_rank: int = 1,
+    is_in_parts: bool = True,
 ) -> StagePlan | Refusal:
-    """Return which blocks each of ``num_stages`` stages computes, or why a model cannot be divided; changes nothing.
+    """Return which blocks each of ``num_ranks`` ranks computes, or why a model cannot be divided; changes nothing.
 
     ``is_in_parts``: batches pass through the stages in several micro-batches.
     """
     kind = innermost_class(model).__name__
     name, blocks = _find_blocks(model)
+    num_stages = num_ranks * stages_per_rank
     if len(blocks) < num_stages:
         found = f"has {len(blocks)} blocks in {name or 'itself'}" if blocks else "has no list of blocks"
+        stages = f"mesh.pp {num_ranks}"
+        if stages_per_rank > 1:
+            stages += f" with mesh.stages_per_rank {stages_per_rank}"
         return Refusal(
-            f"mesh.pp {num_stages} needs at least {num_stages} blocks of one class in an nn.ModuleList or "
+            f"{stages} needs at least {num_stages} blocks of one class in an nn.ModuleList or "
             f"nn.Sequential, and {kind} {found}",
-            f"use mesh.pp {len(blocks)} or less" if len(blocks) > 1 else "train with --pp 1",
+            f"use mesh.pp {len(blocks) // stages_per_rank} or less"
+            if len(blocks) >= 2 * stages_per_rank
+            else "train with --pp 1",
         )
     if is_in_parts and any(isinstance(part, _BatchNorm) for part in model.modules()):
         return Refusal(
@@ -68,7 +81,7 @@ def plan_stages(
     else:
         sizes = [1 + sum(value.numel() for value in model.get_submodule(block).parameters()) for block in names]
         starts = balance(sizes, num_stages)
-    return StagePlan(names, starts, is_whole=not name)
+    return StagePlan(names, starts, num_ranks, is_whole=not name)
 
 
 def balance(sizes: Sequence[int], num_stages: int) -> tuple[int, ...]:
@@ -125,7 +138,7 @@ def _starts_at(names: Sequence[str], num_stages: int, split_points: Sequence[str
         )
     if len(split_points) != num_stages - 1:
         return Refusal(
-            f"mesh.split_points has {len(split_points)} names, and mesh.pp {num_stages} takes {num_stages - 1}",
+            f"mesh.split_points has {len(split_points)} names, and {num_stages} stages take {num_stages - 1}",
             "name the first block of the second and of each later stage",
         )
     return (0, *sorted(names.index(point) for point in split_points))

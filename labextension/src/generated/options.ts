@@ -188,6 +188,8 @@ export interface IMeshOptions {
   pp?: number;
   /** Number of workers that divide the experts of mixture-of-experts layers among them (expert parallelism): each reads samples of its own, and sends each token to the workers that hold its experts. [workers] */
   ep?: number;
+  /** Number of stages that each worker of a pipeline computes: worker r has stages r, r + pp, and so on (interleaved stages, also called virtual stages), which wait less for each other and exchange more. [stages] */
+  stages_per_rank?: number;
   /** Number of parts of a batch that pass through the stages one after another, so that all stages compute at the same time. A batch with fewer rows has fewer parts. [micro-batches] */
   micro_batches?: number;
   /** Names of the blocks with which the second and each later stage begins, as in layers.4; if not set, stages have about the same number of parameters. */
@@ -435,6 +437,7 @@ export type OptionName =
   | 'mesh.cp'
   | 'mesh.pp'
   | 'mesh.ep'
+  | 'mesh.stages_per_rank'
   | 'mesh.micro_batches'
   | 'mesh.split_points'
   | 'data.dispatch_batches'

@@ -1,0 +1,80 @@
+"""Training steps of a model whose blocks are divided into stages, by a schedule of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+from torch import Tensor, nn
+
+from accel_nb.accelerator.training.loss_weighting import LossClassifier, WeightedLoss
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.errors import MisuseError
+from accel_nb.strategies.base import LayerDividing
+
+SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+
+
+class TrainingPipeline:
+    """Runs the forward and backward passes of training steps by a schedule; `Accelerator.pipeline` makes it.
+
+    Without stages (``mesh.pp`` is 1) a step is a forward and a backward pass of the whole batch.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        schedule: Literal["gpipe", "1f1b", "zero_bubble"],
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise MisuseError(f"schedule is {schedule!r}; it is one of {', '.join(SCHEDULES)}")
+        if not callable(loss_fn):
+            raise MisuseError(
+                f"loss_fn is a {type(loss_fn).__name__}; it is a function of the model's output and target"
+            )
+        self._stepper, self._model, self._loss_fn = stepper, model, loss_fn
+        self._check_prepared()
+        self._classifier = LossClassifier()
+        self._schedule = None
+        if stepper.strategy.capabilities.divides_layers:
+            strategy = cast("LayerDividing", stepper.strategy)
+            self._schedule = strategy.training_schedule(model, schedule, loss_fn, self._weigh)
+
+    def step(self, *args: Any, target: Any = None, weight: float | Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Compute the gradients of one batch, and return its loss on every rank; every rank of a copy must call.
+
+        The other arguments are those of the model. Tensors among them and in ``target`` that have as many rows as the
+        batch are cut into micro-batches; ``loss_fn`` is called with the model's output, and ``target`` unless that is
+        None. It returns the mean over the samples, or with ``weight`` the sum over that many summands, as for
+        `Accelerator.backward`. A batch that has no equal micro-batches passes as without a schedule, with the same
+        gradients.
+
+        Raises `MisuseError` if the loss of the batch is not that of its micro-batches together, which is checked by
+        value in steps 1, 2, 4, 8 and so on, and by the weights of targets in each.
+        """
+        self._check_prepared()
+        if self._schedule is not None:
+            schedule = self._schedule
+            loss = self._stepper.backward_by(
+                lambda scale: schedule.step(args, kwargs, target, scale, is_sum=weight is not None), weight
+            )
+            if loss is not None:
+                return loss
+        output = self._model(*args, **kwargs)
+        loss = self._loss_fn(output) if target is None else self._loss_fn(output, target)
+        self._stepper.backward(loss, weight)
+        return loss.detach()
+
+    def _check_prepared(self) -> None:
+        if all(self._model is not model for model in self._stepper.bundle.models):
+            raise MisuseError(
+                f"the {type(self._model).__name__} is not prepared: call accelerator.prepare(model, ...), and then "
+                "accelerator.pipeline(model, loss_fn)"
+            )
+
+    def _weigh(self, loss: Tensor, num_rows: int) -> Tensor | None:
+        """Return the total weight of a loss that is a weighted mean; None for other losses."""
+        reduction = self._classifier.classify(loss, num_rows)
+        return reduction.total if isinstance(reduction, WeightedLoss) else None

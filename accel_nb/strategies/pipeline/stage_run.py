@@ -1,0 +1,84 @@
+"""One stage of a model for one micro-batch: its code runs, but only the blocks of the stage compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
+from accel_nb.strategies.pipeline.chain_probe import chain_input, with_chain_input
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of this rank: its number, its blocks, and the ranks of the stages before and after it."""
+
+    number: int
+    blocks: range
+    source: int | None
+    target: int | None
+
+
+class StageEndedError(BaseException):
+    """Ends the forward pass of a stage; a base exception, so that a model's own code does not handle it."""
+
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+
+class StageRun:
+    """One forward pass of one stage with one micro-batch; ``receive`` returns the tensor of the stage before."""
+
+    def __init__(self, stage: Stage, receive: Callable[[], Tensor]) -> None:
+        self._stage, self._receive = stage, receive
+
+    def call(self, number: int, compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Compute a block of this stage; return the input of a block of an earlier stage."""
+        stage = self._stage
+        if number not in stage.blocks:
+            return chain_input(args, kwargs)
+        if number == stage.blocks.start and stage.source is not None:
+            args, kwargs = with_chain_input(args, kwargs, self._receive())
+        output = compute(*args, **kwargs)
+        if not isinstance(output, Tensor):
+            raise MisuseError(
+                f"a block returns a {type(output).__name__}, and stages exchange one tensor: train with --pp 1"
+            )
+        if number == stage.blocks.stop - 1 and stage.target is not None:
+            raise StageEndedError(output)
+        return output
+
+
+class StageInput:
+    """The tensor that the stage before sends for one micro-batch; ``form`` is None until it is known."""
+
+    def __init__(self, exchange: StageExchange, source: int | None, form: Form | None) -> None:
+        self._exchange, self._source = exchange, source
+        self.form = form
+        self.tensor: Tensor | None = None
+        self._is_received = False
+
+    def receive(self) -> Tensor:
+        """Return the tensor of the stage before; raise RuntimeError if that has failed."""
+        self.drain()
+        if self.tensor is None:
+            raise RuntimeError("the stage before has failed")
+        return self.tensor
+
+    def drain(self) -> None:
+        """Receive what the stage before has sent, unless that was done."""
+        if self._is_received or self._source is None:
+            return
+        self._is_received = True
+        if self.form is None:
+            self.form = self._exchange.receive_form(self._source)
+        if self.form is not None:
+            self.tensor = self._exchange.receive(self.form, self._source)
+            if torch.is_grad_enabled():
+                self.tensor.requires_grad_()
