@@ -102,6 +102,7 @@ class Accelerator(OwnAccelerator):
             **options,
         )
         self._collectives.keeps_scalars = True
+        self._stepper.window.rescales_short_windows = False
         if not _is_set("sentinels", options.get("config")):
             # Programs for accelerate handle such losses themselves, and run with such optimizers.
             self._stepper.meter.accept_nan()

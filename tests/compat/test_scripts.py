@@ -77,8 +77,6 @@ def test_two_processes_compute_what_one_does(name: str) -> None:
 def test_one_process_computes_what_the_other_package_does(name: str) -> None:
     pytest.importorskip("accelerate")
     arguments = ["--batch_size", str(TRAINING[name])] if name in TRAINING else []
-    if name == "accumulation":  # a short window is there divided by the length of a full one
-        arguments += ["--num_samples", str(24 * 32)]
     [ours] = run_ranks(run_script, 1, "ours", name, *arguments)
     [theirs] = run_ranks(run_script, 1, "theirs", name, *arguments)
     assert_alike(ours, theirs)

@@ -55,6 +55,8 @@ class AccumulationWindow:
         self._last_decision = (True, 0, 1.0)
         # Whether a batch with a backward pass counts as a micro-batch even if step is not called after it.
         self.counts_batches = True
+        # Whether the gradients of a short window are the mean over its own micro-batches, and not over `size`.
+        self.rescales_short_windows = True
         self._averages_each_batch = options is not None and options.sync_each_batch
         # Since the last call of step, outside of blocks: how many batches were read, how many backward passes ran, and
         # how many micro-batches ended because the next batch was read.
@@ -167,7 +169,7 @@ class AccumulationWindow:
         The factor makes the gradients of a short window the mean over its own micro-batches.
         """
         if self.has_backward or self._in_block:
-            return self.closes, self.number, self._size / (self._num_in_window + 1)
+            return self.closes, self.number, self._factor
         return self._last_decision  # another optimizer after the same backward pass
 
     def begin_step(self) -> tuple[bool, int, float]:
@@ -200,7 +202,7 @@ class AccumulationWindow:
         """End the micro-batch; a block that raised is not counted."""
         self._in_block = False
         if kind is None:
-            self._last_decision = (self.closes, self.number, self._size / (self._num_in_window + 1))
+            self._last_decision = (self.closes, self.number, self._factor)
             self._end_micro_batch()
         self.has_backward = False
 
@@ -219,6 +221,10 @@ class AccumulationWindow:
         else:
             self._num_in_window += 1
         self._update_closes()
+
+    @property
+    def _factor(self) -> float:
+        return self._size / (self._num_in_window + 1) if self.rescales_short_windows else 1.0
 
     def _update_closes(self) -> None:
         closes = self._num_in_window + 1 >= self._size or (self._is_last_batch and self._tail == "step")
