@@ -103,6 +103,7 @@ class Accelerator(OwnAccelerator):
         )
         self._collectives.keeps_scalars = True
         self._stepper.window.rescales_short_windows = False
+        self._stepper.window.counts_blocks_only = True
         if not _is_set("sentinels", options.get("config")):
             # Programs for accelerate handle such losses themselves, and run with such optimizers.
             self._stepper.meter.accept_nan()
@@ -250,6 +251,9 @@ class Accelerator(OwnAccelerator):
                 vars(item)["gradient_state"] = self._gradient_state
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
                 mark_prepared(item)
+            if isinstance(item, nn.Module) and self.num_processes > 1 and not hasattr(item, "no_sync"):
+                # Models of several processes are there wrapped by DDP.
+                patch_instance(item, {"no_sync": self.no_sync}, plain_class(item))
         return found
 
     def free_memory(self, *objects: Any) -> list[None]:

@@ -31,6 +31,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 TRAINING = {
     "plain_loop": 32,
     "accumulation": 32,
+    "accumulation_by_hand": 32,
     "clipping_and_schedule": 16,
     "mixed_precision": 16,
     "evaluation": 32,

@@ -55,6 +55,8 @@ class AccumulationWindow:
         self._last_decision = (True, 0, 1.0)
         # Whether a batch with a backward pass counts as a micro-batch even if step is not called after it.
         self.counts_batches = True
+        # Whether only blocks are micro-batches of windows: a backward pass outside of them is a window of its own.
+        self.counts_blocks_only = False
         # Whether the gradients of a short window are the mean over its own micro-batches, and not over `size`.
         self.rescales_short_windows = True
         self._averages_each_batch = options is not None and options.sync_each_batch
@@ -142,7 +144,8 @@ class AccumulationWindow:
         self._is_last_batch = share is not None and share.is_last
         self._update_factors()
         if not self._in_block:
-            if share is not None and self.has_backward and self.counts_batches and self._size > 1:
+            counts = self.counts_batches and not self.counts_blocks_only
+            if share is not None and self.has_backward and counts and self._size > 1:
                 self._num_in_window += 1
                 self._num_ended += 1
                 self._num_ended_by_read += 1
@@ -174,7 +177,8 @@ class AccumulationWindow:
 
     def begin_step(self) -> tuple[bool, int, float]:
         """Return the `step_decision` for an optimizer that is about to step, and end the micro-batch."""
-        if self._size == 1 and not self._in_block:  # every micro-batch is a window
+        # Every micro-batch is a window.
+        if not self._in_block and (self._size == 1 or (self.counts_blocks_only and self.closes)):
             number = self.number
             self._last_decision = decision = (True, number, 1.0)
             self.syncs_gradients = True
@@ -191,9 +195,9 @@ class AccumulationWindow:
 
     def __enter__(self) -> None:
         """Begin a micro-batch that ends with the block."""
+        self._in_block = True
         self._update_closes()
         self.syncs_gradients = self.closes
-        self._in_block = True
         self.has_backward = False
 
     def __exit__(
@@ -228,6 +232,8 @@ class AccumulationWindow:
 
     def _update_closes(self) -> None:
         closes = self._num_in_window + 1 >= self._size or (self._is_last_batch and self._tail == "step")
+        if self.counts_blocks_only and not self._in_block:
+            closes = self.syncs_gradients
         if closes != self.closes:
             self.closes = closes
             self._on_sync(self.averages_gradients)

@@ -262,7 +262,7 @@ class Stepper:
         if closure is not None:
             return self._step_with_closure(proxy, closure)
         window = self.window
-        if window.size > 1 and window.has_backward and not window.is_in_block:
+        if window.size > 1 and window.has_backward and not (window.is_in_block or window.counts_blocks_only):
             self._refuse_second_backward(proxy)
             if window.accumulates_in_script and window.counts_batches:
                 raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
@@ -293,6 +293,8 @@ class Stepper:
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Whether an optimizer may clear its gradients: not while they belong to an open window."""
         window = self.window
+        if window.counts_blocks_only and not window.is_in_block:
+            return window.syncs_gradients
         return window.size == 1 or not window.has_gradients or proxy.stepped_window == window.number
 
     def handle_zero_grad(self, proxy: OptimizerProxy) -> None:
