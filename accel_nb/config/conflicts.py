@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from accel_nb.config.engine_section import LOCALHOST
 from accel_nb.config.schema import OPTIONS, STRATEGIES, STRATEGY_SECTIONS, WITH_DIVIDED_LAYERS, Config
 
 
@@ -62,6 +63,9 @@ def find_clashes(config: Config) -> list[OptionClash]:
     if config.engine.kind == "local" and config.engine.nodes > 1:
         message = "the local engine runs on this machine only; name another engine, such as --engine ssh"
         found.append(OptionClash(("engine.nodes",), message))
+    if config.engine.hosts.count(LOCALHOST) > 1 and config.gpus is not None:
+        message = "localhost is named several times, and its GPUs belong to one node; use cpus to try several nodes"
+        found.append(OptionClash(("engine.hosts", "gpus"), message))
     if config.engine.kind == "ssh" and not config.engine.hosts:
         message = "the machines are not named; give them with --engine.hosts HOST,HOST"
         found.append(OptionClash(("engine.hosts",), message))

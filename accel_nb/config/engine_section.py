@@ -15,7 +15,6 @@ from accel_nb.config.value_types import (
     read_real,
     read_text,
     read_whole,
-    without_duplicates,
 )
 
 ENGINES = ("local", "ray", "ssh", "slurm")
@@ -30,6 +29,16 @@ def _host(value: str) -> str:
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%-]{0,254}")
 """No other first character: ssh would take a host that begins with a dash for an option."""
+
+LOCALHOST = "localhost"
+
+
+def _distinct(value: tuple[str, ...] | str | None) -> tuple[str, ...] | str | None:
+    """Return hosts without duplicates, except of this machine, which may stand for several nodes."""
+    if not isinstance(value, tuple):
+        return value
+    return tuple(host for number, host in enumerate(value) if host == LOCALHOST or host not in value[:number])
+
 
 HostName = Annotated[str, AfterValidator(_host), Field(strict=True, max_length=255)]
 
@@ -67,10 +76,10 @@ class EngineOptions(Section):
         allowed="the address of the head node, such as 10.0.0.1:6379, or none",
         scope="cell",
     )
-    hosts: Annotated[tuple[HostName, ...], BeforeValidator(read_names), AfterValidator(without_duplicates)] = declare(
+    hosts: Annotated[tuple[HostName, ...], BeforeValidator(read_names), AfterValidator(_distinct)] = declare(
         (),
-        "Machines of the ssh engine, as ssh calls them; localhost is this machine. The first is node 0. Not allowed in "
-        "the metadata of a notebook.",
+        "Machines of the ssh engine, as ssh calls them; localhost is this machine, and may be named several times, to "
+        "try several nodes. The first is node 0. Not allowed in the metadata of a notebook.",
         metavar="HOSTS",
         allowed="names or addresses of hosts, separated by commas",
         scope="cell",

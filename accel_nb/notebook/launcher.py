@@ -162,7 +162,7 @@ def _launch(call: FunctionCall, given: dict[str, Any], num_processes: int | None
         kind = "gpus" if has_gpus else "cpus"
         given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
     main = _find_session()
-    layers = [environment_layer(option_variables()), *main.notebook_layers]
+    layers = [environment_layer(option_variables()), *main.notebook_layers, *main.connected_layers]
     layers.append(Layer("flags", given, f"{source}(...)", places))
     resolved = main.resolve(layers)
     config = resolved.config

@@ -25,6 +25,7 @@ from accel_nb.config import (
     usage,
     without_overridden,
 )
+from accel_nb.config.engine_section import ENGINES
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.engines import start_engine
@@ -49,7 +50,11 @@ _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is controlled "
     "from its panel"
 )
-_WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "restart")
+_WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "nodes", "restart")
+_CONNECT = (
+    "%accelerate connect takes machines that ssh reaches (HOST,HOST), the address of a Ray cluster (HOST:PORT), slurm, "
+    "ray or local, and options such as --nodes 2"
+)
 _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 
 
@@ -79,6 +84,8 @@ class AccelerateMagics(Magics):
             "start": self._start,
             "stop": self._stop,
             "restart": self._restart,
+            "connect": self._connect,
+            "nodes": self._nodes,
             "logs": self._logs,
             "pull": self._pull,
             "push": self._push,
@@ -151,7 +158,7 @@ class AccelerateMagics(Magics):
     def _resolve(self, line: str, source: str) -> Resolved:
         """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""
         variables = option_variables()
-        key = (line, source, tuple(variables.items()), self.session.notebook_layers)
+        key = (line, source, tuple(variables.items()), self.session.notebook_layers, self.session.connected_layers)
         if (
             self._last_resolved is None
             or self._last_resolved[0] != key
@@ -163,7 +170,8 @@ class AccelerateMagics(Magics):
     def _layers(self, flags: Layer) -> list[Layer]:
         launched = ambient_layers()  # the options of an `accel-nb launch` of this notebook
         given = without_overridden(flags, launched)
-        return [environment_layer(option_variables()), *self.session.notebook_layers, given, *launched]
+        own = [*self.session.notebook_layers, *self.session.connected_layers]
+        return [environment_layer(option_variables()), *own, given, *launched]
 
     def _command(self, line: str) -> None:
         try:
@@ -204,8 +212,10 @@ class AccelerateMagics(Magics):
 
     def _doctor(self, words: list[str]) -> str:
         from accel_nb.notebook.reports.doctor import diagnose
+        from accel_nb.notebook.reports.nodes import diagnose_nodes
 
-        return "\n".join(str(finding) for finding in diagnose())
+        findings = [*diagnose(), *diagnose_nodes(self.session.engine_facts())]
+        return "\n".join(map(str, findings))
 
     def _plan(self, words: list[str]) -> str:
         from accel_nb.forecast.request import read_request
@@ -321,6 +331,22 @@ class AccelerateMagics(Magics):
         poll_until_warm(self.session)
         return "workers ended; the next cell starts fresh ones with the notebook's values"
 
+    def _connect(self, words: list[str]) -> str:
+        flags = connect_flags(words)
+        layer = parse_flags(shlex.join(flags), "%accelerate connect")
+        layers = [environment_layer(option_variables()), *self.session.notebook_layers, layer]
+        if not any({"cpus", "gpus"} & known.values.keys() for known in layers):
+            # The number of workers is given with each cell.
+            layers[-1] = parse_flags(shlex.join([*flags, "--cpus", "1"]), "%accelerate connect")
+        self.session.connect(layer, resolve(layers).config.engine)
+        return self._nodes([])
+
+    def _nodes(self, words: list[str]) -> str:
+        from accel_nb.notebook.reports.nodes import describe_nodes
+
+        self.session.poll()
+        return describe_nodes(self.session.engine_facts(), self.session.status().specs)
+
     def _logs(self, words: list[str]) -> str:
         logs = self.session.logs
         if not logs:
@@ -350,6 +376,23 @@ def _parse_names(words: list[str], command: str) -> list[str]:
             f"%accelerate {command} takes names of variables, as in `%accelerate {command} model history`"
         )
     return names
+
+
+def connect_flags(words: list[str]) -> list[str]:
+    """Return the flags for the arguments of `%accelerate connect`: the first word names the machines.
+
+    Raises ConfigError without one.
+    """
+    if not words or words[0].startswith("-"):
+        raise ConfigError(_CONNECT)
+    target, rest = words[0], words[1:]
+    if target in ENGINES:
+        return ["--engine", target, *rest]
+    if "," not in target and re.search(r":\d+$", target):
+        return ["--engine", "ray", "--engine.address", target, *rest]
+    hosts = ["--engine", "ssh", "--engine.hosts", target]
+    has_number = any(word.partition("=")[0] == "--nodes" for word in rest)
+    return [*hosts, *([] if has_number else ["--nodes", str(target.count(",") + 1)]), *rest]
 
 
 def parse_set_arguments(words: list[str]) -> list[Action]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from accel_nb.config.engine_section import EngineOptions
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, PayloadFactory, Payloads
+from accel_nb.runtime.process.hardware import Machine
 from accel_nb.runtime.process.oom_detection import KillCause
 from accel_nb.telemetry.events import Event
 
@@ -115,6 +116,8 @@ class EngineFacts:
     """The reason, by number, for each node that was lost."""
     resident_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
     """The memory of workers on other machines, by rank."""
+    machines: Mapping[int, Machine] = field(default_factory=dict[int, Machine])
+    """The machines of nodes that are not lost as they were reported last, by number of the node."""
 
 
 class Engine(Protocol):

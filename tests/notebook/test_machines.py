@@ -15,6 +15,39 @@ def test_a_cell_runs_by_an_agent(kernel) -> None:
     assert "on localhost" in kernel.run("%accelerate status").stdout
 
 
+def test_later_cells_run_on_the_machines_that_are_connected(kernel) -> None:
+    assert kernel.run("%accelerate connect local").error is None
+    assert "cells run on this machine" in kernel.run("%accelerate nodes").stdout
+    connected = kernel.run("%accelerate connect localhost,localhost")
+    assert connected.error is None, connected.traceback
+    header, first, second = connected.stdout.strip().splitlines()
+    assert header.split() == ["node", "name", "cores", "memory", "free", "GPUs", "ranks"]
+    assert (first.split()[:2], second.split()[:2]) == (["0", "localhost"], ["1", "localhost-2"])
+    assert " GiB " in first
+
+    source = "import torch.distributed as dist\nsize = dist.get_world_size()"
+    assert "2 workers" in done(kernel, source, "--cpus 1").receipt
+    assert kernel.value("size") == 2
+    assert [line.split()[-1] for line in kernel.run("%accelerate nodes").stdout.splitlines()] == ["ranks", "0", "1"]
+    doctor = kernel.run("%accelerate doctor").stdout
+    assert "[  ok] node localhost-2: memory: " in doctor
+
+    for words, message in (
+        ("connect", "%accelerate connect takes machines that ssh reaches"),
+        ("connect nowhere.invalid", "nowhere.invalid of engine.hosts has no address"),
+        ("connect localhost,localhost --gpus 1", "localhost is named several times, and its GPUs belong to one node"),
+        ("nodes all", "%accelerate nodes takes no arguments"),
+    ):
+        output = kernel.run(f"%accelerate {words}")
+        assert output.error is not None, words
+        assert message in output.error[1], output.error[1]
+
+    # A connection that fails leaves the options as they were.
+    assert "2 workers" in done(kernel, source, "--cpus 1").receipt
+    assert kernel.run("%accelerate connect local").error is None
+    assert "1 worker" in done(kernel, source, "--cpus 1").receipt
+
+
 def test_machines_that_cannot_be_used_are_named(kernel) -> None:
     for flags, message in (
         ("--engine ssh --cpus 1", "the machines are not named; give them with --engine.hosts HOST,HOST"),

@@ -93,6 +93,11 @@ def language_model() -> Executed:
 
 
 @pytest.fixture(scope="module")
+def machines() -> Executed:
+    return execute("09_several_machines.ipynb", '{"accuracy": accuracy, "left": folder.exists()}', has_workers=False)
+
+
+@pytest.fixture(scope="module")
 def resume() -> Executed:
     return execute(
         "03_resume.ipynb",
@@ -278,6 +283,21 @@ def test_five_ways_hold_more_and_less(bigger_than_memory: Executed) -> None:
         for part in parts:
             assert held[name][part] < 0.6 * whole[part], (name, part)
     assert any("image/png" in data for data in bigger_than_memory.displays("memory"))
+
+
+def test_training_goes_on_when_a_machine_is_lost(machines: Executed) -> None:
+    assert machines.errors() == {}
+    connected, remaining = (machines.text(cell).splitlines() for cell in ("connect", "remaining"))
+    assert [line.split()[1] for line in connected[1:]] == ["localhost", "localhost-2"]
+    assert "lost: the process that starts its workers has ended" in remaining[2]
+    shown = [machines.text("go_on"), *(data["text/plain"] for data in machines.displays("go_on"))]
+    lines = [line for text in shown for line in text.splitlines()]
+    assert any("node localhost-2 was lost" in line and "and ranks 2, 3 with it" in line for line in lines)
+    (line,) = [line for line in lines if line.startswith("resumed step")]
+    assert "4 -> 2 workers · exact: weights, optimizer, order of samples" in line
+    facts = machines.facts()
+    assert facts["accuracy"] > 0.93
+    assert not facts["left"]
 
 
 def test_every_mesh_prints_the_losses_of_one_device(dimensions: Executed) -> None:

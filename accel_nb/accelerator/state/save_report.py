@@ -40,7 +40,7 @@ def describe_saves(saved: Sequence[CompletedSave], folder: str | None, num_postp
 
 def describe_unsaved(saved: Sequence[CompletedSave]) -> str:
     """Return a line about the newest checkpoint of a run that was interrupted in the middle of a step."""
-    newest = f"step {saved[-1].step}" if saved else "one of an earlier run, if there is one"
+    newest = f"step {saved[-1].step}" if saved else "the one in the folder, if there is one"
     return f"not saved at the interrupt: no end of a step was near on every rank; the newest checkpoint is {newest}"
 
 

@@ -54,14 +54,21 @@ def diagnose(machine: Machine | None = None, signals: PlatformSignals | None = N
         ),
         *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
-        Finding("ok", f"{machine.num_cores} cores"),
-        Finding("ok", f"memory: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
+        *inspect_devices(machine),
         *([] if tpu is None else [_tpu(tpu)]),
-        *_gpus(machine),
         *_compiler(),
-        *_space(machine),
         *_registry(),
         *_kept_folder(platform, signals),
+    ]
+
+
+def inspect_devices(machine: Machine) -> list[Finding]:
+    """Return findings about the processors, memory, devices and disk of any machine."""
+    return [
+        Finding("ok", f"{machine.num_cores} cores"),
+        Finding("ok", f"memory: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
+        *_gpus(machine),
+        *_space(machine),
     ]
 
 

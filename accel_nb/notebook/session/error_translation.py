@@ -86,10 +86,10 @@ def _make_died_error(
 ) -> WorkerDied:
     dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
     if death.lost_node:
-        lost = _join([answer.rank for answer in answers if answer.death is not None and answer.death.lost_node])
+        lost = [answer.rank for answer in answers if answer.death is not None and answer.death.lost_node]
         return WorkerDied(
-            f"{death.lost_node}, and rank {lost} with it. The next cell runs on the nodes that remain, and starts with "
-            "the notebook's values on every rank.",
+            f"{death.lost_node}, and rank{'s' if len(lost) > 1 else ''} {_join(lost)} with it. The next cell runs on "
+            "the nodes that remain, and starts with the notebook's values on every rank.",
             rank=rank,
         )
     what = (

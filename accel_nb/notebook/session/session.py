@@ -31,7 +31,7 @@ from accel_nb.notebook.session.run_state import Cell, CellRun, PackedCell, statu
 from accel_nb.pool.control.coordination import ControlQueue
 from accel_nb.pool.control.stop_escalation import RankResult, Reason
 from accel_nb.pool.device_assignment import DeviceReservations, assign_workers
-from accel_nb.pool.engine import Engine, WorkerSpec
+from accel_nb.pool.engine import Engine, EngineFacts, WorkerSpec
 from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
 from accel_nb.pool.sync.object_paths import root_name
@@ -43,6 +43,8 @@ from accel_nb.ui.run_comparison import EarlierRuns
 EngineFactory = Callable[[EngineOptions, Mapping[str, str]], Engine]
 """Starts the engine of a session; the given environment variables replace the notebook's in its workers."""
 LOCAL = EngineOptions()
+CONNECT_PATIENCE_S = 30.0
+"""How long `%accelerate connect` waits for the reports of all nodes, in seconds."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Session:
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the workers that replace the notebook's."""
     notebook_layers: tuple[Layer, ...] = ()
+    connected_layers: tuple[Layer, ...] = ()
+    """The options of `%accelerate connect`, over those of the notebook."""
     """Options from the notebook's metadata, as the browser sent them."""
     device_claims: DeviceReservations = field(default_factory=DeviceReservations)
     """Devices in use by the launches and cells of this notebook that run concurrently."""
@@ -414,6 +418,10 @@ class Session:
             last_cell_s=self._last_cell_s,
         )
 
+    def engine_facts(self) -> EngineFacts | None:
+        """Return the latest known state of the engine; None if none runs."""
+        return None if self._engine is None else self._engine.facts()
+
     def discard_workers(self) -> None:
         """End the workers; the next cell forks new ones from the same zygote, with the notebook's values."""
         if self._pool is not None and self._engine is not None:
@@ -441,6 +449,29 @@ class Session:
                 self._ensure_pool(specs, options, START_TIMEOUT_S)
         finally:
             self.on_change()
+
+    def connect(self, layer: Layer, options: EngineOptions) -> None:
+        """Start the engine of ``options`` now, and use the options of ``layer`` for this and later runs.
+
+        Returns when each node has reported its machine. Raises ConfigError or PoolError, and later runs are as before,
+        if the engine cannot be started.
+        """
+        with self._reserved():
+            self.stop()
+            if options == LOCAL:
+                self.connected_layers = ()
+                return
+            self.warm_up(options)
+            engine = self._engine
+            assert engine is not None
+            deadline = time.monotonic() + CONNECT_PATIENCE_S
+            while len((facts := engine.facts()).machines) + len(facts.lost_nodes) < len(facts.nodes):
+                if time.monotonic() > deadline:
+                    self.stop()
+                    raise PoolError(f"not all nodes have answered within {CONNECT_PATIENCE_S:g} s")
+                engine.poll(POLL_S)  # raises if a node reports an error
+            self.connected_layers = (layer,)
+        self.on_change()
 
     def stop(self) -> None:
         """End every process; the next cell starts new ones. Does nothing when no process runs.

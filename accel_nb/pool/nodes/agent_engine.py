@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from accel_nb.config.engine_section import EngineOptions
+from accel_nb.config.engine_section import LOCALHOST, EngineOptions
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.agent import AGENT, AgentLink
@@ -24,7 +24,6 @@ from accel_nb.runtime.process.environment import get_variables
 
 START_PATIENCE_S = 60.0
 CONNECT_S = 10
-LOCALHOST = "localhost"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
 
 
@@ -53,7 +52,9 @@ def start_ssh_engine(request: EngineRequest) -> NodesEngine:
     others = list(addresses.values())
     if LOCALHOST in hosts:
         addresses[LOCALHOST] = _own_address_towards(others[0]) if others else "127.0.0.1"
-    machines = [Machine(host, addresses[host], _ssh_command(host)) for host in hosts]
+    machines = [
+        Machine(_name_of_node(hosts, number), addresses[host], _ssh_command(host)) for number, host in enumerate(hosts)
+    ]
     return _start(request, machines, lambda: None)
 
 
@@ -165,6 +166,12 @@ def _on(machine: Machine, words: Sequence[str]) -> list[str]:
 
 
 # --- ssh ---
+
+
+def _name_of_node(hosts: Sequence[str], number: int) -> str:
+    """Return the host of a node, with a number if this machine stands for several."""
+    repeated = hosts[:number].count(hosts[number])
+    return f"{hosts[number]}-{repeated + 1}" if repeated else hosts[number]
 
 
 def _ssh_command(host: str) -> tuple[str, ...]:

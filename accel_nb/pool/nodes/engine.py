@@ -28,6 +28,7 @@ from accel_nb.pool.engine import (
 from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import GroupEpoch, Part, build_payloads, pack_frame, read_frames
 from accel_nb.pool.nodes.group_store import GroupStore
+from accel_nb.pool.nodes.machine_facts import read_machine
 from accel_nb.pool.payload import (
     NO_PAYLOADS,
     BufferPayload,
@@ -163,6 +164,7 @@ class NodesEngine:
             nodes=tuple(node.link.name for node in nodes),
             lost_nodes={node.number: node.lost for node in nodes if node.lost},
             resident_bytes=_by_rank(live, "resident_bytes"),
+            machines={node.number: read_machine(node.facts["machine"]) for node in live if "machine" in node.facts},
         )
 
     def refresh(self) -> None:

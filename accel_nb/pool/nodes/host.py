@@ -37,8 +37,10 @@ from accel_nb.pool.local.engine import LocalEngine, NodeSettings
 from accel_nb.pool.local.shared_payloads import SharedBuffers, StoreFile
 from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import Part, describe_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.machine_facts import pack_machine
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads, close_all
 from accel_nb.runtime.process.environment import get_variable
+from accel_nb.runtime.process.hardware import inspect_machine
 from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.telemetry.events import to_message
 
@@ -309,7 +311,8 @@ class NodeHost:
         if facts == self._facts and time.monotonic() - self._measured_at < FACTS_INTERVAL_S:
             return
         self._facts, self._measured_at = facts, time.monotonic()
-        self._send({**facts, "resident_bytes": {str(rank): _resident_bytes(pid) for rank, pid in known.pids.items()}})
+        sizes = {str(rank): _resident_bytes(pid) for rank, pid in known.pids.items()}
+        self._send({**facts, "resident_bytes": sizes, "machine": pack_machine(inspect_machine())})
 
     def _send(self, message: Message, parts: Sequence[Part] = ()) -> None:
         self._outbox.put(pack_frame({**message, "generation": self._generation}, parts))

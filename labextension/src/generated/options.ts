@@ -116,7 +116,7 @@ export interface IEngineOptions {
   nodes?: number;
   /** Address of the Ray cluster; if not set, RAY_ADDRESS, or else the cluster that runs on this machine. */
   address?: string | null;
-  /** Machines of the ssh engine, as ssh calls them; localhost is this machine. The first is node 0. Not allowed in the metadata of a notebook. */
+  /** Machines of the ssh engine, as ssh calls them; localhost is this machine, and may be named several times, to try several nodes. The first is node 0. Not allowed in the metadata of a notebook. */
   hosts?: readonly string[];
   /** Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not allowed in the metadata of a notebook. */
   python?: string | null;
