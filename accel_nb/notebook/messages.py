@@ -45,6 +45,8 @@ class RunRequest:
     """The names that the cell reads."""
     bound: tuple[str, ...]
     """The names that the cell binds."""
+    assigned: tuple[str, ...]
+    """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
     shared: tuple[str, ...]
     """The names whose values both the kernel and the worker have."""
     is_plain: bool

@@ -24,7 +24,8 @@ from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
 
 REQUEST = RunRequest(
-    source="x = 1", compiler_flags=0, execution_count=3, used=("a",), bound=("x",), shared=("a", "b"), is_plain=True,
+    source="x = 1", compiler_flags=0, execution_count=3, used=("a",), bound=("x",), assigned=("config:lr",),
+    shared=("a", "b"), is_plain=True,
     only_reads_accelerator=False, uses_accelerator=False, may_depend_on_rank=False, is_empty=False, call=None,
     sources={"cell": ["x = 1", "[3]"]}, config="{}", cwd="/", sys_path=("/lib",), variables={"A": None}, settings={},
     reloaded={"module": "edited"}, lines=(), default_dtype=None, entropy=7, rng_digest="d", has_rng=True,

@@ -178,13 +178,20 @@ class PlainCells:
         return found
 
     @contextmanager
-    def run_cell(self, *, may_depend_on_rank: bool = False, entropy: int | None = None) -> Iterator[None]:
+    def run_cell(
+        self,
+        *,
+        may_depend_on_rank: bool = False,
+        entropy: int | None = None,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> Iterator[None]:
         """Replace functions of torch while the block runs, so that code for one device runs on many workers.
 
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
         first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``. The replacements apply to the whole process until the block ends.
+        ``at_end`` is called last; files that it writes are the cell's.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
@@ -211,7 +218,11 @@ class PlainCells:
             stack.callback(self._loss_check.end)
             stack.callback(self._end_division)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
-            yield
+            try:
+                yield
+            finally:
+                with self._files.writing_for_cell():
+                    at_end()
         self.last_share = self._stepper.window.share
         if self._stepper.window.has_unequal_shares:
             self._stepper.window.has_unequal_shares = False

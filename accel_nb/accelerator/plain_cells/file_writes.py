@@ -26,7 +26,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -128,6 +128,7 @@ class PrivateFiles:
         self._removed: set[str] = set()
         # The threads that the cell's code has started, also through a library: what they write, the cell writes.
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._writes_for_cell = False
         # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
         # original function once the cell has ended.
         self._is_active = False
@@ -144,6 +145,15 @@ class PrivateFiles:
         self._files.clear()
         self._folders.clear()
         self._removed.clear()
+
+    @contextmanager
+    def writing_for_cell(self) -> Iterator[None]:
+        """Redirect what this package writes while the block runs, as what the cell's code writes."""
+        self._writes_for_cell = True
+        try:
+            yield
+        finally:
+            self._writes_for_cell = False
 
     def make_start(self, plain: Function) -> Function:
         """Return a ``Thread.start`` that records the threads that the cell's code starts."""
@@ -348,6 +358,8 @@ class PrivateFiles:
 
     def _is_called_by_cell(self) -> bool:
         """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
+        if self._writes_for_cell:
+            return True
         frame = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__") == __name__:
             frame = frame.f_back

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Resolved
+from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
 from accel_nb.notebook.cells.user_names import UserNames
 from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
+from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.pool.payload import MemoryPayloads, close_all
@@ -37,6 +39,7 @@ class NamespaceSession:
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
     _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
+    _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
 
@@ -99,8 +102,11 @@ class NamespaceSession:
             self._registry.forget(
                 self._registry.shared_names()
             )  # the workers' objects are instances of classes of the old modules
+        assigned = find_assigned_attributes(cell.tree)
+        lines = self._imported.update(self.namespace, assigned)
+        imported = [SENT_NAME] if SENT_NAME in self.namespace else []
         prepared = self._registry.serialize_changes(
-            needed, self.namespace, pool.payloads, rng=states, optional=names.optional
+            [*imported, *needed], self.namespace, pool.payloads, rng=states, optional=names.optional
         )
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
@@ -111,6 +117,7 @@ class NamespaceSession:
             execution_count=cell.execution_count,
             used=tuple(dict.fromkeys([*needed, *names.used])),
             bound=tuple(names.bound),
+            assigned=tuple(sorted(item.to_text() for item in assigned)),
             is_plain=not names.is_explicit and cell.call is None,
             only_reads_accelerator=names.only_reads_accelerator and cell.call is None,
             call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
@@ -143,7 +150,7 @@ class NamespaceSession:
         ranks = range(pool.size) if payloads or reloaded or settings else chosen
         bodies = {rank: body if rank in chosen else idle_body for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
-        lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
+        lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
         unreturned = () if resolved.config.bring_back else names.bound
         return PackedCell(
             pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
@@ -179,6 +186,8 @@ class NamespaceSession:
             names = received.paths
             self._registry.record_sent(names, self.namespace)
             self._registry.record_deleted(received.removed)
+            if self.namespace.pop(RETURNED_NAME, None) is not None:
+                self._registry.record_deleted([RETURNED_NAME])
             arrived = {root_name(name) for name in (*names, *received.removed)}
             if changed_names is not None:
                 changed_names |= arrived

@@ -12,13 +12,18 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from accel_nb.errors import MisuseError
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
+
+_OWN_PLOT_PARAMETERS = frozenset(
+    {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
+)
+"""Parameters of matplotlib that belong to a process and its windows."""
 
 REPEATED = frozenset({"accelerate_alias"})
 """Settings that are sent with each cell: workers that cannot apply one report this each time."""
@@ -49,7 +54,10 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_grad"] = torch.is_grad_enabled()
         found["torch_matmul"] = torch.get_float32_matmul_precision()
         deterministic = torch.are_deterministic_algorithms_enabled()
+        found["torch_anomaly"] = [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
+    if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
+        found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
     compat = sys.modules.get("accel_nb.compat.finder")
     if compat is not None and (compat.is_installed() or before.get("accelerate_alias")):
         found["accelerate_alias"] = compat.is_installed()
@@ -60,6 +68,25 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     """Apply the result of `read_settings`, or a part of it, to this process."""
     for name, value in settings.items():
         _SETTERS[name](value)
+
+
+def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
+    """Return the parameters of matplotlib that differ from its defaults, or that did at the previous call.
+
+    A cycle of colours is returned as text, which matplotlib evaluates as the literal that it is.
+    """
+    defaults = dict(dict.items(matplotlib.rcParamsDefault))
+    found: dict[str, Any] = {}
+    for name, value in dict.items(matplotlib.rcParams):
+        if name.partition(".")[0] in _OWN_PLOT_PARAMETERS or (name not in before and value == defaults.get(name)):
+            continue
+        found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
+    return found
+
+
+def _set_plot_style(values: Mapping[str, Any]) -> None:
+    if values:
+        importlib.import_module("matplotlib").rcParams.update(values)
 
 
 def _filter_to_json(entry: Any) -> list[Any] | None:
@@ -147,5 +174,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
     "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
     "accelerate_alias": _set_alias,
+    "torch_anomaly": lambda value: _torch().autograd.set_detect_anomaly(value[0], check_nan=value[1]),
+    "plot_style": _set_plot_style,
     "torch_deterministic": lambda value: _torch().use_deterministic_algorithms(value[0], warn_only=value[1]),
 }

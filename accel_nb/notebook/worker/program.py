@@ -36,6 +36,7 @@ from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
+from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.worker.shell import (
@@ -50,6 +51,8 @@ from accel_nb.pool.messages import Outcome
 from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.event_writers import close_event_writers
+from accel_nb.pool.sync.imported_attributes import AssignedAttribute, ImportedAttributes, ImportedPath, read_assigned
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_paths import root_name
 from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, PackedReturn, ResultSender
@@ -173,6 +176,8 @@ class CellProgram:
         resolved = self._read_options(request.config)
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._take_snapshot(request) if returns else None
+        assigned = [AssignedAttribute.from_text(text) for text in request.assigned if returns]
+        imported = read_assigned(assigned, self._namespace)
         outcome: Outcome = "done"
         reply = TaskReply()
         is_torn = False
@@ -214,6 +219,7 @@ class CellProgram:
                 outcome = "raised"
                 reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
         self._result = None
+        self._bind_changed_imports(imported, read_assigned(assigned, self._namespace))
 
         def collect(before: NamespaceSnapshot) -> PackedReturn:
             states = None if request.rng_digest is None else rng.capture_cpu()
@@ -297,6 +303,13 @@ class CellProgram:
         if reloaded:
             self._modules.reload(reloaded)
 
+    def _bind_changed_imports(self, before: dict[ImportedPath, Any], after: dict[ImportedPath, Any]) -> None:
+        """Bind the attributes of imported modules and classes that the cell has set, so that they are returned."""
+        self._namespace.pop(RETURNED_NAME, None)
+        changed = {path: value for path, value in after.items() if path not in before or before[path] is not value}
+        if changed:
+            self._namespace[RETURNED_NAME] = ImportedAttributes(changed)
+
     def _take_snapshot(self, request: RunRequest) -> NamespaceSnapshot:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
@@ -310,6 +323,7 @@ class CellProgram:
             self._plain[1].last_share = None
         is_plain = request.is_plain or (request.only_reads_accelerator and not self._has_prepared_explicitly())
         with ExitStack() as stack:
+            stack.callback(self._close_event_writers)
             transformers: list[ast.NodeTransformer] = []
             if not request.is_empty and (request.uses_accelerator or call is None):
                 accelerator = self._get_accelerator(
@@ -328,7 +342,11 @@ class CellProgram:
                 if is_plain and resolved.config.prepare:
                     cells = self._get_plain_cells(accelerator)
                     stack.enter_context(
-                        cells.run_cell(may_depend_on_rank=request.may_depend_on_rank, entropy=request.entropy)
+                        cells.run_cell(
+                            may_depend_on_rank=request.may_depend_on_rank,
+                            entropy=request.entropy,
+                            at_end=self._close_event_writers,
+                        )
                     )
                     transformers = [_PrepareInserter()]
                     names = [*request.used, *request.bound]
@@ -354,6 +372,9 @@ class CellProgram:
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
+
+    def _close_event_writers(self) -> None:
+        close_event_writers(value for name, value in list(self._namespace.items()) if not self._is_hidden(name, value))
 
     def _finish_stopped_cell(self) -> BaseException | None:
         """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""
@@ -551,7 +572,9 @@ def _describe_exit(error: SystemExit) -> str:
 
 def _describe_failed_values(errors: dict[str, Exception]) -> list[str]:
     return [
-        f"`{root_name(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
+        f"an attribute that the notebook has set on an imported module or class {reason}. Set it inside the cell."
+        if path == SENT_NAME
+        else f"`{root_name(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
         for path, reason in describe_failures(errors, "on the workers").items()
     ]
 
@@ -584,6 +607,7 @@ def warm() -> None:
         execution_count=0,
         used=(),
         bound=(),
+        assigned=(),
         shared=(),
         is_plain=True,
         only_reads_accelerator=True,

@@ -115,7 +115,10 @@ class WorkerShell(InteractiveShell):
         self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        """Store the traceback for the kernel, without frames of this package; none for an interrupt."""
+        """Store the traceback for the kernel, without frames of this package; none for an interrupt.
+
+        The traceback of an error that did not end the cell, as one in a script of ``%run``, is printed too.
+        """
         kind, error, trace = exc_tuple or sys.exc_info()
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
             self.structured_traceback = []
@@ -129,6 +132,8 @@ class WorkerShell(InteractiveShell):
             finally:
                 self._is_formatting = False
         insert_omission_note(self.structured_traceback, num_left_out)
+        if not options.get("running_compiled_code"):
+            print("\n".join(self.structured_traceback), file=sys.stderr)
 
     def get_exception_only(self, exc_tuple: Any = None) -> str:
         """Return the exception as text; raise an interrupt that arrived while a traceback was being formatted.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copyreg
 import functools
+import importlib
 import io
 import itertools
 import pickle
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.runtime.devices.registry import default_type
@@ -214,6 +216,20 @@ def has_identity(value: Any) -> bool:
     return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
 
 
+def _is_imported(module: types.ModuleType) -> bool:
+    return sys.modules.get(module.__name__) is module
+
+
+@functools.cache
+def _inverse_transform_type(torch: Any) -> type:
+    """Return the class of inverses of `torch.distributions` transforms, whose copies by pickle have no transform."""
+    return type(torch.distributions.ExpTransform().inv)
+
+
+def _invert_transform(transform: Any) -> Any:
+    return transform.inv
+
+
 def _reduce_cell(cell: types.CellType) -> Any:
     """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
     try:
@@ -318,9 +334,16 @@ class _Pickler(cloudpickle.Pickler):
             return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, types.CellType):
             return _reduce_cell(obj)
+        # cloudpickle sends the modules that a function uses, but no subclasses, as which `torch.backends.cudnn` is one.
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and _is_imported(obj):
+            return importlib.import_module, (obj.__name__,)
+        if torch is not None and type(obj) is _inverse_transform_type(torch):
+            return _invert_transform, (obj.inv,)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
             return _rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
+        if is_event_writer(obj):
+            return reduce_event_writer(obj)
         if is_scheduler(obj):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):

@@ -1,0 +1,140 @@
+"""Attributes that a notebook has set on imported modules and classes, such as a replaced method.
+
+Workers import the same modules: attributes that the notebook has changed since are sent and set there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_MISSING = object()
+_EXCLUDED = frozenset(
+    {
+        "IPython",
+        "__main__",
+        "accel_nb",
+        "builtins",
+        "ipykernel",
+        "logging",
+        "matplotlib",
+        "os",
+        "signal",
+        "sys",
+        "warnings",
+    }
+)
+"""Packages whose state belongs to a process, or is sent as a setting (`accel_nb.notebook.session.process_settings`)."""
+
+
+class AssignedAttribute(NamedTuple):
+    """An attribute that code may set: the object as dotted text, and the attribute's name, None if it is unknown."""
+
+    base: str
+    name: str | None = None
+
+    def to_text(self) -> str:
+        """Return the attribute as text, for a message."""
+        return f"{self.base}:{self.name or ''}"
+
+    @classmethod
+    def from_text(cls, text: str) -> AssignedAttribute:
+        """Return the attribute that `to_text` returned as ``text``."""
+        base, _, name = text.partition(":")
+        return cls(base, name or None)
+
+
+class ImportedPath(NamedTuple):
+    """The place of an attribute: a module's name, and the dotted path of the attribute in it."""
+
+    module: str
+    path: str
+
+
+@dataclass
+class ImportedAttributes:
+    """Attributes by place; unpickling sets them in the receiving process."""
+
+    values: dict[ImportedPath, Any]
+
+    def __reduce__(self) -> Any:
+        return _set_attributes, (list(self.values.items()),)
+
+
+def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttributes:
+    for (module, path), value in values:
+        owner, _, name = path.rpartition(".")
+        imported = importlib.import_module(module)
+        setattr(operator.attrgetter(owner)(imported) if owner else imported, name, value)
+    return ImportedAttributes(dict(values))
+
+
+def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str, Any]) -> dict[ImportedPath, Any]:
+    """Return by place the present values of attributes of imported modules and classes.
+
+    Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines.
+    """
+    found: dict[ImportedPath, Any] = {}
+    for base, name in assigned:
+        place, owner = _resolve(base, namespace)
+        if place is None or place.module.partition(".")[0] in _EXCLUDED:
+            continue
+        prefix = f"{place.path}." if place.path else ""
+        if name is not None:
+            value = getattr(owner, name, _MISSING) if not isinstance(owner, type) else vars(owner).get(name, _MISSING)
+            if value is not _MISSING:
+                found[ImportedPath(place.module, prefix + name)] = value
+        elif isinstance(owner, type | types.ModuleType):
+            for key, value in list(vars(owner).items()):
+                if _is_from_notebook(value):
+                    found[ImportedPath(place.module, prefix + key)] = value
+    return found
+
+
+def _resolve(base: str, namespace: Mapping[str, Any]) -> tuple[ImportedPath | None, Any]:
+    """Return the place of the object that a dotted name means, None if it is in no imported module, and the object."""
+    root, *steps = base.split(".")
+    place, value = _find_place(namespace.get(root)), namespace.get(root)
+    for step in steps:
+        if place is None:
+            return None, None
+        try:
+            value = getattr(value, step)
+        except Exception:  # a lazy attribute may raise anything
+            return None, None
+        place = _find_place(value) or ImportedPath(place.module, f"{place.path}.{step}" if place.path else step)
+    return place, value
+
+
+def _find_place(value: Any) -> ImportedPath | None:
+    """Return the place of an imported module or class; None for one that code has made, which workers cannot import."""
+    if isinstance(value, types.ModuleType):
+        return ImportedPath(value.__name__, "") if _is_imported(value) else None
+    if not isinstance(value, type) or "<" in value.__qualname__:
+        return None
+    module = sys.modules.get(value.__module__)
+    try:
+        found = operator.attrgetter(value.__qualname__)(module)
+    except AttributeError:
+        return None
+    return ImportedPath(value.__module__, value.__qualname__) if found is value and _is_imported(module) else None
+
+
+def _is_imported(module: Any) -> bool:
+    return getattr(module, "__spec__", None) is not None and sys.modules.get(module.__name__) is module
+
+
+def _is_from_notebook(value: Any) -> bool:
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.partial):
+        value = value.func
+    return isinstance(value, type | types.FunctionType) and value.__module__ == "__main__"
