@@ -50,6 +50,21 @@ describe('PanelModel', () => {
     expect(apart.map(curve => curve.label)).toContain('val_other');
   });
 
+  it('has printed text in pages other than the one that started the cell', () => {
+    const running = { facts: { ...FACTS, status: 'running' } };
+    const done = { facts: { ...FACTS, status: 'done' }, text: 'trained' };
+    const started = new PanelModel();
+    started.apply(message(0, [[1, 0.5, 0.1, 5]], running));
+    started.apply(message(1, [[2, 0.4, 0.1, 5]], done));
+    expect(started.text).toBe('');
+    const reloaded = new PanelModel();
+    reloaded.apply(message(0, [[1, 0.5, 0.1, 5]], { ...running, page: reloaded.page, text: 'epoch 1' }));
+    expect(reloaded.text).toBe('epoch 1');
+    const opened = new PanelModel();
+    opened.apply(message(0, [[1, 0.5, 0.1, 5]], done));
+    expect(opened.text).toBe('trained');
+  });
+
   it('takes the CSV of the kernel, and none where no kernel answers', async () => {
     const model = new PanelModel();
     const asked = model.queryCsv(1000);

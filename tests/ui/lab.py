@@ -1,4 +1,4 @@
-"""A JupyterLab of its own in a temporary folder, and the steps of a person in it."""
+"""A Jupyter server of its own in a temporary folder, and the steps of a person in JupyterLab."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Page
 
@@ -61,10 +62,19 @@ def find_browser() -> str | None:
     return os.environ.get("CHROMIUM_PATH") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
+Application = Literal["jupyterlab", "notebook", "nbclassic"]
+
+_FLAGS: dict[Application, list[str]] = {
+    "jupyterlab": ["--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None"],
+    "notebook": ["--JupyterNotebookApp.expose_app_in_browser=True"],
+    "nbclassic": [],
+}
+
+
 class LabServer:
     """One server on loopback with a random token; its settings, kernels and caches lie under ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, application: Application = "jupyterlab") -> None:
         self.root = folder / "notebooks"
         self.root.mkdir()
         self._folder = folder
@@ -75,7 +85,7 @@ class LabServer:
             [
                 sys.executable,
                 "-m",
-                "jupyterlab",
+                application,
                 "--no-browser",
                 "--allow-root",
                 "--ip=127.0.0.1",
@@ -83,8 +93,7 @@ class LabServer:
                 "--ServerApp.port_retries=0",
                 f"--IdentityProvider.token={self._token}",
                 f"--ServerApp.root_dir={self.root}",
-                "--LabApp.expose_app_in_browser=True",
-                "--LabApp.news_url=None",
+                *_FLAGS[application],
             ],
             env=self._environment(),
             stdout=self._log,
@@ -94,16 +103,20 @@ class LabServer:
 
     def url(self, notebook: str) -> str:
         """Return the address of a notebook in a workspace of its own."""
-        return f"http://127.0.0.1:{self._port}/lab/workspaces/{Path(notebook).stem}/tree/{notebook}?reset&token={self._token}"
+        return self.page_url(f"lab/workspaces/{Path(notebook).stem}/tree/{notebook}?reset&")
+
+    def page_url(self, path: str) -> str:
+        """Return the address of a page, whose path ends in ``?`` or ``&``."""
+        return f"http://127.0.0.1:{self._port}/{path}token={self._token}"
 
     def wait_until_up(self) -> None:
         """Return when the server answers; raises with its log when it does not."""
         if not wait_for(
             lambda: self._process.poll() is not None or self._request("GET", "/api/status") == 200, START_S
         ):
-            raise TimeoutError(f"JupyterLab did not answer within {START_S} s:\n{self.log()}")
+            raise TimeoutError(f"the server did not answer within {START_S} s:\n{self.log()}")
         if self._process.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended at once:\n{self.log()}")
+            raise RuntimeError(f"the server ended at once:\n{self.log()}")
 
     @property
     def registry(self) -> RunRegistry:
@@ -166,8 +179,13 @@ def open_notebook(page: Page, server: LabServer, notebook: str) -> None:
     "idle" alone is shown before there is a kernel. The theme is a setting of the server: a test before may have set it.
     """
     page.goto(server.url(notebook))
-    page.wait_for_function(_HAS_KERNEL, timeout=KERNEL_S * 1000)
+    wait_for_kernel(page)
     use_theme(page, "JupyterLab Light")
+
+
+def wait_for_kernel(page: Page) -> None:
+    """Return when the kernel of the notebook that is shown has answered."""
+    page.wait_for_function(_HAS_KERNEL, timeout=KERNEL_S * 1000)
 
 
 def execute(page: Page, command: str, args: dict[str, object] | None = None) -> None:

@@ -75,9 +75,9 @@ export class PanelModel {
   /** A name of this page, which distinguishes it from other pages of the same panel. */
   readonly page = Math.random().toString(36).slice(2);
 
-  /** The end of the cell's printed text if the page was loaded after the cell's start; else empty. */
+  /** The end of the cell's printed text; empty in the page that started the cell, which shows it as an output. */
   get text(): string {
-    return this.isReloaded || this.currentFacts?.status !== 'running' ? this.currentText : '';
+    return this.hasStarted && !this.isReloaded ? '' : this.currentText;
   }
 
   /** Learning rates of future steps, by schedule. */
@@ -162,6 +162,7 @@ export class PanelModel {
     this.currentMaps = message.maps ?? this.currentMaps;
     this.currentText = message.text ?? this.currentText;
     this.isReloaded ||= message.page === this.page;
+    this.hasStarted ||= message.facts.status === 'running';
     this.notify();
     return true;
   }
@@ -304,5 +305,7 @@ export class PanelModel {
   private currentSeq = 0;
   private currentText = '';
   private isReloaded = false;
+  /** Whether the page has received messages of the running cell. */
+  private hasStarted = false;
   private resolveCsv: ((answer: ICsv) => void) | null = null;
 }

@@ -445,7 +445,8 @@ function sharedText(file: string | null): string {
 /** Whether the text's last line is in the cell's other outputs, as it is in the page that started the cell. */
 function isInOutput(text: string, host: HTMLElement): boolean {
   const last = text.slice(text.lastIndexOf('\n') + 1);
-  const outputs = host.closest('.jp-OutputArea')?.querySelectorAll('.jp-OutputArea-output') ?? [];
+  const area = host.closest('.jp-OutputArea, .output'); // the second is the classic notebook's
+  const outputs = area?.querySelectorAll('.jp-OutputArea-output, .output_area') ?? [];
   return [...outputs].some(
     output => !output.contains(host) && (output.textContent ?? '').includes(last)
   );
