@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PATTERNS = ("accel_nb/**/*.py", "labextension/src/**/*.ts")
+PATTERNS = ("accel_nb/**/*.py", "labextension/src/**/*.ts", "labextension/src/**/*.tsx")
 
 VERBS = ("Ask", "Believe", "Deal", "Give", "Hear", "Know", "Lend", "Let", "Say", "Take", "Tell", "Want")
-FIRST_WORD = re.compile(rf"(?:{'|'.join(VERBS)})s?\b")
+FIRST_WORD = re.compile(rf"(?:{'|'.join(VERBS)})s?\b|(?:How|What|When|Where|Which|Who|Why)\b|(?:Return|Yield) what\b")
+# A module is a noun phrase. Verbs in the third person that are no plural nouns:
+ACTIONS = (
+    "Adds", "Applies", "Assigns", "Builds", "Collects", "Computes", "Converts", "Creates", "Defines", "Detects",
+    "Divides", "Finds", "Gathers", "Implements", "Makes", "Moves", "Opens", "Parses", "Prepares", "Provides", "Reads",
+    "Replaces", "Returns", "Rewrites", "Selects", "Sends", "Turns", "Wraps", "Writes",
+)  # fmt: skip
+MODULE_START = re.compile(rf"(?:{'|'.join(ACTIONS)})\b")
 PERSON = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
 NAME = re.compile(r"_*(?:hear|tell|let_go|give_back|take_up)(?:_|$)")
 
@@ -49,9 +56,14 @@ def check_typescript(text: str) -> list[Finding]:
 
 def _first_words(tree: ast.AST) -> Iterator[Finding]:
     for node in ast.walk(tree):
-        if isinstance(node, Documented) and (match := FIRST_WORD.match(ast.get_docstring(node) or "")):
+        if not isinstance(node, Documented):
+            continue
+        text = ast.get_docstring(node) or ""
+        if match := FIRST_WORD.match(text):
             line = 1 if isinstance(node, ast.Module) else node.lineno
-            yield Finding(line, f"docstring begins with {match.group()!r}: name what the code does")
+            yield Finding(line, f"docstring begins with {match.group()!r}: name the object, or the action as a verb")
+        elif isinstance(node, ast.Module) and (match := MODULE_START.match(text)):
+            yield Finding(1, f"module docstring begins with {match.group()!r}: use a noun phrase")
 
 
 def _names(tree: ast.AST) -> Iterator[Finding]:

@@ -295,7 +295,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         return tuple(self.components.preparer.objects)
 
     def share_state(self) -> None:
-        """Make optimizer state known here that only other ranks have, without its values; every rank must call."""
+        """Add optimizer states that only other ranks have, without their values; every rank must call."""
         if self._stepper.strategy.capabilities.divides_layers:
             cast(LayerDividing, self._stepper.strategy).share_state()
 
@@ -442,7 +442,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, TrackingMixin):
         *,
         schedule: Literal["gpipe", "1f1b", "zero_bubble"] = "1f1b",
     ) -> TrainingPipeline:
-        """Return what computes the gradients of a prepared model in stages (``mesh.pp``) by a schedule.
+        """Return an object that computes the gradients of a prepared model in stages (``mesh.pp``) by a schedule.
 
         ``pipeline.step(x, target=y)`` takes the place of ``loss = loss_fn(model(x), y)`` and `backward`, and returns
         the loss. ``1f1b`` keeps the activations of fewer micro-batches than a plain loop, which computes as ``gpipe``;

@@ -289,7 +289,7 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """How many micro-batches there are for one optimizer step."""
+        """The number of micro-batches for one optimizer step."""
         return self._window.size
 
     @property
@@ -319,7 +319,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """How many samples the current global batch has on all ranks, if it is the loader's last; else -1."""
+        """The number of samples of the current global batch on all ranks, if it is the loader's last; else -1."""
         share = self._window.share
         return share.total_samples if share is not None and share.is_last else -1
 

@@ -113,7 +113,7 @@ def check_plain_file(file: Path) -> Path:
 
 
 def summarize_unpickling_error(error: Exception) -> str:
-    """Return what torch's ``weights_only`` unpickler refused, without torch's advice to read the file unsafely."""
+    """Return why torch's ``weights_only`` unpickler raised, without torch's advice to read the file unsafely."""
     text = str(error)
     refused = _REFUSED_GLOBAL.search(text)
     detail = refused[0] if refused else "" if _ADVICE in text else text.partition("\n")[0][:300]

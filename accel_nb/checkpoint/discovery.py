@@ -1,4 +1,4 @@
-"""Lists the checkpoints in a store, newest first, and removes the oldest ones. Imports no torch."""
+"""Search for the checkpoints in a store, newest first, and removal of the oldest ones. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers complete tensors from the parts on the ranks, one tensor at a time."""
+"""Complete tensors, gathered from the parts on the ranks, one tensor at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the store that a path or URL names. Imports no torch."""
+"""The store that a path or URL names. Imports no torch."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def get_shape(data: Any) -> Any:
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Return what `get_data_structure` has described with empty tensors."""
+    """Return empty tensors of the structure that `get_data_structure` has described."""
     return operations.recursively_apply(
         lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
     )

@@ -14,7 +14,7 @@ from accel_nb.runtime.process.environment import get_variable
 
 @dataclass
 class DataLoaderConfiguration(plugins.DataLoaderConfiguration):
-    """How `Accelerator.prepare` reads loaders, with the defaults of accelerate."""
+    """Options of the reading of loaders by `Accelerator.prepare`, with the defaults of accelerate."""
 
     split_batches: bool | None = False
     dispatch_batches: bool | None = None
@@ -41,7 +41,7 @@ class DataLoaderConfiguration(plugins.DataLoaderConfiguration):
 
 @dataclass
 class GradientAccumulationPlugin(plugins.GradientAccumulationPlugin):
-    """How gradients are accumulated, with the defaults of accelerate."""
+    """Options of gradient accumulation, with the defaults of accelerate."""
 
     num_steps: int | None = None
     adjust_scheduler: bool = True

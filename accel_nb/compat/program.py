@@ -1,4 +1,4 @@
-"""Runs a program that finds accel_nb as accelerate.
+"""The start of a program that finds accel_nb as accelerate.
 
 ``python -m accel_nb.compat.program SCRIPT|-m MODULE [ARGUMENTS]``
 """

@@ -156,7 +156,7 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """How many micro-batches make one optimizer step."""
+        """The number of micro-batches for one optimizer step."""
         return self.plugin_kwargs["num_steps"] if self._window is None else self._window.size
 
     @property
@@ -192,7 +192,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """How many samples the current global batch has, if it is the loader's last; else -1."""
+        """The number of samples of the current global batch, if it is the loader's last; else -1."""
         share = None if self._window is None else self._window.share
         return share.total_samples if share is not None and share.is_last else -1
 

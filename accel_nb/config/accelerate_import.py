@@ -165,7 +165,7 @@ _SECTIONS: Mapping[str, str] = {
     "fsdp_config": "accel_nb has no such option",
     "fp8_config": "accel_nb uses torchao for fp8: set precision to fp8, and the options of the section fp8",
     "megatron_lm_config": "Megatron-LM is not supported",
-    "parallelism_config": "this version supports data parallelism only",
+    "parallelism_config": "set mesh.tp, mesh.cp and fsdp.hybrid_shard_size instead",
     "mpirun_config": "start the workers with mpirun itself",
     "dynamo_config": "accel_nb has no such option",
 }

@@ -50,7 +50,7 @@ def _engine(value: str) -> str:
 
 
 class EngineOptions(Section):
-    """Where workers run."""
+    """The machines on which workers run, and how they are reached."""
 
     kind: Annotated[str, Field(strict=True), AfterValidator(_engine)] = declare(
         "local",

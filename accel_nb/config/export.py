@@ -1,4 +1,4 @@
-"""Writes the files that are generated from the schema, or with ``--check`` lists those that are out of date.
+"""Export of the files that are generated from the schema; with ``--check`` a list of those that are out of date.
 
 ``python -m accel_nb.config.export [--check] [REPOSITORY]``
 """

@@ -71,7 +71,7 @@ STRATEGIES = ("auto", *StrategySections.model_fields)
 """The values of ``strategy``, without the strategies of other packages."""
 
 WITH_DIVIDED_LAYERS = ("auto", "ddp", "fsdp")
-"""The values of ``strategy`` that can be combined with ``mesh.tp``."""
+"""The values of ``strategy`` that can be combined with ``mesh.tp``, ``mesh.cp``, ``mesh.pp`` and ``mesh.ep``."""
 
 
 def _strategy(value: str) -> str:

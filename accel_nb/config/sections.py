@@ -277,7 +277,7 @@ class GroupOptions(Section):
 
 
 class MeshOptions(Section):
-    """How the workers are arranged in dimensions: those that are not named here divide the data."""
+    """The arrangement of the workers in dimensions: those that are not named here divide the data."""
 
     tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
@@ -405,7 +405,7 @@ class StrategySections(Section):
 
 
 class CheckpointOptions(Section):
-    """Where checkpoints are saved, and how many are kept."""
+    """The place of checkpoints, and how many are kept."""
 
     dir: PathText = declare(
         None,
@@ -484,7 +484,7 @@ class MetricsOptions(Section):
 
 
 class NotifyOptions(Section):
-    """How a user is notified of the end of a long run."""
+    """Notifications of the user about the end of a long run."""
 
     url: Annotated[
         Annotated[str, Field(strict=True, max_length=2048)] | None, BeforeValidator(read_text), AfterValidator(as_url)

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 
 class ReadMode:
-    """How ranks read the next batches of a loader; set between two batches, on all ranks alike."""
+    """The way in which ranks read the next batches of a loader; set between two batches, on all ranks alike."""
 
     def __init__(self) -> None:
         # Whether every rank reads all samples of each batch.
         self.is_whole = False
-        # Is called before the second batch of an iteration is read, and before each one after that.
+        # Called before the second batch of an iteration is read, and before each one after that.
         self.before_next: Callable[[], object] | None = None
-        # Is called with each batch, before the loop gets it.
+        # Called with each batch, before the loop receives it.
         self.on_batch: Callable[[Any], object] | None = None
 
 

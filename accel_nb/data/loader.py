@@ -144,7 +144,7 @@ def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, BatchShare],
 
 
 def read_mode(loader: DataLoader[Any]) -> ReadMode:
-    """Return how ranks read the next batches of a sharded loader; it applies to iterations in progress too."""
+    """Return the `ReadMode` of a sharded loader, which applies to iterations in progress too."""
     return _sharding(loader).shard.mode
 
 
@@ -416,8 +416,8 @@ class _ShardedLoading:
         if self._can_shard_dataset(loader) and not self._is_dispatched(loader):
             if position.num_parts != self.shard.count:
                 return (
-                    f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
-                    f"in the middle of an epoch: go on with as many, or save between epochs"
+                    f"the dataset {name} divides its files among ranks, and was saved by {position.num_parts} ranks in "
+                    "the middle of an epoch: continue with as many, or save between epochs"
                 )
         elif position.dataset_state is not None and is_stateful(loader.dataset) and not loader.num_workers:
             return None

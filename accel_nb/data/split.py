@@ -1,4 +1,4 @@
-"""Divides plain inputs among ranks, without a loader."""
+"""Division of plain inputs among ranks, without a loader."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def measure_mesh(
     loss: Loss | None = None,
     half: torch.dtype | None = None,
 ) -> MeshSizes:
-    """Return what a rank of a mesh holds of a model whose ``sizes`` are known; activations need a ``batch``.
+    """Return the part of a model of the given ``sizes`` on one rank of a mesh; activations need a ``batch``.
 
     Copies of some modules are called, as when the model is prepared; the model is unchanged.
     """
@@ -157,7 +157,7 @@ def _messages(
 
 
 def _recorder(outputs: dict[str, Any], names: list[str]) -> Callable[[nn.Module], None]:
-    """Return what makes a model record, by name, the outputs of some of its modules as tensors of the meta device."""
+    """Return a function that makes a model record, by name, the outputs of some of its modules as meta tensors."""
 
     def adapt(model: nn.Module) -> None:
         for name in names:

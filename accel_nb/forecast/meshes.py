@@ -13,7 +13,7 @@ NAMES = ("pp", "cp", "tp", "ep")
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """How many ranks compute blocks, sequences and layers together, and how many hold different experts."""
+    """The numbers of ranks that compute blocks, sequences and layers together, and that hold different experts."""
 
     pp: int = 1
     cp: int = 1
@@ -47,7 +47,7 @@ def simple_shapes(world: int) -> tuple[MeshShape, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """What one rank of a mesh holds of a model, of uneven parts the largest, before data ranks divide it.
+    """The part of a model on one rank of a mesh, of uneven parts the largest, before data ranks divide it.
 
     ``whole`` is the model before experts are divided, whose parts are those with experts if ranks hold one copy.
     ``activations`` are those of the samples of one rank. ``messages`` are the bytes that the rank sends in a

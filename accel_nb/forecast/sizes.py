@@ -55,9 +55,10 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """How many values an optimizer keeps for each value of a weight, and allocates temporarily in a step; same dtype.
+    """The numbers of values that an optimizer keeps, and allocates temporarily in a step, for each value of a weight.
 
-    ``num_scratch`` is for torch's implementation over lists of tensors, its default on GPUs.
+    They have the dtype of the weight. ``num_scratch`` is for torch's implementation over lists of tensors, its default
+    on GPUs.
     """
 
     num_kept: int

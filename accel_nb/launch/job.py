@@ -1,4 +1,4 @@
-"""Turns a request into a job: the processes to start on this machine, and the text of a dry run."""
+"""Conversion of a request into a job: the processes to start on this machine, and the text of a dry run."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LaunchJob:
         )
 
     def plan(self) -> str:
-        """Return a description of what would be started."""
+        """Return a description of the processes that would be started."""
         target, request = self.request.target, self.request
         if request.emit is not None:
             return self.manifest().rstrip("\n")

@@ -1,4 +1,4 @@
-"""Runs a job on ranks of this machine: starts, watches, stops and restarts them together.
+"""A job on ranks of this machine, which are started, watched, stopped and restarted together.
 
 A rank is a process with the environment of ``torchrun``. The launcher imports no torch and hosts no store: the ranks
 of an accelerator open their process group over an inherited anonymous file.
@@ -83,7 +83,7 @@ class RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How one attempt to run the job ended."""
+    """The end of one attempt to run the job."""
 
     code: int
     reason: EndReason | None = None

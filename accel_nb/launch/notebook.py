@@ -1,4 +1,4 @@
-"""Runs a notebook without a browser: its cells in order in this process, ``%%accelerate`` cells on workers."""
+"""Runs of a notebook without a browser: cells run in order in this process, ``%%accelerate`` cells on workers."""
 
 from __future__ import annotations
 

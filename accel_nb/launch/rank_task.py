@@ -22,7 +22,7 @@ Kind = Literal["script", "module", "notebook"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to run: the path of a script or notebook, or a module's name, with its unparsed arguments."""
+    """The program to run: the path of a script or notebook, or a module's name, with its unparsed arguments."""
 
     kind: Kind
     name: str

@@ -37,7 +37,7 @@ class RunLog:
         """Do nothing with a step's measurements."""
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued rows."""
         if self._tracker_thread is not None:
             self._tracker_thread.close()
 

@@ -1,4 +1,4 @@
-"""Detects MPI, Slurm or Kubeflow as the starter of this process, by the environment variables that they set."""
+"""Detection of MPI, Slurm or Kubeflow as the starter of this process, by the environment variables that they set."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel_nb.errors import ConfigError
 
-SUBMIT_PATIENCE_S = 120.0
+SUBMIT_TIMEOUT_S = 120.0
 WARN_S = 120
 """How long before its time limit a job is sent the signal to save and stop, in seconds."""
 _MARK = "# Written by accel-nb launch --slurm; it is written anew by the next launch of the same name."
@@ -44,7 +44,7 @@ class BatchFile:
         try:
             done = subprocess.run(
                 ["sbatch", "--parsable", str(self.path)],
-                capture_output=True, text=True, timeout=SUBMIT_PATIENCE_S, check=False, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, timeout=SUBMIT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except FileNotFoundError:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reports a stall: each rank writes its own position to a file, and the launcher compares the positions.
+"""Reports of a stall: each rank writes its own position to a file, and the launcher compares the positions.
 
 A script that calls a collective on the main rank alone would otherwise block silently until the group's timeout, half
 an hour later.

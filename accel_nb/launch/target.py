@@ -1,4 +1,4 @@
-"""Finds, reads and checks the target of a launch, without running it."""
+"""The target of a launch: found, read and checked without running it."""
 
 from __future__ import annotations
 

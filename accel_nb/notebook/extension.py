@@ -1,4 +1,4 @@
-"""What ``%load_ext accel_nb`` calls. The magics are imported only where workers can run."""
+"""The entry points of ``%load_ext accel_nb``. The magics are imported only where workers can run."""
 
 from __future__ import annotations
 

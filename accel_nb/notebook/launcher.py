@@ -135,7 +135,7 @@ def notebook_launcher(
         else functools.partial(_format_line_prefix, log_line_prefix_template),
         notes=tuple(_describe_unused_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
         poll_s=monitor_interval,
-        patience_s=float((rdzv_conf or {}).get("timeout", START_TIMEOUT_S)),
+        start_timeout_s=float((rdzv_conf or {}).get("timeout", START_TIMEOUT_S)),
     )
     if max_restarts:
         given["max_restarts"] = max_restarts

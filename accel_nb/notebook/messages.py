@@ -106,7 +106,7 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True)
 class TaskReply:
-    """How a task ended on one rank, beside the payloads."""
+    """The reply of one rank to a task, beside the payloads."""
 
     has_run: bool = True
     """Whether the values of the request have arrived and its code was started."""
@@ -130,7 +130,7 @@ class TaskReply:
 
 @dataclass(frozen=True, slots=True)
 class RankAnswer:
-    """How a request ended on one rank. The receiver must close the payloads."""
+    """The outcome of a request on one rank. The receiver must close the payloads."""
 
     rank: int
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Assigns devices to workers, from the options, the devices of the machine and the reservations of other runs."""
+"""Assignment of devices to workers, from the options, the devices of the machine and the reservations of other runs."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Engine(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """Return what has arrived, waiting at most ``timeout_s`` for the first of it."""
+        """Return the arrivals, after a wait of at most ``timeout_s`` for the first one."""
         ...
 
     def kill(self, rank: int) -> None:
@@ -170,7 +170,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What an engine is started with."""
+    """The arguments with which an engine is started."""
 
     program: str
     """The program of its workers, as ``module:attribute``."""

@@ -12,7 +12,7 @@ from accel_nb.pool.payload import PayloadFactory, Payloads
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How a task ended; the worker sends the payloads with the reply and then closes them."""
+    """The result of a task; the worker sends the payloads with the reply and then closes them."""
 
     outcome: Outcome
     body: dict[str, Any]

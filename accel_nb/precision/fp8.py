@@ -36,7 +36,7 @@ _PASSES_PER_RUN = 4
 
 @dataclass(frozen=True)
 class WeightCasting:
-    """How a weight is cast to float8 in separate parts, with one scale for the whole weight."""
+    """The cast of a weight to float8 in separate parts, with one scale for the whole weight."""
 
     dtype: torch.dtype
     settings: Any

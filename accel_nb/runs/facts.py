@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-GIT_PATIENCE_S = 2.0
+GIT_TIMEOUT_S = 2.0
 _PACKAGES = ("accel_nb", "torch", "numpy")
 
 
@@ -26,12 +26,12 @@ def environment_facts() -> dict[str, Any]:
     }
 
 
-def git_facts(patience_s: float = GIT_PATIENCE_S) -> Mapping[str, Any] | None:
+def git_facts(timeout_s: float = GIT_TIMEOUT_S) -> Mapping[str, Any] | None:
     """Return commit, branch and number of changed tracked files; None outside of a repository, or without git."""
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=patience_s, check=False,
+            command, capture_output=True, text=True, timeout=timeout_s, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

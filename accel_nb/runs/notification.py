@@ -25,7 +25,7 @@ _MAX_ERROR = 300
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended."""
+    """The end of a run, for notifications and records."""
 
     name: str
     outcome: Outcome

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
-from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
+from accel_nb.runs.facts import GIT_TIMEOUT_S, environment_facts, git_facts
 from accel_nb.runs.labels import LABELS
 from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_labels, read_run
 from accel_nb.runtime.process.environment import get_variable
@@ -81,7 +81,7 @@ class RunRegistry:
         args: Sequence[str] = (),
         notebook: str | None = None,
         started: float | None = None,
-        git_patience_s: float = GIT_PATIENCE_S,
+        git_timeout_s: float = GIT_TIMEOUT_S,
     ) -> RunRecording:
         """Record the start of a run. If the folder cannot be written, a warning is logged and nothing is recorded."""
         now = time.time() if started is None else started
@@ -95,7 +95,7 @@ class RunRegistry:
             notebook=notebook,
             config=_options_with_origins(resolved),
             environment=environment_facts(),
-            git=git_facts(git_patience_s),
+            git=git_facts(git_timeout_s),
         )
         folder = self.folder / run.id
         try:

@@ -35,7 +35,7 @@ def _no_problem() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a strategy supports. The accelerator reads these fields; it never compares a strategy's name or type.
+    """The features of a strategy. The accelerator reads these fields; it never compares a strategy's name or type.
 
     ``rank`` is the priority of the strategy with ``--strategy auto``: of those that fit the world, the highest is used.
     ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
@@ -83,7 +83,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a strategy cannot train some models, and what to do instead."""
+    """The reason why a strategy cannot train some models, and the remedy."""
 
     reason: str
     remedy: str
@@ -94,7 +94,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """How the blocks of models are divided into stages, which ``number`` ranks compute: ``per_rank`` on each."""
+    """The division of the blocks of models into stages, which ``number`` ranks compute: ``per_rank`` on each."""
 
     number: int = 1
     per_rank: int = 1
@@ -190,7 +190,7 @@ class Strategy(Protocol):
         ...
 
     def keep_graph(self) -> None:
-        """Keep, until the next step, what gradients of gradients need; called before these are computed."""
+        """Keep gathered parameters until the next step; called before gradients of gradients are computed."""
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
@@ -242,7 +242,7 @@ class Strategy(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return what the receipt shows, as plain values by name."""
+        """Return the facts that the receipt shows, as plain values by name."""
         ...
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class ScheduledSteps(Protocol):
 
 
 class LayerDividing(Protocol):
-    """What a strategy has in addition if ``capabilities.divides_layers`` is set."""
+    """The further methods of a strategy whose ``capabilities.divides_layers`` is set."""
 
     groups: MeshGroups | None
     """The mesh, after `Strategy.open`, if layers are divided."""
@@ -296,19 +296,19 @@ class LayerDividing(Protocol):
         loss_fn: Callable[..., Tensor],
         weigh: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
-        """Return what trains a wrapped model by a schedule of micro-batches; None if it has no stages.
+        """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages.
 
         ``weigh`` returns the total weight of a loss of so many rows, or None if that is the number of rows.
         """
         ...
 
     def share_state(self) -> None:
-        """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
+        """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
         ...
 
 
 class GradientHolding(Protocol):
-    """What a strategy has in addition if ``capabilities.hides_gradients`` is set."""
+    """The further methods of a strategy whose ``capabilities.hides_gradients`` is set."""
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the whole gradient of a parameter after `finish_gradients`; changes of it have effect. All call."""
@@ -343,7 +343,7 @@ class Stepping:
         return batch
 
     def keep_graph(self) -> None:
-        """Do nothing: the graph has the parameters themselves."""
+        """Do nothing: the graph references the parameters themselves."""
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop gradients, including those of an incomplete accumulation window."""

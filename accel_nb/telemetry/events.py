@@ -53,7 +53,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class TimeUsed:
-    """How one rank's training thread spent the time since its last such record, in seconds.
+    """The time of one rank's training thread since its last such record, in seconds.
 
     ``blocked_s``: it waited, mostly for other ranks; ``queued_s``: it was ready, and no processor was free.
     """

@@ -82,7 +82,7 @@ class RingWriter:
         return True
 
     def write(self, event: StepDone | MemorySample | MetricLogged | EpochBegan | TimeUsed) -> None:
-        """Write the record of an event that `takes` accepts; a full ring overwrites the oldest record."""
+        """Write the record of an event that `can_write` accepts; a full ring overwrites the oldest record."""
         if isinstance(event, MetricLogged):
             self.write_metric(event.rank, event.step, event.time, event.name, event.value)
             return

@@ -1,4 +1,4 @@
-"""How a rank's training thread spends its time, measured without waiting for the device."""
+"""Time use of a rank's training thread, measured without waiting for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the front end's types of messages, or with ``--check`` reports whether they are out of date.
+"""Export of the front end's types of messages; with ``--check`` a report whether they are out of date.
 
 ``python -m accel_nb.ui.export [--check] [REPOSITORY]``
 """

@@ -90,7 +90,7 @@ class Panel:
         earlier: EarlierRuns | None = None,
         plan: LoopPlan | None = None,
     ) -> None:
-        """``on_events`` is called with all events, also while the panel is off; ``earlier`` stores the ended run.
+        """Begin without data; ``on_events`` gets all events, also while the panel is off; ``earlier`` stores the run.
 
         ``plan`` is the length of the cell's outermost loop, in epochs or steps.
         """

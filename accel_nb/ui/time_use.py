@@ -1,4 +1,4 @@
-"""Where the time of each rank goes: shares of recent time, the rank that others wait for, and advice."""
+"""Time use of each rank: shares of recent time, the rank that others wait for, and advice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TimeUse:
         return slowest if least - blocked[slowest] > STRAGGLER_SHARE else None
 
     def advice(self) -> list[str]:
-        """Return what would save time, one line each."""
+        """Return changes that would save time, one line each."""
         shares = {rank: found for rank in sorted(self._ranks) if (found := self.shares(rank)) is not None}
         lines: list[str] = []
         if (slowest := self.straggler()) is not None:

@@ -37,6 +37,18 @@ def test_other_docstrings(words, text):
     assert python_lines(words, f'def f():\n    """{text}"""\n') == []
 
 
+@pytest.mark.parametrize("text", ["How it ends.", "What a rank has.", "Where they are.", "Return what a rank has."])
+def test_docstrings_whose_subject_is_unclear(words, text):
+    assert python_lines(words, f'class A:\n    """{text}"""\n') == [1]
+    assert python_lines(words, f'\ndef f():\n    """{text}"""\n') == [2]
+
+
+def test_a_module_is_a_noun_phrase(words):
+    assert python_lines(words, '"""Divides a batch."""\n') == [1]
+    assert python_lines(words, 'class A:\n    """Divides a batch."""\n') == []
+    assert python_lines(words, '"""Reports of a batch."""\n') == []
+
+
 @pytest.mark.parametrize("person", ["whoever", "nobody", "Somebody"])
 def test_persons_in_docstrings_comments_and_messages(words, person):
     assert python_lines(words, f'"""A module.\n\nThat {person} reads.\n"""\n') == [3]

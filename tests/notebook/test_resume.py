@@ -86,7 +86,7 @@ def test_a_cell_whose_worker_dies_goes_on_by_itself(kernel, folder: Path, tmp_pa
     flags = f"--cpus 2 --checkpoint {folder} --every 2 --max-restarts 2"
     output = done(kernel, dying(LOOP, tmp_path / "died"), flags)
     assert "exited with code 7" in output.stderr
-    assert f"restarting from what is in {folder}; 1 left" in output.stderr
+    assert f"restarting from the newest checkpoint in {folder}, if there is one; 1 left" in output.stderr
     assert any("resumed step " in text for text in output.texts)
     assert kernel.value("weights()") == whole
     output = run(kernel, "raise ValueError('always')", "--cpus 2 --max-restarts 1")

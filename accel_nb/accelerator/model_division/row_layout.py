@@ -54,7 +54,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class DivisionRefusal:
-    """Why a model's calls are not divided."""
+    """The reason why a model's calls are not divided."""
 
     reason: str
     is_reduced: bool = False
@@ -104,7 +104,7 @@ def find_layout(
             return DivisionRefusal(f"it takes a {type(leaf).__name__}")
     tensors = list(find_tensors([args, kwargs]))
     if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
-        return DivisionRefusal("it takes tensors of a special kind")
+        return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
     found: RowLayout | DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
         check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)

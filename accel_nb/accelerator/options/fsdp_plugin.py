@@ -97,7 +97,7 @@ class FullyShardedDataParallelPlugin(KwargsHandler):
 
 _NOTHING = "there is no option for it; leave it out"
 _REFUSED = {
-    "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype for what gradients are averaged in",
+    "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype, in which gradients are averaged",
     "ignored_modules": _NOTHING,
     "param_init_fn": "build the model on the meta device, and give fsdp.weights",
 }

@@ -92,7 +92,7 @@ class MegatronLMPlugin:
 
 
 def _read(name: str, given: Any, default: Any) -> Any:
-    """Return what is given, or the variable with the type of the default, or the default."""
+    """Return the given value, else the variable in the type of the default, else the default."""
     if given is not None:
         return given
     text = get_variable(f"{_PREFIX}{name.upper()}", None)

@@ -33,7 +33,7 @@ class OptionRecord(Protocol):
 
 @dataclass
 class DataLoaderConfiguration(KwargsHandler):
-    """How prepared loaders are read; None leaves an option of the run unchanged.
+    """Options of the reading of prepared loaders; None leaves an option of the run unchanged.
 
     Args:
         split_batches: A loader's batch is divided among all workers (``batch="global"``); False: each worker reads
@@ -70,7 +70,7 @@ class DataLoaderConfiguration(KwargsHandler):
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How gradients are accumulated.
+    """Options of gradient accumulation.
 
     Args:
         num_steps: Micro-batches for one optimizer step.
@@ -279,7 +279,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):
-    """How linear layers compute in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
+    """Options of linear layers in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
 
     Args:
         config: A ``torchao.float8.Float8LinearConfig``, which must equal one of torchao's recipes.

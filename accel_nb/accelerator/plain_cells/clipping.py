@@ -27,7 +27,7 @@ def replace_clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) ->
         for optimizer in bundle.optimizers:
             stepper.strategy.unscale(optimizer)
         mesh = accelerator.components.groups.mesh
-        # torch's cannot combine tensors of several meshes, and computes with parameter.grad.
+        # torch's function cannot combine tensors of several meshes, and computes with parameter.grad.
         if not mesh.has_one_dimension or stepper.strategy.capabilities.hides_gradients:
             norm = stepper.strategy.clip_grad_norm(bundle, max_norm, norm_type, clipped)
             if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):

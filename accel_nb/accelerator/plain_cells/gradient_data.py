@@ -60,7 +60,7 @@ class GradientData:
 
 
 def _is_called_by_strategy() -> bool:
-    """Whether the code that assigns gathers and divides parameters itself."""
+    """Whether a strategy makes the assignment, which gathers and divides parameters itself."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith(_STRATEGIES)
 
 

@@ -14,7 +14,7 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.strategies.base import GradientHolding
 
-# They read and clear what the backward pass leaves in parameters, and never the gradients that are held elsewhere.
+# Modules that read and clear the values that a backward pass leaves in parameters, not the gradients held elsewhere.
 _UNCHANGED = ("deepspeed", "accel_nb", "torch.optim", "torch.autograd", "torch.nn.modules.module")
 
 

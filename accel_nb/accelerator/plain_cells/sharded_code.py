@@ -25,9 +25,9 @@ Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
 def adapt_to_sharding(
     stack: ExitStack, replace: Replace, comm: Communicator, mesh: Mesh, keep_graph: Callable[[], object]
 ) -> None:
-    """Replace what gives operations on sharded tensors the results of one device, or refuses them.
+    """Replace functions, so that operations on sharded tensors have the results of one device, or are refused.
 
-    ``keep_graph`` is called before gradients are computed of which others are computed.
+    ``keep_graph`` is called before gradients are computed that are differentiated again.
     """
     problem = _IN_STAGES if mesh.pp > 1 else None
     for owner, name, make in sharded.whole_number_methods(problem):
@@ -75,7 +75,7 @@ def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]
         except RuntimeError as error:
             if not any(map(sharded.is_sharded, listed)):
                 raise
-            # The graph of a model has its gathered parameters.
+            # The graph references the gathered parameters, and not the parts.
             what = "torch.autograd.grad with respect to parameters"
             raise MisuseError(_REFUSED.format(what=what, why=_IN_PARTS)) from error
 

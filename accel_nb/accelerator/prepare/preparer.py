@@ -96,7 +96,7 @@ class ObjectsByKind:
 
 @dataclass(frozen=True)
 class WholeReading:
-    """How ranks that all read the same whole batches compute them: by rows (``computes_rows``), or whole on every rank.
+    """The computation of batches that every rank reads whole: by rows (``computes_rows``), or whole on every rank.
 
     ``text``, for the receipt, names the models that divide rows, or the reason why there are none.
     """

@@ -89,7 +89,7 @@ class TrainingState:
         tracked: TrackedRun,
         observer: RunObserver,
     ) -> None:
-        """``prepared`` returns every prepared object, in the order of preparation."""
+        """Begin without hooks; ``prepared`` returns every prepared object, in the order of preparation."""
         self._comm = comm
         self._device = device
         self._stepper = stepper

@@ -16,7 +16,7 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.telemetry.events import EventSink, MetricLogged
 from accel_nb.telemetry.trackers import (
-    CLOSE_PATIENCE_S,
+    CLOSE_TIMEOUT_S,
     GeneralTracker,
     NoTracker,
     TrackerThread,
@@ -174,7 +174,7 @@ class TrackingMixin(ProcessView):
                 raise MisuseError(f"log_artifact: there is no {os.fspath(path)}")
             self._tracked.thread.call("log_artifact", os.fspath(path), name=name)
 
-    def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
+    def end_training(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the run and write all logged values. Every rank may call; does nothing without a run.
 
         Trackers that take longer than ``timeout_s`` seconds, for example to upload large files, are abandoned with a

@@ -69,7 +69,7 @@ class AccumulationWindow:
 
     @property
     def size(self) -> int:
-        """How many micro-batches a full window has."""
+        """The number of micro-batches of a full window."""
         return self._size
 
     @size.setter
@@ -115,14 +115,14 @@ class AccumulationWindow:
 
     @property
     def num_pending(self) -> int:
-        """How many micro-batches of this window are complete; a block counts from its first backward pass on."""
+        """The number of complete micro-batches of this window; a block counts from its first backward pass on."""
         if self._in_block and self.has_backward:
             return 0 if self.closes else self._num_in_window + 1
         return self._num_in_window
 
     @property
     def num_trained(self) -> int:
-        """How many micro-batches were trained on in total, including those of the open window."""
+        """The number of micro-batches that were trained on in total, including those of the open window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
     def resume(self, num_pending: int) -> None:

@@ -67,7 +67,7 @@ _TINY = 1e-12
 
 
 class _Scale(NamedTuple):
-    """By what the loss is divided between a node of the graph and its end, and how many additions are between them."""
+    """The divisor of a loss, and the number of additions, between a node of its graph and the end of the graph."""
 
     constant: float = 1.0
     divided: float = 0.0  # the part of the constant that stems from divisions and not from factors; 0 for none

@@ -57,7 +57,7 @@ class RatePreview:
     def __init__(
         self, sink: EventSink, rank: int, stepper: Stepper, epoch_lengths: Callable[[], Iterable[int]]
     ) -> None:
-        """``epoch_lengths`` returns how many batches each prepared loader has."""
+        """Begin without a preview; ``epoch_lengths`` returns the number of batches of each prepared loader."""
         self._epoch_lengths = epoch_lengths
         self._sink = sink
         self._rank = rank

@@ -132,7 +132,7 @@ class RunController:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps the run has made."""
+        """The number of optimizer steps of the run."""
         return self.meter.run_step
 
     def on_batch_end(self) -> None:
@@ -202,5 +202,5 @@ def describe_value(value: Any) -> str:
     return short.repr(value)
 
 
-current_control_receiver: ContextVar[ControlReceiver | None] = ContextVar("accel_nb_steering", default=None)
+current_control_receiver: ContextVar[ControlReceiver | None] = ContextVar("accel_nb_control_receiver", default=None)
 """The actions requested of the run that an `Accelerator` belongs to; the worker sets it around a cell."""

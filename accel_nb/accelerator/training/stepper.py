@@ -51,7 +51,7 @@ class Stepper:
         has_sentinels: bool = False,
         counts_samples: bool = True,
     ) -> None:
-        """``counts_samples`` is False on a rank whose samples another one counts, which reads the same data."""
+        """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
         self.strategy = strategy
         # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
@@ -351,7 +351,7 @@ class Stepper:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps were made."""
+        """The number of optimizer steps that were made."""
         return self.meter.step
 
     def replica_digest(self) -> str | None:

@@ -135,7 +135,7 @@ def forecast(
     dtype: torch.dtype | str | None = None,
     notes: Sequence[str] = (),
 ) -> Placement:
-    """Return what each device will hold; its first notes are the bytes that each forward moves."""
+    """Return the report of the weights on each device; its first notes are the bytes that each forward moves."""
     main = main_device(device_map.values())
     away = _count_offloaded_bytes(model, device_map, dtype)
     moves = [

@@ -168,7 +168,7 @@ def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
 
 @dataclass(eq=False)
 class DispatchRecord:
-    """What `dispatch_model` changed in a model, so that it can be undone."""
+    """The changes of a model by `dispatch_model`, so that they can be undone."""
 
     model: nn.Module
     prefetcher: WeightPrefetcher | None = None

@@ -30,7 +30,7 @@ class FunctionCall:
     notes: Sequence[str] = ()
     """Lines to show below the output."""
     poll_s: float = POLL_S
-    patience_s: float = START_TIMEOUT_S
+    start_timeout_s: float = START_TIMEOUT_S
     """How long workers may take to start, in seconds."""
 
     def describe_unsendable_part(self, namespace: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ class _Script:
     arguments: tuple[str, ...]
 
     def to_lines(self) -> list[str]:
-        """Return the script's text, after lines that set what ``%run`` sets in `sys`."""
+        """Return the script's text, after lines that set the attributes of `sys` that ``%run`` sets."""
         folder = str(self.path.resolve().parent)
         return [
             f"__import__('sys').argv = {[str(self.path), *self.arguments]!r}",

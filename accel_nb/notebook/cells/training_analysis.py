@@ -17,7 +17,7 @@ _ITERATOR_WRAPPERS = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", 
 
 
 class Role(IntEnum):
-    """What a name refers to; in the conventional order of arguments to ``prepare``."""
+    """The kind of object that a name refers to, in the conventional order of arguments to ``prepare``."""
 
     MODEL = 0
     OPTIMIZER = 1

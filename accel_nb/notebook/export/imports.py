@@ -1,4 +1,4 @@
-"""Moves the imports of many cells to the top of one script, sorted as by isort."""
+"""The imports of many cells, moved to the top of one script and sorted as by isort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites the source of a plain cell for a script: calls of PyTorch become calls of the accelerator.
+"""Rewriting of the source of a plain cell for a script: calls of PyTorch become calls of the accelerator.
 
 Edits replace character ranges of the source, so that the author's names, comments and layout remain.
 """

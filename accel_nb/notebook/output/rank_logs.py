@@ -1,4 +1,4 @@
-"""Bounded logs of what each rank printed: the beginning and the end are stored."""
+"""Bounded logs of the text that each rank printed: the beginning and the end are stored."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from accel_nb.pool.sync import pickling
 from accel_nb.telemetry.events import MemorySample
 
 _DEADLOCK = (
-    "ranks waited in a collective that others never reach (see above where). A break or a branch that depends on a "
-    "loss or a count may differ between ranks, since each has its own share of the samples: base it on a value that "
-    "is equal on all, from an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean')"
+    "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
+    "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
+    "value that is equal on all, from an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean')"
 )
 
 

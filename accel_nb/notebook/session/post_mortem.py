@@ -79,7 +79,7 @@ def _describe_remedies(
         return
     changes = list(_forecast_changes(forecast, config))
     room = forecast.setting.room
-    yield f"  by forecast, of {size_text(room)} on each rank, would take"
+    yield f"  by forecast these would take, of {size_text(room)} on each rank:"
     for size, what in changes:
         yield f"    {size_text(size):>8}  {'fits ' if size <= room else 'lacks'}  {what}"
     if all(size > room for size, _ in changes):

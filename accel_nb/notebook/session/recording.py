@@ -1,4 +1,4 @@
-"""Records cells that trained in the run registry when they have ended, from the state of their panel."""
+"""Records, in the run registry, of cells that trained, made at their end from the state of their panel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def record_run(source: str, resolved: Resolved, state: PanelState, end: RunEnd) 
             name=end.name,
             notebook=find_notebook(),
             started=time.time() - end.duration_s,
-            git_patience_s=GIT_TIMEOUT_S,
+            git_timeout_s=GIT_TIMEOUT_S,
         )
         recording.log(_curves(state))
         recording.finish(

@@ -1,4 +1,4 @@
-"""Detects at the end of a cell that replicas on the workers have diverged."""
+"""Detection, at the end of a cell, of replicas that have diverged on the workers."""
 
 from __future__ import annotations
 

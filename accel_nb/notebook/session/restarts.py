@@ -47,7 +47,9 @@ def run_with_restarts(
             if num_left == 0:
                 raise
             folder = resolved.config.checkpoint.dir
-            where = "from the start: no checkpoint.dir is set" if folder is None else f"from what is in {folder}"
+            where = "from the start: no checkpoint.dir is set"
+            if folder is not None:
+                where = f"from the newest checkpoint in {folder}, if there is one"
             first = str(error).partition("\n")[0]
             print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left - 1} left", file=sys.stderr)
             session.discard_workers()

@@ -43,7 +43,7 @@ from accel_nb.ui.run_comparison import EarlierRuns
 EngineFactory = Callable[[EngineOptions, Mapping[str, str]], Engine]
 """Starts the engine of a session; the given environment variables replace the notebook's in its workers."""
 LOCAL = EngineOptions()
-CONNECT_PATIENCE_S = 30.0
+CONNECT_TIMEOUT_S = 30.0
 """How long `%accelerate connect` waits for the reports of all nodes, in seconds."""
 
 
@@ -77,9 +77,9 @@ class Session:
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the workers that replace the notebook's."""
     notebook_layers: tuple[Layer, ...] = ()
+    """Options from the notebook's metadata, as the browser sent them."""
     connected_layers: tuple[Layer, ...] = ()
     """The options of `%accelerate connect`, over those of the notebook."""
-    """Options from the notebook's metadata, as the browser sent them."""
     device_claims: DeviceReservations = field(default_factory=DeviceReservations)
     """Devices in use by the launches and cells of this notebook that run concurrently."""
     background: BackgroundRun | None = None
@@ -464,11 +464,11 @@ class Session:
             self.warm_up(options)
             engine = self._engine
             assert engine is not None
-            deadline = time.monotonic() + CONNECT_PATIENCE_S
+            deadline = time.monotonic() + CONNECT_TIMEOUT_S
             while len((facts := engine.facts()).machines) + len(facts.lost_nodes) < len(facts.nodes):
                 if time.monotonic() > deadline:
                     self.stop()
-                    raise PoolError(f"not all nodes have answered within {CONNECT_PATIENCE_S:g} s")
+                    raise PoolError(f"not all nodes have answered within {CONNECT_TIMEOUT_S:g} s")
                 engine.poll(POLL_S)  # raises if a node reports an error
             self.connected_layers = (layer,)
         self.on_change()
@@ -493,8 +493,8 @@ class Session:
     def _pack(self, cell: Cell, running: CellRun, resolved: Resolved, specs: Sequence[WorkerSpec]) -> PackedCell:
         """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.closing_lines
-        patience_s = START_TIMEOUT_S if cell.call is None else cell.call.patience_s
-        pool = self._ensure_pool(specs, resolved.config.engine, patience_s, on_phase=running.output.set_phase)
+        start_timeout_s = START_TIMEOUT_S if cell.call is None else cell.call.start_timeout_s
+        pool = self._ensure_pool(specs, resolved.config.engine, start_timeout_s, on_phase=running.output.set_phase)
         assert self._engine is not None
         facts = self._engine.facts()
         if facts.num_threads > 1:
@@ -573,7 +573,7 @@ class Session:
         self,
         specs: Sequence[WorkerSpec],
         options: EngineOptions,
-        patience_s: float,
+        start_timeout_s: float,
         on_phase: Callable[[str], object] = lambda phase: None,
     ) -> Pool:
         """Return a pool of live workers on these devices; start or replace workers as needed.
@@ -604,7 +604,7 @@ class Session:
             try:
                 self._pool = Pool(engine, specs)
                 self._pool.wait_ready(
-                    timeout_s=patience_s,
+                    timeout_s=start_timeout_s,
                     on_wait=lambda: on_phase(STARTING if engine.facts().is_warm else IMPORTING),
                 )
             except BaseException:

@@ -1,4 +1,4 @@
-"""Makes all ranks of a running request perform an action after the same step, without messages between ranks.
+"""Coordination of an action that all ranks of a request perform after the same step, without messages between ranks.
 
 Each rank reports how many ends of steps it has counted, and waits at its next one. When all have reported, the kernel
 sends the decision to perform the action at the highest count plus one, which no rank can have passed. One action is

@@ -1,4 +1,4 @@
-"""Detects hangs: finds the rank that the others wait for, and reports its position.
+"""Detection of hangs: finds the rank that the others wait for, and reports its position.
 
 When a request has been silent for a while, the kernel queries each rank: the rank's monitor thread reports the position
 of its main thread, without collectives. Ranks that have entered a collective wait for those that have not. If a rank

@@ -1,4 +1,4 @@
-"""Reads the position of a rank's main thread from another thread: the user's line and the last collective."""
+"""The position of a rank's main thread, read from another thread: the user's line and the last collective."""
 
 from __future__ import annotations
 

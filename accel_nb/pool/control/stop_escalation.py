@@ -1,4 +1,4 @@
-"""Stops a request early by escalation: interrupt, close connections, kill.
+"""The early end of a request by escalation: interrupt, close connections, kill.
 
 1. KeyboardInterrupt is raised in every rank that still runs.
 2. A rank may still wait in a collective, which no signal ends: it then closes the connections of its process group.
@@ -44,7 +44,7 @@ Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeath:
-    """How the process of a rank ended; ``code`` as in `subprocess`: negative is a signal."""
+    """The end of a rank's process; ``code`` as in `subprocess`: negative is a signal."""
 
     code: int
     is_killed: bool
@@ -58,7 +58,7 @@ class WorkerDeath:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """How a request ended on one rank; the receiver must close the payloads."""
+    """The outcome of a request on one rank; the receiver must close the payloads."""
 
     rank: int
     outcome: Outcome
@@ -129,7 +129,7 @@ class StopEscalation:
             self.finishes = False
 
     def escalate(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
-        """Go on to the next stage if it is due.
+        """Begin the next stage if it is due.
 
         ``waiting`` are the ranks on which the request has not ended, ``num_interrupts`` counts the user's interrupts.
         """
@@ -164,8 +164,8 @@ class StopEscalation:
         if self._finish_sent_at is None or not self.finishes:
             return False
         is_torn = len(running) < self.size and now - self._unchanged_since > GRACE_S
-        patience_s = FINISH_TIMEOUT_S if running <= self._finishing else GRACE_S
-        return not is_torn and now - self._finish_sent_at <= patience_s
+        timeout_s = FINISH_TIMEOUT_S if running <= self._finishing else GRACE_S
+        return not is_torn and now - self._finish_sent_at <= timeout_s
 
     def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size

@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 TRACE_BYTES = 64 * 1024
-ZYGOTE_PATIENCE_S = 180.0
-END_PATIENCE_S = 30.0
+ZYGOTE_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 30.0
 _READ_ORDER = ("stdout", "stderr", "control", "zygote")
 
 
@@ -88,7 +88,7 @@ class _WorkerConnections:
 
 
 class GroupStores(Protocol):
-    """Where the ranks of a node find those of all nodes when they open a process group."""
+    """The stores by which the ranks of a node find those of all nodes when they open a process group."""
 
     def renew(self) -> None:
         """Use a new store from now on."""
@@ -237,7 +237,7 @@ class LocalEngine:
         return True
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """Return what arrived; wait at most ``timeout_s`` seconds for the first item."""
+        """Return the arrivals; wait at most ``timeout_s`` seconds for the first one."""
         arrivals: list[Arrival] = []
         ready = self._selector.select(timeout_s)
         # A rank's output is read before its reply, and the reply before its exit notice.
@@ -314,14 +314,14 @@ class LocalEngine:
     def _end_workers(self) -> None:
         for rank in self._links:
             self.kill(rank)
-        deadline = time.monotonic() + END_PATIENCE_S
+        deadline = time.monotonic() + END_TIMEOUT_S
         while self._links:
             self.poll(0.2)
             if time.monotonic() > deadline:
                 raise PoolError(f"ranks {sorted(self._links)} do not end; `%accelerate restart` starts over")
 
     def _await_zygote(self) -> None:
-        deadline = time.monotonic() + ZYGOTE_PATIENCE_S
+        deadline = time.monotonic() + ZYGOTE_TIMEOUT_S
         while self._ready is None:
             if self._zygote.poll() is not None or time.monotonic() > deadline:
                 raise PoolError(f"the process that workers are forked from did not start:\n{self._zygote_errors()}")

@@ -1,7 +1,7 @@
 """A host whose frames travel over standard input and output: ``python -m accel_nb.pool.nodes.agent``.
 
-The first frame has the settings of the host. The process ends with its standard input. With ``--versions`` it prints
-the versions of its packages as JSON, and ends.
+The first frame has the settings of the host. The process ends when its standard input is closed. With ``--versions``
+it prints the versions of its packages as JSON, and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TAKE_S = 1.0
 
 
 class AgentLink:
-    """The kernel's end: starts the agent by a command that runs Python, and owns its pipes."""
+    """The kernel's side: starts an agent by a command that runs Python, and owns its pipes."""
 
     def __init__(self, name: str, command: Sequence[str], settings: HostSettings) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class AgentLink:
         return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
 
     def send(self, data: bytes) -> None:
-        """Queue frames; a thread writes them, since the pipe to a node that does not run becomes full."""
+        """Queue frames; a thread writes them, since the pipe to a node that has stopped reading becomes full."""
         self._outgoing.put(data)
 
     def receive(self) -> bytes | None:
@@ -72,7 +72,7 @@ class AgentLink:
         self._outgoing.put(None)
         self._writer.join()
         assert self._process.stdin is not None
-        with suppress(OSError):  # what is left in its buffer has no reader
+        with suppress(OSError):  # data left in its buffer has no reader
             self._process.stdin.close()
 
     def _write(self) -> None:
@@ -91,7 +91,7 @@ def serve(incoming: int, outgoing: int) -> None:
         if frames and host is None:
             (message, _), *_ = read_frames(frames)
             host = NodeHost(read_settings(message["settings"]))
-            os.write(outgoing, pack_frame({"kind": "beat"}))  # it runs: from now on it answers
+            os.write(outgoing, pack_frame({"kind": "beat"}))  # reports that the host runs
             threading.Thread(target=_forward, args=(host, outgoing), daemon=True).start()
             frames = frames[len(pack_frame(message)) :]
         if frames and host is not None:
@@ -114,5 +114,5 @@ if __name__ == "__main__":
         print(json.dumps(own_versions()))
         sys.exit()
     own_output = os.dup(1)
-    os.dup2(2, 1)  # what libraries print must not be among the frames
+    os.dup2(2, 1)  # text that libraries print must not be among the frames
     serve(0, own_output)

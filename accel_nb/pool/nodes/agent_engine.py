@@ -22,7 +22,7 @@ from accel_nb.pool.nodes.engine import NodesEngine
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
 from accel_nb.runtime.process.environment import get_variables
 
-START_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
 CONNECT_S = 10
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
 
@@ -104,8 +104,8 @@ def _start(request: EngineRequest, machines: Sequence[Machine], on_stop: Callabl
             )
             links.append(AgentLink(machine.name, _on(machine, [python]), settings))
         for link in links:
-            if not link.wait_for_start(START_PATIENCE_S):
-                raise PoolError(f"{link.name} started no agent within {START_PATIENCE_S:g} s")
+            if not link.wait_for_start(START_TIMEOUT_S):
+                raise PoolError(f"{link.name} started no agent within {START_TIMEOUT_S:g} s")
     except BaseException:
         for link in links:
             link.close()
@@ -121,7 +121,7 @@ def check_machine(machine: Machine, python: str) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=START_PATIENCE_S,
+            timeout=START_TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def check_machine(machine: Machine, python: str) -> None:
         raise ConfigError(_no_python(machine, python, "no such file")) from None
     except subprocess.TimeoutExpired:
         raise PoolError(
-            f"{machine.name} did not start a process within {START_PATIENCE_S:g} s by `{shlex.join(machine.command)}`"
+            f"{machine.name} did not start a process within {START_TIMEOUT_S:g} s by `{shlex.join(machine.command)}`"
         ) from None
     try:
         found: Mapping[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -142,25 +142,25 @@ def check_machine(machine: Machine, python: str) -> None:
 
 def _why_not_started(machine: Machine, python: str, done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    said = lines[-1] if lines else f"exit status {done.returncode}"
-    if "No module named" in said and "accel_nb" in said:
+    reason = lines[-1] if lines else f"exit status {done.returncode}"
+    if "No module named" in reason and "accel_nb" in reason:
         return f"{machine.name} has no accel_nb for {python}; on it: {python} -m pip install accel_nb"
-    if done.returncode == 127 or "No such file" in said:
-        return _no_python(machine, python, said)
+    if done.returncode == 127 or "No such file" in reason:
+        return _no_python(machine, python, reason)
     if machine.command and machine.command[0] == "ssh" and done.returncode == 255:
         return (
-            f"ssh did not connect to {machine.name}: {said}. `ssh {machine.name} true` must work without a question; "
+            f"ssh did not connect to {machine.name}: {reason}. `ssh {machine.name} true` must work without a question; "
             "keys, users and ports are read from ~/.ssh/config"
         )
-    return f"{machine.name} cannot start a host: {said}"
+    return f"{machine.name} cannot start a host: {reason}"
 
 
-def _no_python(machine: Machine, python: str, said: str) -> str:
-    return f"{machine.name} has no {python} ({said}); name its Python that has accel_nb with --engine.python PATH"
+def _no_python(machine: Machine, python: str, reason: str) -> str:
+    return f"{machine.name} has no {python} ({reason}); name its Python that has accel_nb with --engine.python PATH"
 
 
 def _on(machine: Machine, words: Sequence[str]) -> list[str]:
-    """Return a command that runs ``words`` on a machine; the shell at the end of ssh splits what it gets."""
+    """Return a command that runs ``words`` on a machine; the shell at the end of ssh splits its text into words."""
     is_shell = bool(machine.command) and machine.command[0] == "ssh"
     return [*machine.command, *(map(shlex.quote, words) if is_shell else words)]
 
@@ -209,11 +209,11 @@ def _own_address_towards(address: str) -> str:
 
 
 class _Allocation:
-    """A job of its own: it ends with `release`, and with this process, since salloc waits for a command that reads."""
+    """A Slurm job of this process: it ends with `release`, or with this process, which closes the input of ``cat``."""
 
     def __init__(self, options: EngineOptions) -> None:
-        asked = shlex.split(options.allocation or "--exclusive")
-        command = ["salloc", f"--nodes={options.nodes}", "--ntasks-per-node=1", *asked]
+        allocation_flags = shlex.split(options.allocation or "--exclusive")
+        command = ["salloc", f"--nodes={options.nodes}", "--ntasks-per-node=1", *allocation_flags]
         try:
             self._process = subprocess.Popen(
                 [*command, "sh", "-c", 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat'],
@@ -233,9 +233,10 @@ class _Allocation:
         try:
             words = self._process.stdout.readline().split()
             if len(words) != 2:
-                said = [line for line in self._process.stderr.read().splitlines() if "error" in line]
+                errors = [line for line in self._process.stderr.read().splitlines() if "error" in line]
                 raise ConfigError(
-                    f"Slurm granted no job by `{shlex.join(command)}`: {said[-1] if said else 'no reason was given'}; "
+                    f"Slurm granted no job by `{shlex.join(command)}`: "
+                    f"{errors[-1] if errors else 'it reported no error'}; "
                     'options such as the partition are given with --engine.allocation="--partition=gpu --time=2:00:00"'
                 )
             self.job, self.nodes = words
@@ -248,7 +249,7 @@ class _Allocation:
         if not self.job:
             self._process.terminate()
         try:
-            self._process.communicate(timeout=START_PATIENCE_S)
+            self._process.communicate(timeout=START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
@@ -269,10 +270,10 @@ def _address_in_slurm(node: str) -> str:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Return what a command prints; raise ConfigError if it fails."""
+    """Return the output of a command; raise ConfigError if it fails."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_PATIENCE_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
         )
     except FileNotFoundError:
         raise ConfigError(f"{command[0]} is not installed on this machine") from None

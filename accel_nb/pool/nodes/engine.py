@@ -40,9 +40,9 @@ from accel_nb.runtime.process.environment import get_variable, inherited_variabl
 from accel_nb.telemetry.events import from_message
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 CHECK_S = 0.05
-STOP_PATIENCE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 
 
 class HostLink(Protocol):
@@ -95,7 +95,7 @@ class NodePayload(BufferPayload):
 
 @dataclass(slots=True)
 class _Node:
-    """The state of one node as the kernel knows it."""
+    """The kernel's record of one node."""
 
     number: int
     link: HostLink
@@ -148,8 +148,8 @@ class NodesEngine:
         for node in self._nodes:
             node.reader = threading.Thread(target=self._read, args=(node,), name="accel_nb node", daemon=True)
             node.reader.start()
-        self._beats = threading.Thread(target=self._beat, name="accel_nb beats", daemon=True)
-        self._beats.start()
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="accel_nb heartbeats", daemon=True)
+        self._heartbeats.start()
 
     def facts(self) -> EngineFacts:
         """Return the latest known state of all nodes."""
@@ -203,7 +203,7 @@ class NodesEngine:
         return True
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """Return what has arrived; raise PoolError if workers could not be started."""
+        """Return the records, output and events that have arrived; raise PoolError if workers could not be started."""
         arrivals: list[Arrival] = []
         with suppress(queue.Empty):
             wait = timeout_s > 0
@@ -239,13 +239,13 @@ class NodesEngine:
         self._stopping.set()
         for node in self._live():
             self._send(node, {"kind": "stop"})
-        deadline = time.monotonic() + STOP_PATIENCE_S
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         for node in self._live():
             assert node.reader is not None
             node.reader.join(max(0.0, deadline - time.monotonic()))
         for node in self._nodes:
             node.link.close()
-        self._beats.join()
+        self._heartbeats.join()
         self._on_stop()
 
     def _open_epoch(self) -> None:
@@ -276,7 +276,7 @@ class NodesEngine:
                 if not node.lost:
                     self._handle(node, message, parts)
         if not self._stopping.is_set():
-            self._lose(node, f"node {node.link.name} was lost: the process that starts its workers has ended")
+            self._record_loss(node, f"node {node.link.name} was lost: the process that starts its workers has ended")
 
     def _handle(self, node: _Node, message: Message, parts: list[memoryview]) -> None:
         kind, rank = message["kind"], message.get("rank", 0)
@@ -317,20 +317,20 @@ class NodesEngine:
             if epoch == self._epoch:
                 self._store.call(call["name"], call["keys"], call, answer)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         beat = pack_frame({"kind": "beat"})
         sent_at = 0.0
         while not self._stopping.wait(CHECK_S):
             now = time.monotonic()
-            if now - sent_at >= BEAT_S:
+            if now - sent_at >= HEARTBEAT_S:
                 sent_at = now
                 for node in self._live():
                     node.link.send(beat)
             for node in self._live():
                 if (silent_s := now - node.last_seen) > self._lost_after_s:
-                    self._lose(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
+                    self._record_loss(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
 
-    def _lose(self, node: _Node, reason: str) -> None:
+    def _record_loss(self, node: _Node, reason: str) -> None:
         with self._lock:
             if node.lost:
                 return

@@ -56,7 +56,7 @@ FACTS_INTERVAL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What a host is started with."""
+    """The settings with which a host is started."""
 
     program: str
     preload: tuple[str, ...]
@@ -91,13 +91,13 @@ class SocketStores:
         self.close()
 
     def connect(self, rank: int) -> int:
-        """Return the end of a new connection."""
-        self._sockets[rank], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Return the rank's end of a new connection, as a file descriptor."""
+        self._sockets[rank], rank_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._selector.register(self._sockets[rank], selectors.EVENT_READ, rank)
-        return theirs.detach()
+        return rank_end.detach()
 
     def payloads(self) -> Payloads:
-        """Return nothing: each rank gets a connection of its own with the request."""
+        """Return no payloads: each rank gets a connection of its own with the request."""
         return NO_PAYLOADS
 
     def read(self, rank: int) -> Message | None:
@@ -289,7 +289,7 @@ class NodeHost:
             self._send({"kind": "observed", "rank": arrival.rank, "state": arrival.state, "text": arrival.read_stack()})
 
     def _report_stacks(self) -> None:
-        """Send what traced ranks have written since: the system may schedule them late."""
+        """Send the stacks that traced ranks have written since: the system may schedule them late."""
         for rank, observed in list(self._traced.items()):
             try:
                 text = observed.read_stack()
@@ -301,17 +301,17 @@ class NodeHost:
                 self._send({"kind": "stack", "rank": rank, "text": text})
 
     def _report_facts(self, engine: LocalEngine) -> None:
-        known = engine.facts()
+        now = engine.facts()
         facts = {
             "kind": "facts",
-            "is_warm": known.is_warm,
-            "num_threads": known.num_threads,
-            "pids": {str(rank): pid for rank, pid in known.pids.items()},
+            "is_warm": now.is_warm,
+            "num_threads": now.num_threads,
+            "pids": {str(rank): pid for rank, pid in now.pids.items()},
         }
         if facts == self._facts and time.monotonic() - self._measured_at < FACTS_INTERVAL_S:
             return
         self._facts, self._measured_at = facts, time.monotonic()
-        sizes = {str(rank): _resident_bytes(pid) for rank, pid in known.pids.items()}
+        sizes = {str(rank): _resident_bytes(pid) for rank, pid in now.pids.items()}
         self._send({**facts, "resident_bytes": sizes, "machine": pack_machine(inspect_machine())})
 
     def _send(self, message: Message, parts: Sequence[Part] = ()) -> None:
@@ -338,12 +338,12 @@ def with_hash_seed(overrides: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_differences(name: str, found: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """Return which versions of a node differ from this machine's, and what to do; empty if none do."""
+    """Return the versions of a node that differ from this machine's, and the remedy; empty if there are none."""
     differing = [f"{what} {found[what]} instead of {own[what]}" for what in own if found[what] != own[what]]
     if not differing:
         return ""
     wanted = " ".join(f"{what}=={own[what]}" for what in own if what != "Python" and found[what] != own[what])
-    remedy = f"on the node: pip install {wanted}" if wanted else f"give it Python {own['Python']}"
+    remedy = f"on the node: pip install {wanted}" if wanted else f"install Python {own['Python']} on it"
     return f"node {name} has {', '.join(differing)}; {remedy}"
 
 

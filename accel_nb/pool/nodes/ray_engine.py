@@ -18,7 +18,7 @@ from accel_nb.pool.nodes.engine import NodesEngine
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
 from accel_nb.runtime.process.environment import get_variable
 
-START_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
 INSTALL = 'pip install "accel_nb[ray]"'
 _TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token"
 
@@ -82,7 +82,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
         ]
         ray.get(
             [actor.start.remote(json.dumps(asdict(own))) for actor, own in zip(actors, settings, strict=True)],
-            timeout=START_PATIENCE_S,
+            timeout=START_TIMEOUT_S,
         )
     except BaseException:
         for actor in actors:
@@ -162,10 +162,10 @@ def check_versions(ray: Any, actors: Sequence[Any], nodes: Sequence[dict[str, An
     for actor, node in zip(actors, nodes, strict=True):
         name = node["NodeManagerAddress"]
         try:
-            found = json.loads(ray.get(actor.versions.remote(), timeout=START_PATIENCE_S))
+            found = json.loads(ray.get(actor.versions.remote(), timeout=START_TIMEOUT_S))
         except ray.exceptions.GetTimeoutError:
             raise PoolError(
-                f"node {name} did not start a process within {START_PATIENCE_S:g} s; `ray status` shows whether its "
+                f"node {name} did not start a process within {START_TIMEOUT_S:g} s; `ray status` shows whether its "
                 "processors and GPUs are in use"
             ) from None
         except ray.exceptions.RayError as error:

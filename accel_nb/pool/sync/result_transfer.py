@@ -1,4 +1,4 @@
-"""Returns the results of a cell: rank 0 detects and packs the changes, the kernel applies them.
+"""The return of a cell's results: rank 0 detects and packs the changes, the kernel applies them.
 
 The whole value of a name is returned if the cell has bound it: the value is another object than before the cell, or
 the name is new. The delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so

@@ -1,4 +1,4 @@
-"""Finds the `DeviceType` of a device. Does not import torch; a type's module is imported on first use."""
+"""The `DeviceType` of each device. Does not import torch; a type's module is imported on first use."""
 
 from __future__ import annotations
 

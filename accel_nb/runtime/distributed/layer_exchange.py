@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 
 class Reduction(Protocol):
-    """What `LayerExchange` calls of a communicator."""
+    """The methods of a communicator that `LayerExchange` calls."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by the sum over all ranks, and return it."""

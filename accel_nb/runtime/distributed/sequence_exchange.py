@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 
 class Exchange(Protocol):
-    """What `SequenceExchange` calls of a communicator."""
+    """The methods of a communicator that `SequenceExchange` calls."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by the sum over all ranks, and return it."""

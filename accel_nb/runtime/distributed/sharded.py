@@ -104,6 +104,11 @@ def local_part(tensor: Any) -> Any:
         return tensor.to_local()
 
 
+def part_with_gradient(parameter: Any) -> Any:
+    """Return this rank's part of a parameter, through which gradients flow; a plain parameter is returned unchanged."""
+    return parameter.to_local() if is_sharded(parameter) else parameter
+
+
 def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the offsets and lengths of this rank's part, a box of the full tensor; for a `DTensor`."""
     coordinate = tensor.device_mesh.get_coordinate()
@@ -113,7 +118,7 @@ def own_region(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_absent(tensor: Any) -> bool:
-    """Return whether this rank holds nothing of a sharded tensor, as `absent_tensor` makes them."""
+    """Return whether this rank holds no part of a sharded tensor, such as one made by `absent_tensor`."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and mesh.get_coordinate() is None
 
@@ -263,10 +268,10 @@ def full_tensor(tensor: Any) -> Any:
 
 
 def whole_number_methods(problem: str | None = None) -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
-    """Yield classes of sharded tensors, methods that read their values as numbers, and what wraps each of these.
+    """Yield the methods of sharded tensors that read values as numbers: their class, their name and a wrapper.
 
-    Torch's own read the number of this rank, such as the norm of its part. The wrapped ones read that of all parts, and
-    every rank must call them. With ``problem`` they raise `MisuseError` with this text: ranks hold different tensors.
+    Torch's methods read the number of this rank, such as the norm of its part. The wrapped ones read that of all parts,
+    and every rank must call them. With ``problem``, for ranks that hold different tensors, they raise `MisuseError`.
     """
 
     def of_all_parts(plain: Any) -> Any:

@@ -81,7 +81,7 @@ class ShardedArithmetic:
 
     @contextmanager
     def enabled(self) -> Iterator[ShardedArithmetic]:
-        """Make all operations on sharded tensors those of this object inside of the block."""
+        """Compute all operations on sharded tensors by this object inside of the block."""
         owner: Any = DTensor
         plain = owner.__torch_function__  # torch disables it
 
@@ -98,7 +98,7 @@ class ShardedArithmetic:
 
     @torch.no_grad()
     def flush(self, *, forget: bool = False) -> None:
-        """Copy what was written into views of full tensors into the parts; ``forget`` ends the watch of these views."""
+        """Copy values that were written into views of full tensors into the parts; ``forget`` ignores later writes."""
         for entry in self._gathered:
             if entry.whole._version != entry.version:
                 entry.version = entry.whole._version

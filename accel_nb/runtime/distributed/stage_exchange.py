@@ -37,7 +37,7 @@ class StageExchange:
         return self.rank == self.num_ranks - 1
 
     def send_form(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
-        """Start to send the form of the tensor that follows, or of None that none follows; return what waits."""
+        """Start to send the form of the next tensor, None if there is none; return a function that waits for it."""
         header = torch.full((2 + _MAX_DIMS,), _FAILED, dtype=torch.int64)
         if tensor is not None:
             if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
@@ -50,7 +50,7 @@ class StageExchange:
         return self.comm.start_send(header, target)
 
     def receive_form(self, source: int) -> Form | None:
-        """Return the form of the tensor that follows; None if none does."""
+        """Return the form of the next tensor; None if there is none."""
         kind, dims, *shape = self.comm.receive(torch.empty(2 + _MAX_DIMS, dtype=torch.int64), source).tolist()
         return None if kind == _FAILED else (tuple(shape[:dims]), _DTYPES[kind])
 

@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 
 class Exchange(Protocol):
-    """What `TokenExchange` calls of a communicator."""
+    """The methods of a communicator that `TokenExchange` calls."""
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order; shapes and dtypes must be equal on all ranks."""
@@ -30,7 +30,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How many rows this rank sends to each rank, and receives from each."""
+    """The numbers of rows that this rank sends to each rank, and receives from each."""
 
     sent: tuple[int, ...]
     received: tuple[int, ...]

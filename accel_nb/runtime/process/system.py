@@ -1,4 +1,4 @@
-"""Whether the operating system has what workers need."""
+"""A check of the operating system for the features that workers need."""
 
 from __future__ import annotations
 

@@ -207,6 +207,18 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     return model
 
 
+def bound_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the ``forward`` that a call of a module runs: the instance's own, else that of its class."""
+    own = vars(module).get("forward")
+    return type(module).forward.__get__(module) if own is None else own
+
+
+def unbound_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return `bound_forward` as a function of the module and its arguments, which does not keep the module alive."""
+    own = vars(module).get("forward")
+    return type(module).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs)
+
+
 def restore_forward(model: nn.Module) -> nn.Module:
     """Undo `replace_forward`."""
     own = vars(type(model)).get(_OWN_FORWARD)

@@ -1,4 +1,4 @@
-"""How one block of a model is computed for a cut of its sequence, and the trial that decides it.
+"""Computation of one block of a model for a cut of its sequence, and the trial that decides how it is done.
 
 A trial computes a copy of the block in float64 on the CPU with random weights and a short sequence, whole and in cuts,
 with threads in place of ranks. Only if outputs and all gradients are equal, the block is computed in cuts.
@@ -29,7 +29,7 @@ from accel_nb.strategies.context_parallel.cut_functions import (
     whole,
 )
 from accel_nb.strategies.pipeline.chain_probe import chain_input
-from accel_nb.strategies.thread_ranks import ThreadRank, run_threads
+from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
 
 MIN_OWN = 2
 """The least number of items of a cut: code may compute a single one otherwise."""
@@ -41,16 +41,12 @@ _MAX_PARTS = 3
 _SEED = 1
 
 
-class TrialFailed(Exception):
-    """Raised if cuts compute something else than the whole sequence, or if it cannot be tried."""
-
-
 @dataclass(frozen=True)
 class BlockPlan:
-    """How a block is computed in cuts. Dims are those of the sequence in tensors, in their order; None: not cut.
+    """The dims along which the tensors of a block are cut, in the order of the tensors; None: not cut.
 
-    ``dim`` is that of the block's input. ``part`` is the name of a module inside of the block that each rank computes
-    for the whole sequence; empty if there is none.
+    ``dim`` is the dim of the sequence in the block's input. ``attention`` has the kind of each call. ``part`` is the
+    name of a module inside of the block that each rank computes for the whole sequence; empty if there is none.
     """
 
     dim: int
@@ -69,16 +65,16 @@ def compute_cut(
     kwargs: Mapping[str, Any],
     make_mask: MakeMask | None = None,
 ) -> Any:
-    """Return what a block computes for this rank's cut of whole arguments; inside of `replaced_functions`."""
+    """Return a block's output for this rank's cut of whole arguments; call it inside of `replaced_functions`."""
     dims = iter(plan.arguments)
 
-    def take(tensor: Tensor) -> Tensor:
+    def cut_argument(tensor: Tensor) -> Tensor:
         dim = next(dims)
         if dim is not None:
             return exchange.take(tensor, dim)
         return exchange.share(tensor) if torch.is_grad_enabled() and tensor.requires_grad else tensor
 
-    own_args, own_kwargs = map_tensors(take, (list(args), dict(kwargs)))
+    own_args, own_kwargs = map_tensors(cut_argument, (list(args), dict(kwargs)))
     cut = Cut(exchange, length_of(plan, args, kwargs), plan.dim, plan.attention, make_mask)
     with cut.computing(), _whole_part(block, plan.part, cut):
         output = forward(*own_args, **own_kwargs)
@@ -88,7 +84,7 @@ def compute_cut(
 
 
 def join_cuts(output: Any, dims: Sequence[int | None], exchange: SequenceExchange, length: int) -> Any:
-    """Return the whole output of a block, from those that the ranks have for their cuts."""
+    """Return the whole output of a block from this rank's output for its cut; every rank must call."""
     tensors = list(find_tensors(output))
     own = exchange.range_of(length)[1]
     if len(tensors) != len(dims) or any(
@@ -106,7 +102,7 @@ def join_cuts(output: Any, dims: Sequence[int | None], exchange: SequenceExchang
 
 
 def length_of(plan: BlockPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the length of the whole sequence that a block takes."""
+    """Return the length of the whole sequence in the arguments of a block."""
     taken = chain_input(args, kwargs)
     assert taken is not None, "the plan was made for one"
     return taken.shape[plan.dim]
@@ -164,7 +160,7 @@ def plan_block(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     taken = chain_input(args, kwargs)
     if taken is None or not taken.is_floating_point() or taken.dim() < 3:
         raise TrialFailed("its first input is not a sequence of vectors, a tensor of floats with 3 dims")
-    unknown = next((leaf for leaf in find_leaves([list(args), dict(kwargs)]) if not _is_known(leaf)), None)
+    unknown = next((leaf for leaf in find_leaves([list(args), dict(kwargs)]) if not _can_be_cut(leaf)), None)
     if unknown is not None:
         raise TrialFailed(f"it takes a {type(unknown).__name__}")
     reasons: list[str] = []
@@ -231,7 +227,7 @@ class _Trial:
         return map_tensors(convert, (list(args), dict(kwargs)))
 
     def find_plan(self) -> BlockPlan:
-        """Return the first way in which cuts compute what the whole sequence does."""
+        """Return the first plan by which cuts have the same outputs and gradients as the whole sequence."""
         states = torch.get_rng_state()
         try:
             kinds, expected = self._compute_whole()
@@ -250,7 +246,7 @@ class _Trial:
         raise TrialFailed(reasons[0])
 
     def _choices_of_arguments(self) -> list[tuple[int | None, ...]]:
-        """Return which arguments may be cut beside the first: those that have the sequence along one dim, or none."""
+        """Return choices of the dims along which arguments are cut: where one has the sequence, or the first only."""
         taken = chain_input(self._args, self._kwargs)
         is_first = [value is taken for value in self._tensors(self._args, self._kwargs)]
         clear = tuple(own[0] if len(own) == 1 else None for own in self._dims)
@@ -315,14 +311,18 @@ class _Trial:
             results = run_threads(self._size, compute)
         except Exception as error:
             raise TrialFailed(f"a cut raises {type(error).__name__}: {error}") from None
-        plans = {known for known, _ in results}
-        for _, found in results:
-            for ours, theirs in zip(
-                [*found.outputs, *found.inputs], [*expected.outputs, *expected.inputs], strict=True
-            ):
-                _check(ours, theirs)
-        for number, theirs in enumerate(expected.weights):
-            _check(torch.stack([found.weights[number] for _, found in results]).mean(0), theirs)
+        plans = {made for made, _ in results}
+        pairs = [
+            pair
+            for _, found in results
+            for pair in zip([*found.outputs, *found.inputs], [*expected.outputs, *expected.inputs], strict=True)
+        ]
+        pairs += [
+            (torch.stack([found.weights[number] for _, found in results]).mean(0), whole)
+            for number, whole in enumerate(expected.weights)
+        ]
+        if not all(is_close(result, reference, _TOLERANCE) for result, reference in pairs):
+            raise TrialFailed("a cut computes something else than the whole sequence")
         if len(plans) > 1:
             raise TrialFailed("its cuts return other values")
         return plans.pop()
@@ -330,19 +330,23 @@ class _Trial:
 
 @dataclass
 class _Outcome:
-    """What a block has computed, and gradients of a random linear function of it."""
+    """The outputs of a block, and the gradients of a random linear function of them."""
 
     outputs: list[Tensor]
     inputs: list[Tensor]
     weights: list[Tensor]
 
 
-def _is_known(leaf: Any) -> bool:
+def _can_be_cut(leaf: Any) -> bool:
+    """Return whether an argument is a tensor or a plain value, which all cuts take unchanged."""
     return leaf is None or isinstance(leaf, Tensor | bool | int | float | str)
 
 
 def _dims_of(value: Tensor, length: int, rows: int, dim: int) -> tuple[int, ...]:
-    """Return the dims of a tensor that are of the sequence; of an equal number of rows the first is not."""
+    """Return the dims of a tensor that have the length of the sequence.
+
+    If the number of rows equals the length, the first dim counts as that of the rows, unless it is ``dim``.
+    """
     found = tuple(number for number, size in enumerate(value.shape) if size == length)
     return tuple(number for number in found if number == dim or value.dim() < 2 or number) if rows == length else found
 
@@ -352,19 +356,17 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _cut_dim(value: Tensor, expected: Tensor, own: int) -> int | None:
-    """Return the dim along which an output is a cut of another."""
+    """Return the dim along which an output is a cut of the ``expected`` one; None if it is whole."""
     if value.shape == expected.shape:
         return None
-    differs = [
-        dim for dim, (ours, theirs) in enumerate(zip(value.shape, expected.shape, strict=False)) if ours != theirs
-    ]
+    differs = [dim for dim, (size, whole) in enumerate(zip(value.shape, expected.shape, strict=False)) if size != whole]
     if value.dim() != expected.dim() or len(differs) != 1 or value.shape[differs[0]] != own:
         raise TrialFailed("its cuts return other values")
     return differs[0]
 
 
 def _random_copy(block: nn.Module) -> nn.Module:
-    """Return a copy with other weights: with some that are zero, everything would be equal."""
+    """Return a copy with random weights: with weights of zero the results of wrong cuts would be equal too."""
     generator = torch.Generator().manual_seed(_SEED)
     block = copy.deepcopy(block).to("cpu", torch.float64).requires_grad_(True)
     for value in block.parameters():
@@ -374,7 +376,7 @@ def _random_copy(block: nn.Module) -> nn.Module:
 
 
 def _masks() -> MakeMask:
-    """Return what draws masks of dropout from a generator of its own."""
+    """Return a function that draws dropout masks from its own generator."""
     generator = torch.Generator().manual_seed(_SEED)
 
     def make(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
@@ -382,9 +384,3 @@ def _masks() -> MakeMask:
         return (drawn >= p).to(like.dtype) / (1 - p if p < 1 else 1)
 
     return make
-
-
-def _check(ours: Tensor, theirs: Tensor) -> None:
-    scale = max(float(theirs.abs().max()), 1.0) if theirs.numel() else 1.0
-    if ours.shape != theirs.shape or (theirs.numel() and not bool((ours - theirs).abs().max() <= _TOLERANCE * scale)):
-        raise TrialFailed("a cut computes something else than the whole sequence")

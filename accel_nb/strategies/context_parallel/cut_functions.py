@@ -1,4 +1,4 @@
-"""Attention and dropout of code that holds a cut of a sequence: they compute what that of the whole sequence does.
+"""Attention and dropout for a cut of a sequence, with the results of the whole sequence.
 
 Attention takes the keys and values of all ranks. Where the numbers of heads are multiples of the number of ranks, each
 rank gets all of the sequence for some of the heads in exchange for its cut of the others (Jacobs et al., "DeepSpeed
@@ -27,21 +27,21 @@ _current: ContextVar[Cut | None] = ContextVar("cut", default=None)
 
 
 OTHER_CALLS = (
-    "a block computes otherwise than in the check of its first call, which a cut of the sequence cannot: train with "
-    "--cp 1"
+    "a block does not call attention as in its first call, by which it was checked, so cuts of the sequence cannot be "
+    "computed: train with --cp 1"
 )
 
 MakeMask = Callable[[tuple[int, ...], float, Tensor], Tensor]
-"""Draws a mask of dropout: from its shape, the share that is dropped, and a tensor of its dtype and device."""
+"""Draws a dropout mask; the arguments are its shape, the probability, and a tensor of its dtype and device."""
 
 _attention, _dropout = F.scaled_dot_product_attention, F.dropout
 
 
 class Cut:
-    """What the code of one block computes with: this rank's cut of sequences of ``length``, along ``dim``.
+    """This rank's cut of sequences of ``length`` along ``dim``, for the code of one block.
 
-    ``kinds`` are those of the calls of attention in their order; None: they are recorded in ``found``. ``make_mask``
-    replaces how masks of dropout are drawn.
+    ``kinds`` has the kind of each call of attention in order; None: the kinds are recorded in ``found``. ``make_mask``
+    draws the dropout masks in place of torch.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Cut:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Use torch's functions, except for masks of dropout that are drawn otherwise."""
+        """Use torch's functions inside of the block, with dropout masks of ``make_mask`` if there is one."""
         whole = None if self._make_mask is None else Cut(_ALONE, self.length, self.dim, None, self._make_mask)
         token = _current.set(whole)
         try:
@@ -93,12 +93,15 @@ class Cut:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Return what `scaled_dot_product_attention` does for the rank's queries, with the keys of all ranks."""
+        """Return `scaled_dot_product_attention` of this rank's queries with the keys and values of all ranks."""
         kind = self._next_kind(query, key)
         options: dict[str, Any] = {"scale": scale} | ({"enable_gqa": True} if enable_gqa else {})
         length = self.length
         if attn_mask is not None and (attn_mask.dim() < 2 or attn_mask.shape[-2] not in (1, length)):
-            raise MisuseError(f"a mask of shape {tuple(attn_mask.shape)} is not one of {length} queries")
+            raise MisuseError(
+                f"attn_mask has shape {tuple(attn_mask.shape)}: with --cp its dim -2 must be 1 or the length of "
+                f"the whole sequence, {length}"
+            )
         if kind == "cross":
             mask = self._rows_of(attn_mask, query, key.shape[-2], is_causal)
             return self._compute(query, key, value, mask, dropout_p, query.shape[:-2], None, options)
@@ -167,7 +170,7 @@ class Cut:
     # --- dropout ---
 
     def drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Return what `dropout` makes of a cut: its part of a mask that is drawn for the whole sequence."""
+        """Return the dropout of a cut, by its part of a mask that is drawn for the whole sequence."""
         if not training or not p:
             return _dropout(input, p, training, inplace)
         dims = [dim for dim in (self.dim, *range(input.dim())) if dim < input.dim() and input.shape[dim] == self.own]
@@ -180,7 +183,7 @@ class Cut:
         return input.mul_(kept) if inplace else input * kept
 
     def draw(self, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-        """Return a mask of dropout, with the numbers that torch draws for a tensor of this shape."""
+        """Return a dropout mask, with the numbers that torch draws for a tensor of this shape."""
         if self._make_mask is not None:
             return self._make_mask(shape, p, like)
         # In the order of the memory of ``like``, in which torch draws.
@@ -214,7 +217,7 @@ def whole(length: int, dim: int, make_mask: MakeMask) -> Cut:
 
 @contextmanager
 def replaced_functions() -> Iterator[None]:
-    """Replace attention and dropout of `torch.nn.functional` by functions that serve the cut of their thread."""
+    """Replace attention and dropout of `torch.nn.functional` by functions that compute the cut of their thread."""
     plain = F.scaled_dot_product_attention, F.dropout
     has_fast_path = torch.backends.mha.get_fastpath_enabled()
 

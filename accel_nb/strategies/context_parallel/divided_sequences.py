@@ -1,4 +1,4 @@
-"""A model whose blocks compute cuts of sequences, each on another rank.
+"""Models whose blocks compute cuts of sequences, one cut on each rank.
 
 Code outside of the blocks computes whole sequences on every rank: positions, embeddings, output layers and losses are
 those of one device. Each block takes this rank's cut of its input, and returns the whole output.
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
-from accel_nb.runtime.tensors.instance_patching import innermost_class, replace_forward, restore_forward
+from accel_nb.runtime.tensors.instance_patching import bound_forward, innermost_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.context_parallel.block_plan import (
     BlockPlan,
-    TrialFailed,
     compute_cut,
     dims_to_cut,
     join_cuts,
@@ -34,6 +33,7 @@ from accel_nb.strategies.context_parallel.block_plan import (
 from accel_nb.strategies.context_parallel.cut_functions import replaced_functions
 from accel_nb.strategies.pipeline.chain_probe import chain_input
 from accel_nb.strategies.tensor_parallel.plan import has_hooks
+from accel_nb.strategies.trials import TrialFailed
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -49,7 +49,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def refuse_blocks(model: nn.Module, size: int) -> Refusal | None:
-    """Return why no block of a model can compute cuts, as far as it is known before a call; None if some may."""
+    """Return why no block of a model can compute cuts, as far as its structure shows; None if some may."""
     if find_blocks(model):
         return None
     return Refusal(
@@ -64,7 +64,7 @@ class BlockCopies:
     """Copies of a model's blocks for trials, made before its parameters are divided: one for each kind of block."""
 
     kinds: dict[str, Any] = field(default_factory=dict)
-    """By name of a block what it has in common with those that compute alike."""
+    """By name of a block, a key that is equal for blocks that compute alike."""
     copies: dict[Any, nn.Module] = field(default_factory=dict)
     left_whole: dict[str, str] = field(default_factory=dict)
     """By class of block, why it is not computed in cuts."""
@@ -86,8 +86,8 @@ class BlockCopies:
 class SequenceDivision:
     """Replaced forwards of a model and of its blocks; `undo` restores them.
 
-    The first call of a kind of block with arguments of some structure tries how it is computed in cuts. What cannot be
-    is computed whole on every rank; if nothing can be, the first call of the model that computes gradients raises.
+    The first call of a kind of block with arguments of some structure makes a trial. A block without a successful trial
+    is computed whole on every rank; if no block has one, the first call of the model that computes gradients raises.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SequenceDivision:
         self._kind = innermost_class(model).__name__
         self._exchange = exchange
         self._is_whole_call = False
-        # Whether a block computes: those that it calls in turn are parts of it.
+        # Whether a block is being computed: blocks that it calls are parts of it.
         self._is_inside = False
         self._has_cut = False
         self._copies = blocks.copies
@@ -105,13 +105,13 @@ class SequenceDivision:
         self._plans: dict[Any, BlockPlan | None] = {}
         self._parts: set[str] = set()
         self._is_main = is_main
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._replaced: list[nn.Module] = []
         try:
             for name, kind in blocks.kinds.items():
                 block = model.get_submodule(name)
                 self._replace(block, self._forward_of(block, kind))
-            self._forward = _forward(model)
+            self._forward = bound_forward(model)
             self._has_cache = "use_cache" in inspect.signature(self._forward).parameters
             self._replace(model, self._call)
         except BaseException:
@@ -125,7 +125,7 @@ class SequenceDivision:
         self._replaced.clear()
 
     def describe(self) -> dict[str, str]:
-        """Return what is not computed in cuts, and why, as text by name; empty before the first call."""
+        """Return the modules that are not computed in cuts, with the reason as text; empty before the first call."""
         facts = dict.fromkeys(sorted(self._parts), "computed whole on each worker")
         return facts | {f"{kind} computed whole:": why for kind, why in self._left_whole.items()}
 
@@ -134,7 +134,7 @@ class SequenceDivision:
         self._replaced.append(module)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the model; with a cache of keys and values, as to generate text, all of it on every rank."""
+        """Compute the model; with a key-value cache, as for generation, every rank computes all of it."""
         before = self._is_whole_call
         if self._has_cache:
             self._is_whole_call = bool(kwargs.setdefault("use_cache", False))
@@ -152,15 +152,15 @@ class SequenceDivision:
         return output
 
     def _warn_about_whole(self) -> None:
-        """Warn about what is not computed in cuts, once, on the main rank."""
+        """Warn about modules that are not computed in cuts, once for each, on the main rank."""
         facts = self.describe()
-        if self._is_main and not facts.keys() <= self._told:
-            new = [f"{name} {why}" for name, why in facts.items() if name not in self._told]
+        if self._is_main and not facts.keys() <= self._reported:
+            new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]
             warnings.warn(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}", stacklevel=2)
-        self._told |= facts.keys()
+        self._reported |= facts.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:
-        forward = _forward(block)
+        forward = bound_forward(block)
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             is_part = self._is_whole_call or self._is_inside
@@ -208,7 +208,7 @@ class SequenceDivision:
 
 
 def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) -> Any:
-    """Return what calls have in common that are computed alike, whatever their lengths are."""
+    """Return a key that is equal for calls that are computed alike; it does not contain their lengths."""
     taken = chain_input(args, kwargs)
     assert taken is not None, "checked before"
     lengths = {taken.shape[dim]: dim for dim in (0, 1) if dim < taken.dim()}
@@ -225,23 +225,18 @@ def _structure(args: Sequence[Any], kwargs: Mapping[str, Any], dims: list[int]) 
 
 
 def _kind_of(block: nn.Module) -> Any:
-    """Return what blocks have in common that compute alike: classes, shapes of parameters and numbers."""
+    """Return a key that is equal for blocks that compute alike: classes, shapes of parameters and numbers."""
     shapes = tuple((name, tuple(value.shape)) for name, value in block.named_parameters(remove_duplicate=False))
     parts = tuple(
-        (name, innermost_class(part), *(item for item in vars(part).items() if _is_kept(*item)))
+        (name, innermost_class(part), *(item for item in vars(part).items() if _is_compared(*item)))
         for name, part in block.named_modules()
     )
     return shapes, parts
 
 
-def _is_kept(name: str, value: Any) -> bool:
+def _is_compared(name: str, value: Any) -> bool:
     is_number = type(value) in (int, float, bool, str)
     return is_number and name != "training" and not _POSITION_IN_MODEL.search(name)
-
-
-def _forward(module: nn.Module) -> Callable[..., Any]:
-    own = vars(module).get("forward")
-    return own if own is not None else type(module).forward.__get__(module)
 
 
 _POSITION_IN_MODEL = re.compile(r"(^|_)(layer|block)_?(idx|id|index|number)?$|^(idx|index)$")

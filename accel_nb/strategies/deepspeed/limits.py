@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot train; checked before anything is divided."""
+"""Limits of DeepSpeed; models and optimizers are checked before anything is divided."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _WITHOUT_VALUES = {
 
 @dataclass
 class Passes:
-    """How many forward and backward passes of a model are running."""
+    """The number of running forward and backward passes of a model."""
 
     number: int = 0
 

@@ -2,7 +2,7 @@
 
 A *module of experts* has the number ``num_experts``, parameters whose first dim has this length, and
 ``forward(tokens, indices, weights)``: tokens of shape [T, D], the K experts of each token and the weights of their
-results, both of shape [T, K]. It returns the weighted sum of each token's experts, of shape [T, D]. Those of
+results, both of shape [T, K]. It returns the weighted sum of each token's experts, of shape [T, D]. The experts of
 transformers are such modules.
 """
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed.sharded import part_with_gradient
 from accel_nb.runtime.distributed.token_exchange import Route, TokenExchange
-from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
 
 
 class ExpertDivision:
@@ -34,10 +34,10 @@ class ExpertDivision:
         self._replaced: list[nn.Module] = []
         try:
             for number, module in enumerate(modules):
-                own = vars(module).get("forward")
-                forward = type(module).forward if own is None else lambda _, *args, own=own: own(*args)
                 record = partial(self._loads.__setitem__, number)
-                replace_forward(module, _divided_forward(weakref.ref(module), forward, exchange, record))
+                replace_forward(
+                    module, _divided_forward(weakref.ref(module), unbound_forward(module), exchange, record)
+                )
                 self._replaced.append(module)
         except BaseException:
             self.undo()
@@ -77,7 +77,10 @@ def _divided_forward(
         own_counts = wanted.bincount(minlength=num_experts)
         if len(own_counts) != num_experts:
             kind = type(experts).__name__
-            raise MisuseError(f"a {kind} has {num_experts} experts, and got the index {len(own_counts) - 1}")
+            raise MisuseError(
+                f"a {kind} has {num_experts} experts, and got the index {len(own_counts) - 1}; indices go from 0 to "
+                f"{num_experts - 1}"
+            )
         counts = exchange.gather_counts(own_counts)
         record(counts.sum(0, dtype=torch.float32))
         # By rank that sends, and by rank that holds the experts.
@@ -104,7 +107,7 @@ def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indic
         tokens, indices = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), indices.new_zeros(1)
     parameters, attributes = experts._parameters, vars(experts)
     before = dict(parameters)
-    parameters.update({name: own_part(value) for name, value in before.items()})
+    parameters.update({name: part_with_gradient(value) for name, value in before.items()})
     whole, attributes["num_experts"] = attributes["num_experts"], num_own
     try:
         result = forward(experts, tokens, indices[:, None], tokens.new_ones(len(tokens), 1))
@@ -112,11 +115,6 @@ def _compute(experts: Any, forward: Callable[..., Tensor], tokens: Tensor, indic
         attributes["num_experts"] = whole
         parameters.update(before)
     return result[:number]
-
-
-def own_part(parameter: Any) -> Any:
-    """Return this rank's part of a parameter, with a gradient."""
-    return parameter.to_local() if sharded.is_sharded(parameter) else parameter
 
 
 _SHAPES = (

@@ -22,7 +22,7 @@ from accel_nb.runtime.distributed.token_exchange import TokenExchange
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
-from accel_nb.strategies.thread_ranks import ThreadRank, run_threads
+from accel_nb.strategies.trials import ThreadRank, is_close, run_threads
 
 _NUM_TOKENS, _NUM_CHOSEN = 7, 2
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -129,7 +129,7 @@ def _compare_parts(
         if value.grad is None or any(part is None for part in parts):
             return f"{name} gets no gradient"
         pairs.append((torch.cat([part for part in parts if part is not None]), value.grad / size))
-    if all(ours.shape == theirs.shape and _is_close(ours, theirs, tolerance) for ours, theirs in pairs):
+    if all(is_close(result, reference, tolerance) for result, reference in pairs):
         return None
     return "its parts compute something else than the whole"
 
@@ -144,7 +144,7 @@ def _copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _run(module: nn.Module, tokens: Tensor, indices: Tensor, weights: Tensor, factors: Tensor) -> list[Tensor]:
-    """Return what a module computes, and the gradients of its tokens and weights for a random linear function."""
+    """Return the output of a module, and the gradients of a random linear function of it for tokens and weights."""
     given, scores = tokens.clone().requires_grad_(), weights.clone().requires_grad_()
     with torch.enable_grad():
         result = module(given, indices, scores)
@@ -154,8 +154,3 @@ def _run(module: nn.Module, tokens: Tensor, indices: Tensor, weights: Tensor, fa
     assert given.grad is not None
     assert scores.grad is not None
     return [result.detach(), given.grad, scores.grad]
-
-
-def _is_close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
-    scale = float(theirs.abs().max()) if theirs.numel() else 0.0
-    return bool((ours - theirs).abs().max() <= tolerance * max(scale, 1.0)) if theirs.numel() else True

@@ -101,7 +101,7 @@ class Float8Gather:
         held = param._sharded_local_tensor
         held.fsdp_pre_all_gather = fsdp_pre_all_gather
         held.fsdp_post_all_gather = fsdp_post_all_gather
-        param._init_extensions()  # it has looked for the attributes when it was made
+        param._init_extensions()  # `fully_shard` read the attributes when it made ``param``
 
 
 def _casting_for(param: Any) -> WeightCasting | None:

@@ -139,7 +139,7 @@ class Fsdp(Stepping):
     def refusal(self, bundle: Bundle) -> Refusal | None:
         """Return why a model cannot be sharded, with these options or at all; None if it can."""
         if self.options.float8_gather and self.options.cpu_offload:
-            why = "what lies in host memory is gathered in the format of the computation, and not in float8"
+            why = "weights in host memory are gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
         if self.options.average_unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
@@ -186,7 +186,7 @@ class Fsdp(Stepping):
         return None
 
     def _refuse_stages(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model's blocks can be divided into stages; None if they are, or those of other models."""
+        """Return why no model's blocks can be divided into stages; None if those of any prepared model are."""
         plans = [self._stages_of(model) for model in models if any(True for _ in model.parameters())]
         if not all(isinstance(plan, Refusal) for plan in plans):
             return None
@@ -195,14 +195,14 @@ class Fsdp(Stepping):
         return next((plan for plan in plans if isinstance(plan, Refusal)), None)
 
     def _refuse_sequences(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model can compute cuts of sequences, as far as it is known; None if one may."""
+        """Return why no model can compute cuts of sequences, as far as its structure shows; None if one may."""
         refused = [refuse_blocks(model, self._cp) for model in models if any(True for _ in model.parameters())]
         if not refused or None in refused or any(part.sequences is not None for part in self._models.values()):
             return None
         return refused[0]
 
     def _refuse_experts(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model's experts can be divided; None if they are, or those of other models."""
+        """Return why no model's experts can be divided; None if those of any prepared model are."""
         plans = [self._experts_of(model) for model in models if any(True for _ in model.parameters())]
         refused = [plan for plan in plans if isinstance(plan, Refusal)]
         if len(refused) < len(plans) or any(part.experts is not None for part in self._models.values()):
@@ -226,7 +226,7 @@ class Fsdp(Stepping):
         )
 
     def _refuse_layers(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why layers of these models cannot be divided; None if they can, or if other models' layers are."""
+        """Return why layers of these models cannot be divided; None if those of any prepared model are."""
         with_parameters = [model for model in models if any(True for _ in model.parameters())]
         plans = [self._plan_of(model) for model in with_parameters]
         refused = next((plan for plan in plans if isinstance(plan, Refusal)), None)
@@ -408,7 +408,7 @@ class Fsdp(Stepping):
         loss_fn: Callable[..., Tensor],
         weigh: Callable[[Tensor, int], Tensor | None],
     ) -> ScheduledSteps | None:
-        """Return what trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
+        """Return an object that trains a wrapped model by a schedule of micro-batches; None if it has no stages."""
         from accel_nb.strategies.pipeline.schedule import TrainingSchedule  # imports torch's tracer
 
         part = self._models.get(id(model))
@@ -436,7 +436,7 @@ class Fsdp(Stepping):
         )
 
     def keep_graph(self) -> None:
-        """Keep the gathered parameters until the next step: the graph has them, and not the parts."""
+        """Keep the gathered parameters until the next step: the graph references them, and not the parts."""
         for part in self._models.values():
             part.keep_gathered()
 
@@ -497,13 +497,13 @@ class Fsdp(Stepping):
         return self._world.size // self._stages.number if is_staged else self._world.size
 
     def share_state(self) -> None:
-        """Make optimizer state known here that only ranks of other stages have, without its values; all must call."""
+        """Add optimizer states that only ranks of other stages have, without their values; every rank must call."""
         for part in self._models.values():
             if part.pipeline is not None:
                 self._share_states(part)
 
     def _share_states(self, part: ShardedModel) -> None:
-        """Make optimizer states of parameters of other stages known here, without values; every rank must call."""
+        """Add the optimizer states of parameters of other stages, without values; every rank must call."""
         assert self.groups is not None, "several stages have a mesh"
         staged = [now for now, _ in part.parameters() if part.is_staged(now)]
         for optimizer in self._live_optimizers():

@@ -1,4 +1,4 @@
-"""A check that a model's blocks form a chain: each takes what the one before has returned, and nothing else does."""
+"""A check that a model's blocks form a chain: each takes the output of the one before, and nothing else uses it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ChainProbe:
             and not taken._version
         ):
             raise MisuseError(
-                f"the forward of {self._kind} changes values between its blocks, which stages cannot: {_REMEDY}"
+                f"the forward of {self._kind} changes values between its blocks, which stages do not support: {_REMEDY}"
             )
         rest, named = with_chain_input(args, kwargs, taken.new_empty(0))
         self.others += [value.clone() for value in find_tensors([list(rest), dict(named)])]

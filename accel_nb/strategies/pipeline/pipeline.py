@@ -24,6 +24,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
 from accel_nb.runtime.tensors.instance_patching import (
+    bound_forward,
     innermost_class,
     patch_instance,
     replace_forward,
@@ -42,7 +43,7 @@ _RANDOM_BITS = 62
 
 @dataclass
 class KindOfCall:
-    """What is known of calls with arguments of one structure."""
+    """Properties of calls with arguments of one structure, as found in earlier calls."""
 
     output: Any
     """An output of the same structure, with other values."""
@@ -50,7 +51,7 @@ class KindOfCall:
     is_in_parts: bool | None = None
     """Whether batches pass in micro-batches; None: no batch had several rows yet."""
     draws: bool | None = None
-    """Whether any stage draws random numbers; None: not known yet."""
+    """Whether any stage draws random numbers; None before the first call."""
 
     forms: dict[Any, Forms] = field(default_factory=dict)
     """By the shapes of the arguments."""
@@ -138,11 +139,10 @@ class Pipeline:
             )
             for number in range(exchange.rank, len(plan.starts), exchange.num_ranks)
         ]
-        # What a block's call does while the model is called.
+        # Handles the calls of blocks while the model is called.
         self._run: StageRun | ChainProbe | None = None
         self._kinds: dict[Any, KindOfCall] = {}
-        own = vars(model).get("forward")
-        self._forward: Callable[..., Any] = own if own is not None else type(model).forward.__get__(model)
+        self._forward = bound_forward(model)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
         # Computes calls of the model in another way, with the backward pass.
@@ -176,11 +176,13 @@ class Pipeline:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model: every rank gets the outputs of the last stage."""
         if self._run is not None:
-            raise MisuseError(f"the forward of {self._kind} calls itself, which stages cannot: train with --pp 1")
+            raise MisuseError(
+                f"the forward of {self._kind} calls itself, which stages do not support: train with --pp 1"
+            )
         if self._has_cache_option:
             if kwargs.get("use_cache"):
                 raise MisuseError(
-                    f"{self._kind} is called with use_cache, as to generate text, which stages do not serve: "
+                    f"{self._kind} is called with use_cache, as for generation, which stages do not support: "
                     "call it without --pp"
                 )
             kwargs["use_cache"] = False
@@ -214,7 +216,7 @@ class Pipeline:
             made.outputs, made.needs_gradient = outputs, needs
             anchor = torch.empty(0, device=self.device, requires_grad=True)
             sources = [value for value in tensors if value.requires_grad]
-            outputs = list(_Leave.apply(self, made, anchor, *sources))  # pyright: ignore[reportArgumentType]
+            outputs = list(_StageOutputs.apply(self, made, anchor, *sources))  # pyright: ignore[reportArgumentType]
         remaining = iter(outputs)
         return map_tensors(lambda _: next(remaining), kind.output)
 
@@ -391,8 +393,8 @@ class Pipeline:
             run = self._run
             if run is None:
                 raise MisuseError(
-                    f"a block of {self._kind} was called outside of the model's forward, and other workers hold some: "
-                    "call the model, or train with --pp 1"
+                    f"a block of {self._kind} was called outside of the model's forward, and other workers hold other "
+                    "blocks: call the model, or train with --pp 1"
                 )
             return run.call(number, lambda *args, **kwargs: base.__call__(block, *args, **kwargs), args, kwargs)
 
@@ -409,8 +411,8 @@ class Pipeline:
         yield
         for value, gradient in before:
             if value.grad is not None:
-                known = self.collected.get(id(value))
-                self.collected[id(value)] = value.grad if known is None else known + value.grad
+                earlier = self.collected.get(id(value))
+                self.collected[id(value)] = value.grad if earlier is None else earlier + value.grad
             value.grad = gradient
 
     def compute_gradients(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -422,7 +424,7 @@ class Pipeline:
             )
         if made.is_done:
             raise MisuseError(
-                f"a call of {self._kind} by stages serves one backward pass: add the losses, or call the model again"
+                f"{self._kind} in stages has one backward pass for each call: add the losses, or call the model again"
             )
         made.is_done = True
         exchange, waits = self.exchange, []
@@ -460,7 +462,9 @@ class Pipeline:
         return [exchange.comm.all_reduce(value.contiguous()) for value in found]
 
 
-class _Leave(Function):
+class _StageOutputs(Function):
+    """Returns the outputs of the last stage; its backward pass computes the gradients of this rank's stages."""
+
     @staticmethod
     def forward(ctx: Any, pipeline: Pipeline, made: _Pass, anchor: Tensor, *sources: Tensor) -> Any:
         ctx.facts = pipeline, made
@@ -507,6 +511,6 @@ def is_close(one: Tensor, other: Tensor) -> bool:
 
 
 _WHOLE = (
-    "{kind} computes with several samples of a batch together, or its loss: each batch passes through the stages as a "
-    "whole, so that they wait for each other"
+    "{kind}, or its loss, computes with several samples of a batch together: each batch passes through the stages as a "
+    "whole, and stages wait for each other. Layers that treat each sample by itself avoid that"
 )

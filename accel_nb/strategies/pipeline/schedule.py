@@ -63,9 +63,9 @@ class _Step:
 class TrainingSchedule:
     """Trains a model in stages by a schedule. All ranks of a copy must make the same calls.
 
-    ``loss_fn`` takes the model's output, and the target if there is one; ``weigh`` returns the total weight of a loss
-    of so many rows, or None if that is the number of rows. ``cast`` converts the model's output as its forward does
-    outside of the schedule; ``gathered`` is the context of a step, in which parameters stay gathered.
+    ``loss_fn`` takes the model's output, and the target if there is one; ``weigh(loss, num_rows)`` returns the
+    total weight of a loss, or None if that is the number of rows. ``cast`` converts the model's output as its forward
+    does outside of the schedule; ``gathered`` is the context of a step, in which parameters stay gathered.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class TrainingSchedule:
                 yield value
 
     def _count(self, call: ModelCall) -> int | None:
-        """Return the number of micro-batches: the largest that divides the batch; None if the schedule has none."""
+        """Return the number of micro-batches: the largest possible that divides the batch; None if there is none."""
         if not call.kind.is_in_parts or any(value.requires_grad for value in call.tensors):
             return None
         number_of_ranks = self._pipeline.exchange.num_ranks
@@ -175,7 +175,7 @@ class TrainingSchedule:
             self._step = None
 
     def _loss(self, step: _Step, number: int, is_sum: bool) -> Tensor:
-        """Return the loss of the batch; raise `MisuseError` on every rank if micro-batches do not have it together."""
+        """Return the loss of the batch; raise `MisuseError` on every rank if those of micro-batches do not give it."""
         exchange = self._pipeline.exchange
         facts = torch.zeros(2, dtype=torch.float64, device=self._pipeline.device)
         if exchange.is_last:
@@ -262,7 +262,7 @@ def _are_equal(weights: Sequence[Tensor | None]) -> bool:
 
 
 class _StageModule(nn.Module):
-    """What a schedule calls: one stage of the model, with the number of a micro-batch."""
+    """The module that a schedule calls: one stage of the model, with the number of a micro-batch."""
 
     def __init__(self, schedule: TrainingSchedule, stage: Stage) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One stage of a model for one micro-batch: its code runs, but only the blocks of the stage compute."""
+"""One stage of a model for one micro-batch: the model's code runs, but only the blocks of the stage compute."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StageRun:
 
 
 class StageInput:
-    """The tensor that the stage before sends for one micro-batch; ``form`` is None until it is known."""
+    """The tensor that the stage before sends for one micro-batch; ``form`` is None until it was received."""
 
     def __init__(self, exchange: StageExchange, source: int | None, form: Form | None) -> None:
         self._exchange, self._source = exchange, source
@@ -72,7 +72,7 @@ class StageInput:
         return self.tensor
 
     def drain(self) -> None:
-        """Receive what the stage before has sent, unless that was done."""
+        """Receive the tensor of the stage before, unless it was received already."""
         if self._is_received or self._source is None:
             return
         self._is_received = True

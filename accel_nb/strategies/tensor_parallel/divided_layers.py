@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
-from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
+from accel_nb.runtime.distributed.sharded import part_with_gradient
+from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,7 @@ class LayerDivision:
         self._replaced.clear()
 
     def _replace(self, module: nn.Module, make: Callable[..., Callable[..., Any]], *options: Any) -> None:
-        own = vars(module).get("forward")
-        forward = type(module).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs)
-        replace_forward(module, make(weakref.ref(module), forward, *options))
+        replace_forward(module, make(weakref.ref(module), unbound_forward(module), *options))
         self._replaced.append(module)
 
 
@@ -94,7 +92,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
         if not exchange.is_in_group:
             raise MisuseError(_PART_ALONE)
         layer = module()
-        return F.linear(exchange.enter(input), _own(layer.weight), _own(layer.bias))
+        return F.linear(exchange.enter(input), part_with_gradient(layer.weight), part_with_gradient(layer.bias))
 
     return forward
 
@@ -102,7 +100,7 @@ def _column_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) 
 def _row_forward(module: Callable[[], Any], _: Any, exchange: LayerExchange) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         layer = module()
-        result = exchange.leave(F.linear(input, _own(layer.weight)))
+        result = exchange.leave(F.linear(input, part_with_gradient(layer.weight)))
         return result if layer.bias is None else result + layer.bias
 
     return forward
@@ -124,7 +122,7 @@ def _whole_forward(module: Callable[[], Any], forward: Any, exchange: LayerExcha
 def _owner_forward(
     module: Callable[[], Any], forward: Any, exchange: LayerExchange, values: Mapping[str, int]
 ) -> Callable[..., Any]:
-    def with_own_part(*args: Any, **kwargs: Any) -> Any:
+    def with_own_numbers(*args: Any, **kwargs: Any) -> Any:
         owner = module()
         attributes = vars(owner)
         before = {name: attributes[name] for name in values}
@@ -135,18 +133,13 @@ def _owner_forward(
         finally:
             attributes.update(before)
 
-    return with_own_part
+    return with_own_numbers
 
 
 _PART_ALONE = (
     "a linear layer that is divided among workers by --tp was called by other code than the forward of its module, and "
     "would return a part of its output: call the module, or train with --tp 1"
 )
-
-
-def _own(parameter: Any) -> Any:
-    """Return this rank's part of a parameter, with a gradient."""
-    return parameter.to_local() if sharded.is_sharded(parameter) else parameter
 
 
 @torch.no_grad()

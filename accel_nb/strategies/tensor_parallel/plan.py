@@ -1,7 +1,7 @@
 """Choice of the layers of a model that are divided.
 
 A model's own plan, as those of transformers have one, is followed. Else groups of linear layers are found by shape and
-name, and a group is divided only if a trial has shown that its parts compute what the whole does.
+name, and a group is divided only if a trial has shown that its parts compute the same as the whole.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import nn
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, join
-from accel_nb.strategies.tensor_parallel.trial import TrialFailed, try_group
+from accel_nb.strategies.tensor_parallel.trial import try_group
+from accel_nb.strategies.trials import TrialFailed
 
 _COLUMNS, _ROWS, _WHOLE = {"colwise"}, {"rowwise"}, {"replicated_with_grad_allreduce"}
-# Styles of layers that stay whole: their memory is not saved, and nothing else changes.
+# Styles of layers that stay whole: they take the memory of the whole, and compute the same.
 _LEFT_WHOLE = {
     "replicate", "replicated", "sequence_parallel", "embedding_rowwise", "colwise_rep", "colwise_gather_output",
     "gather",
@@ -130,12 +131,13 @@ def _check_numbers(
             return Refusal(
                 f"{join(owner, leaf)} of the {innermost_class(model).__name__} has {number} {what}, which "
                 f"mesh.tp {size} does not divide",
-                f"use {_common(number)}",
+                f"use {_list_degrees(number)}",
             )
     return None
 
 
-def _common(number: int) -> str:
+def _list_degrees(number: int) -> str:
+    """Return the values of ``mesh.tp`` that divide a number, as text."""
     found = [str(size) for size in range(1, min(number, 64) + 1) if number % size == 0]
     return f"mesh.tp {', '.join(found)}"
 
@@ -182,7 +184,7 @@ def _search(model: nn.Module, size: int, plan: DivisionPlan) -> Refusal | None:
 def _refuse_heads(name: str, kind: str, attribute: str, count: int, size: int) -> Refusal:
     return Refusal(
         f"{join(name, attribute)} of a {kind} is {count}, which mesh.tp {size} does not divide",
-        f"use {_common(count)}",
+        f"use {_list_degrees(count)}",
     )
 
 
@@ -211,7 +213,7 @@ def _candidates(layers: Mapping[str, Any]) -> Iterator[DividedGroup]:
 def _try_candidates(
     owner: nn.Module, candidates: Sequence[DividedGroup], heads: Mapping[str, int], size: int
 ) -> DividedGroup | str:
-    """Return the first division that computes what the whole module does; else why there is none."""
+    """Return the first division whose parts compute the same as the whole module, or why there is none."""
     reason = ""
     for group in candidates:
         layers: list[Any] = [owner.get_submodule(name) for name in (*group.columns, *group.rows)]
@@ -259,7 +261,7 @@ def _head_counts(owner: nn.Module) -> dict[str, int]:
 
 
 def _kind_of(owner: nn.Module) -> Any:
-    """Return what modules of one kind have in common: class, shapes of parameters and numbers."""
+    """Return a key that is equal for modules of one kind: classes, shapes of parameters and numbers."""
     shapes = tuple((name, tuple(value.shape)) for name, value in owner.named_parameters(remove_duplicate=False))
     parts = tuple((name, innermost_class(part)) for name, part in owner.named_modules())
     numbers = tuple((name, value) for name, value in vars(owner).items() if type(value) in (int, float, bool, str))

@@ -1,4 +1,4 @@
-"""A trial of a division of layers: whether the parts together compute what the whole module does.
+"""A trial of a division of layers: whether the parts together compute the same as the whole module.
 
 The module is copied in float64 to the CPU, whole and once for each part; threads take the place of ranks. So a trial
 needs no other rank, changes nothing, and cannot leave a rank waiting.
@@ -20,14 +20,10 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, LayerDivision, part_of
-from accel_nb.strategies.thread_ranks import ThreadRank, run_threads
+from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
 
 _BATCH, _LENGTH = 2, 5
 _TOLERANCE = 1e-9
-
-
-class TrialFailed(Exception):
-    """Raised if the parts compute something else than the whole module, or if it cannot be tried."""
 
 
 @dataclass
@@ -70,9 +66,8 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
             if name in dims:
                 gradient = part_of(gradient, dims[name], index, size)
             pairs.append((part, gradient))
-        for ours, theirs in pairs:
-            if ours.shape != theirs.shape or not _is_close(ours, theirs):
-                raise TrialFailed("its parts compute something else than the whole")
+        if not all(is_close(result, wanted, _TOLERANCE) for result, wanted in pairs):
+            raise TrialFailed("its parts compute something else than the whole")
     return _draws_in_parts(owner, own, data, size)
 
 
@@ -116,7 +111,7 @@ def _part(owner: nn.Module, group: DividedGroup, index: int, size: int) -> nn.Mo
 
 
 def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
-    """Return what a module computes, and the gradients of a random linear function of it."""
+    """Return the outputs of a module, and the gradients of a random linear function of them."""
     given = data.clone().requires_grad_()
     with torch.enable_grad():
         outputs = [value for value in find_tensors(module(given)) if value.is_floating_point()]
@@ -133,7 +128,7 @@ def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
 
 
 class _NoSum:
-    """A communicator that reduces nothing, where values do not matter."""
+    """A communicator that does not reduce, for a run of which only the random numbers are compared."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the tensor."""
@@ -151,8 +146,3 @@ def _run_parts(parts: Sequence[nn.Module], group: DividedGroup, data: Tensor, we
         return run_threads(size, compute)
     except Exception as error:
         raise TrialFailed(f"its parts raise {type(error).__name__}: {error}") from None
-
-
-def _is_close(ours: Tensor, theirs: Tensor) -> bool:
-    scale = float(theirs.abs().max()) if theirs.numel() else 0.0
-    return bool((ours - theirs).abs().max() <= _TOLERANCE * max(scale, 1.0)) if theirs.numel() else True

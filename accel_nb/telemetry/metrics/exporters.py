@@ -1,4 +1,4 @@
-"""Opens the exporters that the options request and exports events; one that fails is reported once and removed."""
+"""The exporters that the options request: events are exported by each; one that fails is reported once and removed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from accel_nb.telemetry.metrics.samples import METRICS, Sample
 
 EXPORT_EVERY_MS = 5000
-CLOSE_PATIENCE_MS = 3000
+CLOSE_TIMEOUT_MS = 3000
 
 
 class OpenTelemetry:
@@ -56,7 +56,7 @@ class OpenTelemetry:
 
     def close(self) -> None:
         """Send the last state and stop."""
-        self._provider.shutdown(timeout_millis=CLOSE_PATIENCE_MS)
+        self._provider.shutdown(timeout_millis=CLOSE_TIMEOUT_MS)
 
 
 def _dotted(name: str) -> str:

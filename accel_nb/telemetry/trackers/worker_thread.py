@@ -16,7 +16,7 @@ from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, without_se
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 100_000
-CLOSE_PATIENCE_S = 30.0
+CLOSE_TIMEOUT_S = 30.0
 
 
 class TrackerThread:
@@ -65,13 +65,13 @@ class TrackerThread:
             self._begin()
         self._waiting.put(partial(_call, method, arguments, options, by_name or {}))
 
-    def wait_started(self, timeout_s: float = CLOSE_PATIENCE_S) -> bool:
+    def wait_started(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until every tracker has started or failed; return False if the timeout has passed before."""
         if not self.has_begun:
             self._begin()
         return self._started.wait(timeout_s)
 
-    def close(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Log queued values and finish every tracker; warn about those that have not finished within the timeout."""
         if not self.has_begun:
             self._begin()

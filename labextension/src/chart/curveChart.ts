@@ -79,7 +79,7 @@ interface ILine {
   readonly picker: RowPicker;
   /** The smoothed values, drawn instead of the raw ones, which another, faint line may show; null: not smoothed. */
   readonly smoothed: SmoothedColumn | null;
-  /** What is filled instead of a faint line that has more rows than the chart has pixels; else null. */
+  /** The area that is filled instead of a faint line with more rows than the chart has pixels; else null. */
   band: IBand | null;
 }
 

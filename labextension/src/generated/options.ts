@@ -16,7 +16,7 @@ export interface IAutocastOptions {
   cache_enabled?: boolean;
 }
 
-/** Where checkpoints are saved, and how many are kept. */
+/** The place of checkpoints, and how many are kept. */
 export interface ICheckpointOptions {
   /** Folder or URL of the checkpoints; a checkpoint that is saved without a name is called step_N. */
   dir?: string | null;
@@ -108,7 +108,7 @@ export interface IDeepspeedOptions {
   allow_untested_optimizer?: boolean;
 }
 
-/** Where workers run. */
+/** The machines on which workers run, and how they are reached. */
 export interface IEngineOptions {
   /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh reaches, slurm the nodes of a Slurm job. */
   kind?: 'local' | 'ray' | 'ssh' | 'slurm';
@@ -178,7 +178,7 @@ export interface IGroupOptions {
   timeout?: number;
 }
 
-/** How the workers are arranged in dimensions: those that are not named here divide the data. */
+/** The arrangement of the workers in dimensions: those that are not named here divide the data. */
 export interface IMeshOptions {
   /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
   tp?: number;
@@ -210,7 +210,7 @@ export interface IMetricsOptions {
   otlp?: string | null;
 }
 
-/** How a user is notified of the end of a long run. */
+/** Notifications of the user about the end of a long run. */
 export interface INotifyOptions {
   /** Post a JSON object to this URL when a run has ended; its text and content are what Slack, Mattermost and Discord show. */
   url?: string | null;
@@ -255,7 +255,7 @@ export interface IOptions {
   deepspeed?: IDeepspeedOptions;
   /** PyTorch/XLA: each worker drives all its visible chips. */
   xla?: IXlaOptions;
-  /**  */
+  /** Where checkpoints are saved, and how many are kept. */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; if not set, on every visible one, else one CPU worker. [GPUs] */
   gpus?: number | 'all' | null;
@@ -325,7 +325,7 @@ export interface IOptions {
   debug?: boolean;
   /** YAML file with options; environment, notebook, flags and code override it. */
   config?: string | null;
-  /**  */
+  /** Where workers run. */
   engine?: IEngineOptions;
   /** Dimensions in which the workers are arranged. */
   mesh?: IMeshOptions;

@@ -60,7 +60,7 @@ const FACTS = ['target', 'notebook', 'code', 'folder', 'machine', 'packages'] as
 
 export type RunFact = (typeof FACTS)[number];
 
-/** What a user writes about a run; fields that are left out stay as they are. */
+/** The labels that a user gives a run; fields that are left out stay as they are. */
 export interface IRunLabels {
   readonly name?: string;
   readonly notes?: string;
@@ -68,7 +68,7 @@ export interface IRunLabels {
   readonly is_starred?: boolean;
 }
 
-/** Where runs differ: one row for each fact, with one value for each run. */
+/** The differences of runs: one row for each fact, with one value for each run. */
 export interface IRunComparison {
   readonly ids: readonly string[];
   readonly rows: readonly { readonly name: string; readonly values: readonly string[] }[];

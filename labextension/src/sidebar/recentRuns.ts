@@ -44,7 +44,7 @@ export class RecentRuns {
     return this.lastProblem;
   }
 
-  /** Where the selected runs differ; null while fewer than two are selected. */
+  /** The differences of the selected runs; null while fewer than two are selected. */
   get comparison(): IRunComparison | null {
     return this.selected.size < 2 ? null : this.latestComparison;
   }
@@ -63,7 +63,7 @@ export class RecentRuns {
     await this.attempt(() => this.compare());
   }
 
-  /** Change what the user wrote about a run. */
+  /** Change the labels of a run. */
   async label(id: string, labels: IRunLabels): Promise<void> {
     await this.attempt(async () => {
       await this.channel.request('label run', { id, labels: { ...labels } as JSONObject });

@@ -146,7 +146,7 @@ function Star({
   );
 }
 
-/** Where the selected runs differ: a column for each. */
+/** The differences of the selected runs: a column for each. */
 function Comparison({
   comparison,
   session,

@@ -111,7 +111,7 @@ export class Header {
 
 type TimeUse = NonNullable<IRankFacts['timeUse']>;
 
-/** What a rank's time is used for: the name and the color of each part, in the order of drawing. */
+/** The uses of a rank's time: the name and the color of each part, in the order of drawing. */
 const TIME_PARTS: readonly { part: keyof TimeUse; name: string; color: string }[] = [
   { part: 'computing', name: 'computing', color: '#0072b2' },
   { part: 'reading', name: 'reading data', color: '#e69f00' },

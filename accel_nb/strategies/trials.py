@@ -1,4 +1,7 @@
-"""Threads in place of ranks, for trials of a division: these need no other rank, and leave none waiting."""
+"""Trials of a division: threads in place of ranks, and the comparison of results.
+
+A trial needs no other rank, and leaves none waiting.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from torch import Tensor
 
 T = TypeVar("T")
 _TIMEOUT_S = 60.0
+
+
+class TrialFailed(Exception):
+    """Raised if parts compute something else than the whole, or if a trial cannot be made."""
 
 
 class ThreadRank:
@@ -73,3 +80,13 @@ def run_threads(size: int, compute: Callable[[int, ThreadRank], T]) -> list[T]:
     if len(results) < size:
         raise RuntimeError("its parts do not agree")
     return [results[index] for index in range(size)]
+
+
+def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Return whether two results have one shape and differ by at most ``tolerance``, relative to values above 1."""
+    if found.shape != expected.shape:
+        return False
+    if not expected.numel():
+        return True
+    scale = max(float(expected.abs().max()), 1.0)
+    return bool((found - expected).abs().max() <= tolerance * scale)
