@@ -39,6 +39,24 @@ def test_attributes_that_a_cell_sets_on_modules_are_set_in_the_notebook(kernel, 
     assert kernel.value("found") == (7, 5)
 
 
+def test_dictionaries_of_modules_are_changed_in_place_on_both_sides(kernel, helpers):
+    setup(kernel, "from accel_nb_helpers import options")
+    done(
+        kernel,
+        "import accel_nb_helpers as helpers\nhelpers.options['clip'] = 9\nhelpers.rate = helpers.options['clip']",
+    )
+    assert kernel.value("(options, helpers.options is options, helpers.rate)") == ({"clip": 9}, True, 9)
+    setup(kernel, "helpers.options['clip'] = 11")
+    done(kernel, "from accel_nb_helpers import options\nfound = dict(options)")
+    assert kernel.value("found") == {"clip": 11}
+
+
+def test_an_attribute_of_a_cell_that_cannot_be_returned_is_named(kernel, helpers):
+    output = done(kernel, "import threading\nhelpers.guard = threading.Lock()\nhelpers.rate = 8")
+    assert "stayed on the workers: accel_nb_helpers.guard (cannot be copied: TypeError" in output.texts[-1]
+    assert kernel.value("(helpers.rate, hasattr(helpers, 'guard'))") == (8, False)
+
+
 def test_an_attribute_that_cannot_be_sent_is_named_and_costs_nothing_else(kernel, helpers):
     setup(kernel, "import threading\nhelpers.lock = threading.Lock()\nhelpers.rate = 4")
     output = done(kernel, "found = (helpers.rate, hasattr(helpers, 'lock'))")

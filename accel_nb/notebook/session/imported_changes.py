@@ -10,8 +10,13 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
-from accel_nb.pool.sync.imported_attributes import AssignedAttribute, ImportedAttributes, ImportedPath, read_assigned
-from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.imported_attributes import (
+    AssignedAttribute,
+    ImportedAttributes,
+    ImportedPath,
+    describe_copy_problem,
+    read_assigned,
+)
 
 SENT_NAME = "_accel_nb_imported"
 """The name that the attributes have in the namespaces of the notebook and the workers."""
@@ -43,12 +48,12 @@ class ImportedChanges:
                 continue
             if path in self._unsendable and self._unsendable[path] is value:
                 continue
-            try:
-                dump(value, namespace=namespace, shared={})
+            problem = describe_copy_problem(value, namespace)
+            if problem is None:
                 self._unsendable.pop(path, None)
-            except Exception as error:  # a value's own reduction may raise anything
+            else:
                 self._unsendable[path] = value
-                lines.append(f"left out: {'.'.join(path)}, as the notebook has set it: {type(error).__name__}: {error}")
+                lines.append(f"left out: {path.to_text()}, as the notebook has set it: {problem}")
         values = {path: value for path, value in found.items() if path not in self._unsendable}
         sent = self._sent.values
         if values.keys() != sent.keys() or any(values[path] is not sent[path] for path in values):

@@ -36,9 +36,10 @@ from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
-from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME
+from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import apply_settings
+from accel_nb.notebook.worker.imported_returns import ImportedReturns
 from accel_nb.notebook.worker.shell import (
     PACKAGE_FOLDER,
     drop_frames,
@@ -52,7 +53,6 @@ from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloa
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.event_writers import close_event_writers
-from accel_nb.pool.sync.imported_attributes import AssignedAttribute, ImportedAttributes, ImportedPath, read_assigned
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_paths import root_name
 from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, PackedReturn, ResultSender
@@ -176,8 +176,7 @@ class CellProgram:
         resolved = self._read_options(request.config)
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._take_snapshot(request) if returns else None
-        assigned = [AssignedAttribute.from_text(text) for text in request.assigned if returns]
-        imported = read_assigned(assigned, self._namespace)
+        imported = ImportedReturns(request.assigned if returns else (), self._namespace)
         outcome: Outcome = "done"
         reply = TaskReply()
         is_torn = False
@@ -206,6 +205,7 @@ class CellProgram:
             reply = TaskReply(
                 fingerprints=tuple(accelerator.fingerprint() for accelerator in self._open_accelerators())
             )
+        self._lines += imported.bind_changed()
         lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
         reply = replace(reply, lines=lines, modules=self._modules.new_imports())
         result: dict[str, Payload] = {}
@@ -219,7 +219,6 @@ class CellProgram:
                 outcome = "raised"
                 reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
         self._result = None
-        self._bind_changed_imports(imported, read_assigned(assigned, self._namespace))
 
         def collect(before: NamespaceSnapshot) -> PackedReturn:
             states = None if request.rng_digest is None else rng.capture_cpu()
@@ -302,13 +301,6 @@ class CellProgram:
         set_variables({name: value for name, value in variables.items() if name not in before or before[name] != value})
         if reloaded:
             self._modules.reload(reloaded)
-
-    def _bind_changed_imports(self, before: dict[ImportedPath, Any], after: dict[ImportedPath, Any]) -> None:
-        """Bind the attributes of imported modules and classes that the cell has set, so that they are returned."""
-        self._namespace.pop(RETURNED_NAME, None)
-        changed = {path: value for path, value in after.items() if path not in before or before[path] is not value}
-        if changed:
-            self._namespace[RETURNED_NAME] = ImportedAttributes(changed)
 
     def _take_snapshot(self, request: RunRequest) -> NamespaceSnapshot:
         names = self._namespace

@@ -14,6 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accel_nb.pool.sync.object_paths import content_of, set_content
+from accel_nb.pool.sync.pickling import dump
+
+CONTAINERS = (dict, list, set)
+"""Types of values whose content code changes in place, as by ``config.options["lr"] = 0.1``."""
+
 _MISSING = object()
 _EXCLUDED = frozenset(
     {
@@ -56,6 +62,10 @@ class ImportedPath(NamedTuple):
     module: str
     path: str
 
+    def to_text(self) -> str:
+        """Return the attribute's full name."""
+        return ".".join(self)
+
 
 @dataclass
 class ImportedAttributes:
@@ -68,11 +78,29 @@ class ImportedAttributes:
 
 
 def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttributes:
-    for (module, path), value in values:
-        owner, _, name = path.rpartition(".")
-        imported = importlib.import_module(module)
-        setattr(operator.attrgetter(owner)(imported) if owner else imported, name, value)
-    return ImportedAttributes(dict(values))
+    """Set attributes; a list, dictionary or set is updated in place, as code may have imported it by its own name."""
+    found: dict[ImportedPath, Any] = {}
+    for place, value in values:
+        path, _, name = place.path.rpartition(".")
+        imported = importlib.import_module(place.module)
+        owner = operator.attrgetter(path)(imported) if path else imported
+        current = getattr(owner, name, None)
+        content = content_of(value)
+        if isinstance(value, CONTAINERS) and type(current) is type(value) and content is not None:
+            set_content(current, content[1])
+        else:
+            setattr(owner, name, value)
+        found[place] = getattr(owner, name)
+    return ImportedAttributes(found)
+
+
+def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
+    """Return why a value cannot be copied to another process, or None if it can."""
+    try:
+        dump(value, namespace=namespace, shared={})
+    except Exception as error:  # a value's own reduction may raise anything
+        return f"cannot be copied: {type(error).__name__}: {error}"
+    return None
 
 
 def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str, Any]) -> dict[ImportedPath, Any]:

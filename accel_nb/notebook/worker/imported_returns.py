@@ -1,0 +1,55 @@
+"""Attributes that a cell on the workers sets on imported modules and classes, which are returned to the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from accel_nb.notebook.session.imported_changes import RETURNED_NAME
+from accel_nb.pool.sync.change_detection import fingerprint_of
+from accel_nb.pool.sync.imported_attributes import (
+    CONTAINERS,
+    AssignedAttribute,
+    ImportedAttributes,
+    ImportedPath,
+    describe_copy_problem,
+    read_assigned,
+)
+
+
+class ImportedReturns:
+    """The values of some attributes before a cell, which those after the cell are compared with."""
+
+    def __init__(self, assigned: Iterable[str], namespace: dict[str, Any]) -> None:
+        """Read the values of ``assigned``, the attributes that the cell may set (`RunRequest.assigned`)."""
+        self._assigned = [AssignedAttribute.from_text(text) for text in assigned]
+        self._namespace = namespace
+        self._before = self._read()
+
+    def bind_changed(self) -> list[str]:
+        """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied."""
+        self._namespace.pop(RETURNED_NAME, None)
+        changed: dict[ImportedPath, Any] = {}
+        problems: list[str] = []
+        for path, (value, fingerprint) in self._read().items():
+            before = self._before.get(path)
+            if before is not None and before[0] is value and before[1] == fingerprint:
+                continue
+            problem = describe_copy_problem(value, self._namespace)
+            if problem is None:
+                changed[path] = value
+            else:
+                problems.append(f"{path.to_text()} ({problem})")
+        if changed:
+            self._namespace[RETURNED_NAME] = ImportedAttributes(changed)
+        return [f"stayed on the workers: {', '.join(problems)}"] if problems else []
+
+    def _read(self) -> dict[ImportedPath, tuple[Any, Any]]:
+        found = read_assigned(self._assigned, self._namespace)
+        return {path: (value, self._fingerprint(value)) for path, value in found.items()}
+
+    def _fingerprint(self, value: Any) -> Any:
+        """Return a fingerprint of a container's content; None for other values, which are compared by identity."""
+        if not isinstance(value, CONTAINERS) or describe_copy_problem(value, self._namespace) is not None:
+            return None
+        return fingerprint_of(value, self._namespace, {})
