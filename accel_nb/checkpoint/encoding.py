@@ -105,7 +105,7 @@ class _Encoder:
 
     def encode(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise _refusal(path, "it is nested deeper than 100 levels, or contains itself")
+            raise _refusal(path, f"it is nested deeper than {MAX_DEPTH} levels, or contains itself")
         kind = type(value)
         if value is None or kind in (bool, str):
             return value

@@ -211,13 +211,13 @@ class Accelerator(OwnAccelerator):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Return 0: all layers of a trained model are on one process."""
-        return 0
+        """Return the rank's place among those that have stages of a model; 0 if blocks are not divided."""
+        return self.components.groups.mesh.index("pp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Return 0: sequences are not divided."""
-        return 0
+        """Return the rank's place among those that have parts of a sequence; 0 if sequences are not divided."""
+        return self.components.groups.mesh.index("cp")
 
     # --- prepared objects ---
 

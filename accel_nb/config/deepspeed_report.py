@@ -49,12 +49,14 @@ def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> DeepspeedReport:
             text = source
         rows.append((name, quoted(value), "<-" if isinstance(source, _Option) else "ok", text))
     rows += [
-        (option, quoted(row.value), "OURS", f"{reason} ({row.origin})")
+        (option, quoted(row.value), "not passed", f"{reason} ({row.origin})")
         for option, reason in _NOT_PASSED.items()
         if (row := given[option]).origin.layer != "default"
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {sign:<4}  {text}" for name, value, sign, text in rows]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1, 2)]
+    lines = [
+        "  ".join([*(f"{part:<{width}}" for part, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
     return DeepspeedReport(settings, "\n".join([*lines, *resolved.notes]) + "\n")
 
 

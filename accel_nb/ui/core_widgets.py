@@ -76,7 +76,7 @@ class CoreWidgetDisplay:
             widget.close()
 
     def _controls(self, state: PanelState) -> list[Button]:
-        if self._on_control is None or not state.can_be_steered:
+        if self._on_control is None or not state.accepts_actions:
             return []
         save = self._add_action("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
         save.disabled = not state.can_save

@@ -88,11 +88,11 @@ class PanelFacts(TypedDict):
     utilization: Sequence[str]
     """The names of the metric tables that show how much each rank computes: they are drawn in a group of their own."""
     notes: Sequence[str]
-    can_be_steered: bool
+    accepts_actions: bool
     """Whether the kernel accepts actions from the panel's controls."""
     can_save: bool
     """Whether there is a folder for checkpoints."""
-    said: str
+    action_result: str
     """The result of the last action that the user requested."""
     num_earlier: int
     """The number of runs to compare with."""

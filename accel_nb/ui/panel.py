@@ -98,7 +98,7 @@ class Panel:
         self._earlier = earlier or EarlierRuns()
         self._number = self._earlier.begin()
         self.state = PanelState(title, num_workers, plan=plan)
-        self.state.can_be_steered = on_control is not None
+        self.state.accepts_actions = on_control is not None
         self.state.can_save = can_save
         self.state.num_earlier = len(self._earlier.others(self._number))
         self._mode: Mode = mode
@@ -321,7 +321,7 @@ class WidgetDisplay:
             "blocks": headers,
             "facts": state.facts(),
         }
-        self._action_result = message["facts"]["said"]
+        self._action_result = message["facts"]["action_result"]
         if kind == "snapshot" or len(state.marks) != self._num_marks:
             message["marks"] = _marks(state)
             self._num_marks = len(state.marks)

@@ -31,7 +31,7 @@ def to_html(state: PanelState, message: Mapping[str, Any], buffer: bytes) -> str
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(redact(text))}</td></tr>"
         for name, text in state.describe().items()
     )
-    data = {"message": {**message, "facts": {**message["facts"], "can_be_steered": False, "num_earlier": 0}}}
+    data = {"message": {**message, "facts": {**message["facts"], "accepts_actions": False, "num_earlier": 0}}}
     data |= {"buffer": base64.b64encode(buffer).decode(), "csv": to_csv(state)}
     return _PAGE.format(
         title=html.escape(state.title),

@@ -157,7 +157,7 @@ class PanelState:
         self.loss_names: list[str] = []
         self.failures: dict[int, str] = {}
         # Whether actions are accepted, whether there is a checkpoint folder, and the result of the last action.
-        self.can_be_steered = False
+        self.accepts_actions = False
         self.can_save = False
         self.action_result = ""
         self._is_result_final = True
@@ -239,7 +239,7 @@ class PanelState:
         """Set the final status; no more events follow."""
         self.status = status
         self._time_use.is_over = True
-        self.can_be_steered = False
+        self.accepts_actions = False
         if not self._is_result_final:
             self.set_action_result(
                 "interrupted" if status == "interrupted" else f"not completed: {self.action_result.rstrip('. ')}"
@@ -399,9 +399,9 @@ class PanelState:
             ],
             "utilization": [COMPUTING] if self._has_utilization else [],
             "notes": self.notes(),
-            "can_be_steered": self.can_be_steered,
+            "accepts_actions": self.accepts_actions,
             "can_save": self.can_save,
-            "said": self.action_result,
+            "action_result": self.action_result,
             "num_earlier": self.num_earlier,
         }
 

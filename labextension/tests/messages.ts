@@ -13,9 +13,9 @@ export const FACTS = {
   ranks: [{ rank: 0, device: 'cpu', step_ms: 5, is_straggler: false }],
   metrics: [],
   notes: [],
-  can_be_steered: true,
+  accepts_actions: true,
   can_save: false,
-  said: ''
+  action_result: ''
 };
 
 export function stepMessage(

@@ -5,14 +5,14 @@ import { FACTS, stepMessage } from './messages';
 
 function start(facts: Record<string, unknown> = {}) {
   const sent: Action[] = [];
-  const steering = new RunControls(action => sent.push(action), new AbortController().signal);
+  const controls = new RunControls(action => sent.push(action), new AbortController().signal);
   const show = (changed: Record<string, unknown>) => {
     const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, ...changed } });
-    steering.update(parseMessage(content, [buffer]).facts);
+    controls.update(parseMessage(content, [buffer]).facts);
   };
   show(facts);
   const button = (label: string) => {
-    const found = [...steering.node.querySelectorAll('button')].find(
+    const found = [...controls.node.querySelectorAll('button')].find(
       item => item.textContent === label
     );
     if (found === undefined) {
@@ -20,8 +20,8 @@ function start(facts: Record<string, unknown> = {}) {
     }
     return found;
   };
-  const input = steering.node.querySelector('input') as HTMLInputElement;
-  return { node: steering.node, sent, show, button, input };
+  const input = controls.node.querySelector('input') as HTMLInputElement;
+  return { node: controls.node, sent, show, button, input };
 }
 
 describe('RunControls', () => {
@@ -64,9 +64,9 @@ describe('RunControls', () => {
   });
 
   it('is there only while somebody listens, and leaves the last word as text', () => {
-    const { node, show } = start({ can_be_steered: false });
+    const { node, show } = start({ accepts_actions: false });
     expect(node.hidden).toBe(true);
-    show({ status: 'done', can_be_steered: false, said: '<b>stopped</b>' });
+    show({ status: 'done', accepts_actions: false, action_result: '<b>stopped</b>' });
     expect(node.hidden).toBe(false);
     expect(node.querySelector('b')).toBeNull();
     expect(node.textContent).toContain('<b>stopped</b>');

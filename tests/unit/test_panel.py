@@ -151,7 +151,7 @@ class Browser:
             for block in message["blocks"]:
                 key = block["table"], block["rank"], block["name"]
                 rows[key] = rows.get(key, 0) + block["rows"]
-            browser.said = message["facts"]["said"]
+            browser.said = message["facts"]["action_result"]
 
         monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", send)
 

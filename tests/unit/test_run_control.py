@@ -107,39 +107,39 @@ def test_a_flood_is_counted_and_not_listened_to():
 
 
 def test_wishes_are_bounded_and_none_is_left_open():
-    wishes = ControlQueue()
+    requests = ControlQueue()
     asked = [ControlRequest(to_message(StopAfterStep())) for _ in range(MAX_QUEUED + 1)]
-    for wish in asked:
-        wishes.add(wish)
-    assert [wish.text for wish in asked if wish.wait(0)] == [
+    for action in asked:
+        requests.add(action)
+    assert [action.text for action in asked if action.wait(0)] == [
         f"not done: {MAX_QUEUED} others wait for the end of a step"
     ]
-    wishes.close()
-    wishes.add(late := ControlRequest(to_message(StopAfterStep())))
-    assert all(wish.wait(0) and wish.step is None for wish in [*asked, late])
+    requests.close()
+    requests.add(late := ControlRequest(to_message(StopAfterStep())))
+    assert all(action.wait(0) and action.step is None for action in [*asked, late])
 
 
 def test_a_checkpoint_without_a_folder_is_answered_at_once():
     controls = RunControls(can_save=False)
     said: list[str] = []
     controls.show_message = lambda text, is_final: said.append(text)
-    wish = controls.request(SaveNow())
-    assert wish.wait(0)
+    action = controls.request(SaveNow())
+    assert action.wait(0)
     assert said == [NO_CHECKPOINT_DIR]
 
 
 class Rank:
     """A loop that comes to the end of one step after the other, and a monitor that answers beside it."""
 
-    def __init__(self, crew: Crew, rank: int) -> None:
+    def __init__(self, run: ThreadEngine, rank: int) -> None:
         self.done: list[tuple[int, int]] = []
-        self.steering = ControlReceiver(
-            lambda wish, step, text: crew.steersman.record_done(rank, ActionDone(1, wish, step, text)), str
+        self.receiver = ControlReceiver(
+            lambda action, step, text: run.coordinator.record_done(rank, ActionDone(1, action, step, text)), str
         )
         self.num_steps = 0
 
     def run_action(self, action: Any) -> str:
-        self.done.append((self.steering.count, action.steps))
+        self.done.append((self.receiver.count, action.steps))
         return ""
 
     def run(self, num_steps: int, chance: random.Random, barrier: threading.Barrier) -> None:
@@ -149,17 +149,17 @@ class Rank:
             if step % 50 == 0:
                 barrier.wait(20)  # ranks are a few steps apart at most, as collectives keep them
             self.num_steps = step
-            self.steering.count += 1
-            if self.steering.is_pending:
-                self.steering.run_due_actions(self)  # type: ignore[arg-type]
+            self.receiver.count += 1
+            if self.receiver.is_pending:
+                self.receiver.run_due_actions(self)  # type: ignore[arg-type]
 
 
-class Crew:
+class ThreadEngine:
     """An engine whose ranks are threads of this process."""
 
     def __init__(self, size: int) -> None:
-        self.wishes = ControlQueue()
-        self.steersman = ControlCoordinator(self, 1, self.wishes)  # type: ignore[arg-type]
+        self.requests = ControlQueue()
+        self.coordinator = ControlCoordinator(self, 1, self.requests)  # type: ignore[arg-type]
         self.ranks = [Rank(self, rank) for rank in range(size)]
         self.silent: set[int] = set()
         self.answers: list[tuple[int, StepCount]] = []
@@ -167,25 +167,25 @@ class Crew:
     def send(self, rank: int, record: Any, *, urgent: bool) -> bool:
         assert urgent
         if isinstance(record, ProposeAction) and rank not in self.silent:
-            at = self.ranks[rank].steering.propose(record.action_id, read_action(record.action))
+            at = self.ranks[rank].receiver.propose(record.action_id, read_action(record.action))
             self.answers.append((rank, StepCount(1, record.action_id, at)))
         elif isinstance(record, DecideAction):
-            self.ranks[rank].steering.decide(record.action_id, record.count)
+            self.ranks[rank].receiver.decide(record.action_id, record.count)
         return True
 
     def turn(self) -> None:
-        self.steersman.update(set(range(len(self.ranks))))
+        self.coordinator.update(set(range(len(self.ranks))))
         answers, self.answers = self.answers, []
         for rank, answer in answers:
-            self.steersman.record_count(rank, answer)
+            self.coordinator.record_count(rank, answer)
 
 
 def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
-    crew, num_steps, chance = Crew(3), 1000, random.Random(4)
+    run, num_steps, chance = ThreadEngine(3), 1000, random.Random(4)
     barrier = threading.Barrier(3)
     threads = [
         threading.Thread(target=rank.run, args=(num_steps, random.Random(index), barrier))
-        for index, rank in enumerate(crew.ranks)
+        for index, rank in enumerate(run.ranks)
     ]
     for thread in threads:
         thread.start()
@@ -193,57 +193,57 @@ def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
     while any(thread.is_alive() for thread in threads):
         if chance.random() < 0.01 and len(asked) < 200:
             asked.append(ControlRequest(to_message(SetInterval(len(asked) + 1))))
-            crew.wishes.add(asked[-1])
-        crew.turn()
-    crew.steersman.close()
-    done = crew.ranks[0].done
+            run.requests.add(asked[-1])
+        run.turn()
+    run.coordinator.close()
+    done = run.ranks[0].done
     assert done, "nothing was asked while they ran"
-    assert all(rank.done == done for rank in crew.ranks)
-    assert all(wish.wait(0) for wish in asked)
-    assert len(done) == sum(wish.step is not None for wish in asked)
+    assert all(rank.done == done for rank in run.ranks)
+    assert all(action.wait(0) for action in asked)
+    assert len(done) == sum(action.step is not None for action in asked)
 
 
 def test_a_rank_that_does_not_answer_delays_no_rank_for_long():
-    crew, now = Crew(2), [0.0]
-    crew.steersman.clock = lambda: now[0]
-    crew.silent.add(1)
-    crew.wishes.add(wish := ControlRequest(to_message(StopAfterStep())))
-    crew.turn()
-    assert crew.ranks[0].steering.is_pending
+    run, now = ThreadEngine(2), [0.0]
+    run.coordinator.clock = lambda: now[0]
+    run.silent.add(1)
+    run.requests.add(action := ControlRequest(to_message(StopAfterStep())))
+    run.turn()
+    assert run.ranks[0].receiver.is_pending
     now[0] = ANSWER_TIMEOUT_S + 0.1
-    crew.turn()
-    assert not crew.ranks[0].steering.is_pending
-    assert wish.text == "not done: rank 1 did not answer within 2 s"
-    crew.steersman.record_count(1, StepCount(1, 1, 5))  # it comes too late
-    assert not crew.ranks[0].steering.is_pending
+    run.turn()
+    assert not run.ranks[0].receiver.is_pending
+    assert action.text == "not done: rank 1 did not answer within 2 s"
+    run.coordinator.record_count(1, StepCount(1, 1, 5))  # it comes too late
+    assert not run.ranks[0].receiver.is_pending
 
 
 def test_no_rank_is_held_where_the_run_is_being_stopped():
-    crew = Crew(2)
-    crew.silent.add(1)
-    crew.wishes.add(wish := ControlRequest(to_message(StopAfterStep())))
-    crew.turn()
-    crew.steersman.cancel()
-    assert not crew.ranks[0].steering.is_pending
-    assert wish.text == "not done: the cell is being stopped"
+    run = ThreadEngine(2)
+    run.silent.add(1)
+    run.requests.add(action := ControlRequest(to_message(StopAfterStep())))
+    run.turn()
+    run.coordinator.cancel()
+    assert not run.ranks[0].receiver.is_pending
+    assert action.text == "not done: the cell is being stopped"
 
 
 def test_a_rank_whose_cell_has_not_begun_is_asked_again():
-    crew, now = Crew(2), [0.0]
-    crew.steersman.clock = lambda: now[0]
-    crew.silent.add(1)
-    crew.wishes.add(wish := ControlRequest(to_message(SetInterval(2))))
-    crew.turn()
-    crew.steersman.record_count(1, StepCount(1, 1, None))
-    assert not crew.ranks[0].steering.is_pending, "no rank is held meanwhile"
-    crew.silent.clear()
+    run, now = ThreadEngine(2), [0.0]
+    run.coordinator.clock = lambda: now[0]
+    run.silent.add(1)
+    run.requests.add(action := ControlRequest(to_message(SetInterval(2))))
+    run.turn()
+    run.coordinator.record_count(1, StepCount(1, 1, None))
+    assert not run.ranks[0].receiver.is_pending, "no rank is held meanwhile"
+    run.silent.clear()
     now[0] = 1.0
-    crew.turn()
-    for rank in crew.ranks:
-        rank.steering.count += 1
-        rank.steering.run_due_actions(rank)  # type: ignore[arg-type]
-    assert [rank.done for rank in crew.ranks] == [[(1, 2)]] * 2
-    assert wish.wait(0)
+    run.turn()
+    for rank in run.ranks:
+        rank.receiver.count += 1
+        rank.receiver.run_due_actions(rank)  # type: ignore[arg-type]
+    assert [rank.done for rank in run.ranks] == [[(1, 2)]] * 2
+    assert action.wait(0)
 
 
 SCHEDULES = {
@@ -297,11 +297,13 @@ class Keeping:
         self.events.append(event)
 
 
-def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Accelerator, Any, Keeping, list[str]]:
-    """Train a line, with what is asked for right after the steps that ``wishes`` names."""
+def run_with_actions(
+    requests: dict[int, Any], num_epochs: int, **options: Any
+) -> tuple[Accelerator, Any, Keeping, list[str]]:
+    """Train a line, with what is asked for right after the steps that ``requests`` names."""
     shown_text: list[str] = []
-    steering = ControlReceiver(lambda wish, step, text: shown_text.append(f"{step}: {text}"), describe_value)
-    token, sink = current_control_receiver.set(steering), Keeping()
+    receiver = ControlReceiver(lambda action, step, text: shown_text.append(f"{step}: {text}"), describe_value)
+    token, sink = current_control_receiver.set(receiver), Keeping()
     try:
         accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
     finally:
@@ -319,17 +321,17 @@ def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Ac
                 optimizer.zero_grad()
                 step += 1
                 accelerator.log({"steps": step})
-                if step in wishes:
-                    steering.decide(step, steering.propose(step, wishes[step]) + 1)
+                if step in requests:
+                    receiver.decide(step, receiver.propose(step, requests[step]) + 1)
     except TrainingStopped:
-        assert steering.stopped_step == step
+        assert receiver.stopped_step == step
     return accelerator, optimizer, sink, shown_text
 
 
 def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
-    wishes = {2: SetRate(0.01), 4: ScaleRate(3), 6: SetInterval(4), 10: SaveNow(), 13: StopAfterStep()}
+    requests = {2: SetRate(0.01), 4: ScaleRate(3), 6: SetInterval(4), 10: SaveNow(), 13: StopAfterStep()}
     config = {"checkpoint": {"dir": str(tmp_path)}}
-    accelerator, optimizer, sink, shown_text = steered(wishes, 10, config=config)
+    accelerator, optimizer, sink, shown_text = run_with_actions(requests, 10, config=config)
     assert shown_text == [
         "2: learning rate 0.1 -> 0.01",
         "4: learning rate 0.01 -> 0.03",
@@ -352,14 +354,14 @@ def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
 
 
 def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
-    accelerator, _, _, shown_text = steered({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
+    accelerator, _, _, shown_text = run_with_actions({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
     assert shown_text == ["2: not saved: give the folder for checkpoints with --checkpoint DIR", "3: a = 'a'\nb = 'b'"]
     accelerator.close()
 
 
 def test_the_reported_loss_is_the_mean_of_the_steps_since_the_last_report():
-    _, _, every, _ = steered({}, 2)
-    _, _, third, _ = steered({1: SetInterval(3)}, 2)
+    _, _, every, _ = run_with_actions({}, 2)
+    _, _, third, _ = run_with_actions({1: SetInterval(3)}, 2)
     losses = {event.step: event.loss for event in every.events if isinstance(event, StepDone)}
     reported = {event.step: event.loss for event in third.events if isinstance(event, StepDone)}
     assert list(reported) == [1, 3, 6, 9]
@@ -382,10 +384,10 @@ def test_a_panel_marks_and_says_what_was_done():
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
     assert state.num_steps == 22, "a report stands for the steps since the last"
-    assert state.facts()["said"] == "learning rate 0.1 -> 0.05, after step 12"
-    state.can_be_steered = True
+    assert state.facts()["action_result"] == "learning rate 0.1 -> 0.05, after step 12"
+    state.accepts_actions = True
     state.finish("done")
-    assert not state.facts()["can_be_steered"]
+    assert not state.facts()["accepts_actions"]
 
 
 def test_settings_are_read():

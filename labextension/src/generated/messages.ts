@@ -22,11 +22,11 @@ export interface IPanelFacts {
   readonly utilization: readonly string[];
   readonly notes: readonly string[];
   /** Whether the kernel accepts actions from the panel's controls. */
-  readonly can_be_steered: boolean;
+  readonly accepts_actions: boolean;
   /** Whether there is a folder for checkpoints. */
   readonly can_save: boolean;
   /** The result of the last action that the user requested. */
-  readonly said: string;
+  readonly action_result: string;
   /** The number of runs to compare with. */
   readonly num_earlier: number;
 }

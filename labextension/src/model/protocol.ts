@@ -154,9 +154,9 @@ function parseFacts(value: unknown): IFacts {
     metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(parseLoggedMetric),
     utilization: asList(facts.utilization ?? [], 'utilization', MAX_METRICS).map(asText),
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
-    canBeSteered: facts.can_be_steered === true,
+    acceptsActions: facts.accepts_actions === true,
     canSave: facts.can_save === true,
-    said: asText(facts.said),
+    actionResult: asText(facts.action_result),
     numEarlier: asCount(facts.num_earlier ?? 0, 'num_earlier')
   };
 }

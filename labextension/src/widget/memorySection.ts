@@ -183,7 +183,7 @@ function hasAllocator(facts: IFacts | null): boolean {
   return (
     facts !== null &&
     facts.status === 'running' &&
-    facts.canBeSteered &&
+    facts.acceptsActions &&
     facts.ranks.some(rank => rank.device.startsWith('cuda'))
   );
 }

@@ -93,16 +93,16 @@ export class RunControls {
   readonly node: HTMLElement;
 
   update(facts: IFacts): void {
-    const acceptsActions = facts.canBeSteered && facts.status === 'running';
+    const acceptsActions = facts.acceptsActions && facts.status === 'running';
     for (const control of this.node.children) {
       if (control !== this.actionResult) {
         (control as HTMLElement).hidden = !acceptsActions;
       }
     }
-    this.node.hidden = !acceptsActions && facts.said === '';
+    this.node.hidden = !acceptsActions && facts.actionResult === '';
     this.save.disabled = !facts.canSave;
     this.save.title = facts.canSave ? SAVE_HINT : 'The cell was started without --checkpoint DIR';
-    setText(this.actionResult, facts.said);
+    setText(this.actionResult, facts.actionResult);
   }
 
   private setRate(send: (action: Action) => void): void {
