@@ -20,6 +20,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
+from accel_nb.strategies.block_calls import chain_input
 from accel_nb.strategies.context_parallel.cut_functions import (
     OTHER_CALLS,
     AttentionKind,
@@ -28,7 +29,6 @@ from accel_nb.strategies.context_parallel.cut_functions import (
     replaced_functions,
     whole,
 )
-from accel_nb.strategies.pipeline.chain_probe import chain_input
 from accel_nb.strategies.trials import ThreadRank, TrialFailed, is_close, run_threads
 
 MIN_OWN = 2

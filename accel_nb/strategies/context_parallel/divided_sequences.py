@@ -22,6 +22,7 @@ from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.tensors.instance_patching import bound_forward, innermost_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.block_calls import chain_input, has_hooks
 from accel_nb.strategies.context_parallel.block_plan import (
     BlockPlan,
     compute_cut,
@@ -31,8 +32,6 @@ from accel_nb.strategies.context_parallel.block_plan import (
     plan_block,
 )
 from accel_nb.strategies.context_parallel.cut_functions import replaced_functions
-from accel_nb.strategies.pipeline.chain_probe import chain_input
-from accel_nb.strategies.tensor_parallel.plan import has_hooks
 from accel_nb.strategies.trials import TrialFailed
 
 

@@ -13,25 +13,9 @@ from torch import Tensor
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
+from accel_nb.strategies.block_calls import chain_input, with_chain_input
 
 _REMEDY = "train with --pp 1, or divide layers with --tp"
-
-
-def chain_input(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor that a block takes from the one before: its first argument."""
-    if args:
-        return args[0] if isinstance(args[0], Tensor) else None
-    return next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
-
-
-def with_chain_input(
-    args: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of a block with another tensor in place of `chain_input`."""
-    if args:
-        return (value, *args[1:]), kwargs
-    name = next(name for name, item in kwargs.items() if isinstance(item, Tensor))
-    return args, {**kwargs, name: value}
 
 
 class ChainProbe:

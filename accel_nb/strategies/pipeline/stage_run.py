@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
-from accel_nb.strategies.pipeline.chain_probe import chain_input, with_chain_input
+from accel_nb.strategies.block_calls import chain_input, with_chain_input
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import nn
 
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.block_calls import has_hooks
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, join
 from accel_nb.strategies.tensor_parallel.trial import try_group
 from accel_nb.strategies.trials import TrialFailed
@@ -266,14 +267,6 @@ def _kind_of(owner: nn.Module) -> Any:
     parts = tuple((name, innermost_class(part)) for name, part in owner.named_modules())
     numbers = tuple((name, value) for name, value in vars(owner).items() if type(value) in (int, float, bool, str))
     return shapes, parts, tuple(item for item in numbers if item[0] != "training")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module, or one inside of it, has hooks, which could read or change its values."""
-    return any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in module.modules()
-    )
 
 
 def _is_linear(module: nn.Module) -> bool:
