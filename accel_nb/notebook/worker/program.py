@@ -151,6 +151,38 @@ class CellProgram:
         self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
+        self._apply_request(request, payloads)
+        if request.is_idle:
+            return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
+        resolved = self._read_options(request.config)
+        returns = self._worker.world.is_main and resolved.config.bring_back
+        before = self._take_snapshot(request) if returns else None
+        imported = ImportedReturns(request.assigned if returns else (), self._namespace)
+        error = self._execute_and_finish(request, resolved)
+        outcome, reply = self._make_reply(request, error)
+        is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
+        self._lines += imported.bind_changed()
+        lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
+        reply = replace(reply, lines=lines, modules=self._modules.new_imports())
+        sent: dict[str, Payload] = {}
+        if request.call is not None and error is None:
+            snapshot = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
+            try:
+                sent[RESULT] = pack_result(
+                    self._result, self._namespace, snapshot.shared_ids(), self._worker.payloads, self._worker.world.rank
+                )
+            except ShippingError as problem:
+                outcome = "raised"
+                reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
+        self._result = None
+        packed = self._pack_changes(request, resolved, before, is_whole=outcome == "done")
+        if packed is not None:
+            reply = replace(reply, returned=packed.record)
+            sent = {**packed.payloads, **sent}
+        return TaskResult(outcome, reply.to_body(), sent, is_torn=is_torn)
+
+    def _apply_request(self, request: RunRequest, payloads: Payloads) -> None:
+        """Apply the notebook's folder, settings, modules and values; raise ShippingError for values that fail."""
         with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine
             os.chdir(request.cwd)
         sys.path[:] = request.sys_path
@@ -170,16 +202,10 @@ class CellProgram:
         if request.has_lost_ranks:
             self._objects_to_prepare = ()
             self._incomplete.update(suspended)
-        if request.is_idle:
-            return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
         self._shell.register_sources(request.sources)
-        resolved = self._read_options(request.config)
-        returns = self._worker.world.is_main and resolved.config.bring_back
-        before = self._take_snapshot(request) if returns else None
-        imported = ImportedReturns(request.assigned if returns else (), self._namespace)
-        outcome: Outcome = "done"
-        reply = TaskReply()
-        is_torn = False
+
+    def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
+        """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""
         self._lines = []
         self._control_receiver.begin_run()
         with using_layers(resolved), _receiving_events(self._worker, self._control_receiver):
@@ -188,39 +214,37 @@ class CellProgram:
             except KeyboardInterrupt as interrupt:
                 error = interrupt
         if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
-            error = self._finish_stopped_cell()
+            return self._finish_stopped_cell()
+        return error
+
+    def _make_reply(self, request: RunRequest, error: BaseException | None) -> tuple[Outcome, TaskReply]:
+        """Return the outcome of a cell, and a reply with its error or with the fingerprints of what it trained."""
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            outcome = "interrupted"
-        elif error is not None:
+            return "interrupted", TaskReply()
+        if error is not None:
             lines = (
                 self._format_traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
             )
             share = None if self._plain is None else self._plain[1].last_share
             if (remark := explain_divided_batch(error, share)) is not None:
                 lines = [*lines, remark]
-            outcome = "raised"
-            reply = TaskReply(error=self._make_error_report(error, lines), memory=self._post_mortem(error, request))
-            is_torn = any(accelerator.has_interrupted_backward for accelerator in self._open_accelerators())
-        elif outcome == "done" and not request.is_partial:
-            reply = TaskReply(
-                fingerprints=tuple(accelerator.fingerprint() for accelerator in self._open_accelerators())
-            )
-        self._lines += imported.bind_changed()
-        lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
-        reply = replace(reply, lines=lines, modules=self._modules.new_imports())
-        result: dict[str, Payload] = {}
-        if request.call is not None and error is None:
-            snapshot = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
-            try:
-                result[RESULT] = pack_result(
-                    self._result, self._namespace, snapshot.shared_ids(), self._worker.payloads, self._worker.world.rank
-                )
-            except ShippingError as problem:
-                outcome = "raised"
-                reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
-        self._result = None
+            report = self._make_error_report(error, lines)
+            return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
+        if request.is_partial:
+            return "done", TaskReply()
+        return "done", TaskReply(fingerprints=tuple(known.fingerprint() for known in self._open_accelerators()))
 
-        def collect(before: NamespaceSnapshot) -> PackedReturn:
+    def _pack_changes(
+        self, request: RunRequest, resolved: Resolved, before: NamespaceSnapshot | None, *, is_whole: bool
+    ) -> PackedReturn | None:
+        """Return the values that have changed since ``before``; None on ranks that return none.
+
+        All ranks must call it. If the cell ``is_whole``, sharded tensors are gathered.
+        """
+
+        def collect() -> PackedReturn | None:
+            if before is None:
+                return None
             states = None if request.rng_digest is None else rng.capture_cpu()
             digest = None if states is None else rng.digest(states)
             return self._result_sender.collect(
@@ -233,14 +257,9 @@ class CellProgram:
             )
 
         packed = None
-        if outcome == "done" and resolved.config.bring_back and not request.is_partial:
-            packed = self._collect_with_shards(lambda: None if before is None else collect(before))
-        if packed is None and before is not None:
-            packed = collect(before)
-        if packed is None:
-            return TaskResult(outcome, reply.to_body(), result, is_torn=is_torn)
-        reply = replace(reply, returned=packed.record)
-        return TaskResult(outcome, reply.to_body(), {**packed.payloads, **result}, is_torn=is_torn)
+        if is_whole and resolved.config.bring_back and not request.is_partial:
+            packed = self._collect_with_shards(collect)
+        return collect() if packed is None else packed
 
     def _read_options(self, document: str) -> Resolved:
         if self._options is None or self._options[0] != document:
