@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -18,11 +19,13 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
 from accel_nb.compat.states import AcceleratorState, GradientState
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, filter_trackers, registered_names
 from accel_nb.config import ambient_layers, environment_layer
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process.environment import get_variable, option_variables
 from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class
 
@@ -73,6 +76,8 @@ class Accelerator(OwnAccelerator):
             filter_trackers(self._registered, self.project_configuration.logging_dir)
             given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
             log_with = [item for item in given if item not in self._registered] or None
+        if parse_flag_from_env("ACCELERATE_DEBUG_MODE") and not _is_set("debug", options.get("config")):
+            options["config"] = {**(options.get("config") or {}), "debug": True}
         if step_scheduler_with_optimizer and not _is_set("schedule", options.get("config")):
             # Scripts compute a schedule from the length of a loader before it is divided.
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
@@ -110,7 +115,7 @@ class Accelerator(OwnAccelerator):
             self._stepper.refuses_foreign = False
         mesh = None
         if parallelism_config is not None:
-            parallelism_config.check_world(self.num_processes)
+            parallelism_config.check_world(self._world.size)
             # Built here, since every rank builds an Accelerator, and any of them may read the mesh.
             mesh = parallelism_config.build_device_mesh(
                 self.device.type, getattr(self.components.strategy, "device_mesh", None)
@@ -121,7 +126,8 @@ class Accelerator(OwnAccelerator):
         self.dynamo_plugin = dynamo_plugin
         self.flag_tensor: Tensor | None = None
         self._custom_objects: list[Any] = []
-        AcceleratorState().set_from(
+        self._shared = AcceleratorState()
+        self._shared.set_from(
             super().state,
             fsdp_plugin=fsdp_plugin,
             deepspeed_plugin=deepspeed_plugin,
@@ -131,14 +137,20 @@ class Accelerator(OwnAccelerator):
             _cpu=cpu,
         )
         self._gradient_state = GradientState(gradient_accumulation_plugin)
-        self._gradient_state.bind(self._stepper.window)
+        of_self = weakref.ref(self)  # the shared state keeps no accelerator alive
+        self._gradient_state.bind(self._stepper.window, lambda: () if (own := of_self()) is None else own._dataloaders)
 
     # --- states ---
 
     @property
     def state(self) -> AcceleratorState:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The shared state of the process."""
-        return AcceleratorState()
+        """The shared state of the process; after a reset its fields raise AttributeError until it is built again."""
+        return self._shared
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes, from the shared state."""
+        return self.state.num_processes
 
     @property
     def gradient_state(self) -> GradientState:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -239,6 +251,7 @@ class Accelerator(OwnAccelerator):
 
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
+        size = self.num_processes  # first: raises an error if the shared state was reset
         for item in args:
             refuse_offloaded_quantized(item)
         if self.use_stateful_dataloader:
@@ -250,11 +263,18 @@ class Accelerator(OwnAccelerator):
             if isinstance(item, DataLoader):
                 vars(item)["gradient_state"] = self._gradient_state
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
-                mark_prepared(item)
-            if isinstance(item, nn.Module) and self.num_processes > 1 and not hasattr(item, "no_sync"):
+                mark_prepared(item, self._schedule_stride)
+            if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
                 # Models of several processes are there wrapped by DDP.
                 patch_instance(item, {"no_sync": self.no_sync}, plain_class(item))
         return found
+
+    @property
+    def _schedule_stride(self) -> int:
+        """By how much a call of a prepared schedule advances it."""
+        options = self._settings.options
+        is_ahead = options.schedule == "samples" and options.batch != "global"
+        return self.components.strategy.data_coords()[1] if is_ahead else 1
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Restore prepared objects to their state before `prepare`, and free cached memory.
@@ -292,6 +312,19 @@ class Accelerator(OwnAccelerator):
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: nn.Module) -> Any:
         """Raise an error: DeepSpeed divides no sequences."""
         raise MisuseError("sequences are not divided by DeepSpeed here; use cp_size of the parallelism config")
+
+    @contextmanager
+    def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
+        """Average the model's gradients in the backward passes of the block, also those that were accumulated before.
+
+        They are averaged when the block ends, so that code may read them there.
+        """
+        with super().trigger_sync_in_backward(model):
+            yield
+        if self._world.size > 1 and self.components.strategy.capabilities.replicates:
+            parameters = [value for value in model.parameters() if value.requires_grad]
+            for gradient in fill_missing_gradients(self._comm, parameters):
+                gradient.copy_(self._comm.all_reduce(gradient.detach().clone(), "mean"))
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
@@ -430,7 +463,7 @@ class Accelerator(OwnAccelerator):
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Write plain values and tensors on the processes that write files."""
-        super().save(obj, f, safe_serialization)
+        save(obj, f, self.project_configuration.save_on_each_node, safe_serialization)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader without its first batches."""
@@ -454,23 +487,30 @@ def refuse_offloaded_quantized(item: Any) -> None:
         )
 
 
-def mark_prepared(item: Any) -> None:
-    """Set the attributes by which libraries recognize a prepared object."""
+def mark_prepared(item: Any, stride: int = 1) -> None:
+    """Set the attributes by which libraries recognize a prepared object; a schedule advances by ``stride``."""
     if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
         return
     # A scheduler's state dict contains its attributes: set these on its class, which only this scheduler has.
+    plain = plain_class(item)
     own_step, methods = type(item).step, {}
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_skipped = getattr(self.optimizer, "_is_overflow", False)  # accelerate's name for a step that was skipped
         total = getattr(self, "total_steps", None)
         is_over = total is not None and self.last_epoch >= total  # accelerate keeps the last rate, and torch raises
-        return None if is_skipped or is_over else own_step(self, *args, **kwargs)
+        if is_skipped or is_over:
+            return
+        before = self.last_epoch
+        own_step(self, *args, **kwargs)
+        # accel_nb ends a schedule at the position of its last step, accelerate one later.
+        if total is not None and before < self.last_epoch == total - 1 and self.last_epoch - before < stride:
+            plain.step(self, *args, **kwargs)
 
-    if type(item) is not plain_class(item):  # the scheduler steps with its optimizer
+    if type(item) is not plain:  # the scheduler steps with its optimizer
         methods["step"] = step
-    kind: Any = type(patch_instance(item, methods, plain_class(item)))
+    kind: Any = type(patch_instance(item, methods, plain))
     kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
 
 

@@ -18,6 +18,7 @@ from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.operations import send_to_device
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.compat.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
+from accel_nb.compat.dispatched_loaders import dispatch_loader
 from accel_nb.compat.states import GradientState
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.loader import skip_first_batches as skip_of_prepared
@@ -38,7 +39,7 @@ class _IncludesPrepared(type):
         return type.__instancecheck__(cls, instance) or (
             cls in (DataLoaderShard, DataLoaderDispatcher, DataLoaderStateMixin)
             and isinstance(instance, DataLoader)
-            and is_prepared(instance)
+            and (is_prepared(instance) or is_sharded(instance))
         )
 
 
@@ -56,9 +57,11 @@ class DataLoaderStateMixin(metaclass=_IncludesPrepared):
     def begin(self) -> None:
         """Begin an iteration."""
         self.reset()
+        GradientState()._add_dataloader(self)
 
     def end(self) -> None:
         """End an iteration."""
+        GradientState()._remove_dataloader(self)
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -180,10 +183,18 @@ class _DeviceLoader(DataLoader[Any]):
             )
         state: Any = self if isinstance(self, DataLoaderStateMixin) else None
         self.set_epoch(self.iteration)
-        if state is not None:
-            state.begin()
-            if isinstance(self.dataset, IterableDataset) is False and self.total_batch_size:
-                state.remainder = len(cast(Any, self.dataset)) % self.total_batch_size
+        if state is None:
+            yield from self._read(None)
+            return
+        state.begin()
+        if isinstance(self.dataset, IterableDataset) is False and self.total_batch_size:
+            state.remainder = len(cast(Any, self.dataset)) % self.total_batch_size
+        try:
+            yield from self._read(state)
+        finally:  # also after a loop that is left early
+            state.end()
+
+    def _read(self, state: Any) -> Iterator[Any]:
         batches = islice(super().__iter__(), self.skip_batches, None)
         batch = next(batches, _END)
         while batch is not _END:
@@ -195,8 +206,6 @@ class _DeviceLoader(DataLoader[Any]):
             batch = following
         self._record_state()
         self.iteration += 1
-        if state is not None:
-            state.end()
 
 
 _END = object()
@@ -233,12 +242,17 @@ def stateful_class() -> Any:
 
 def stateful_copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader of torchdata's class with the dataset and the options of another."""
+    return _plain_copy(dataloader, stateful_class())
+
+
+def _plain_copy(dataloader: DataLoader[Any], kind: Any = DataLoader) -> DataLoader[Any]:
+    """Return a loader of the class ``kind`` with the dataset and the options of another."""
     options = _copy_options(dataloader)
     if dataloader.batch_sampler is not None and not isinstance(dataloader.dataset, IterableDataset):
         for name in ("batch_size", "shuffle", "sampler", "drop_last"):
             options.pop(name, None)
         options["batch_sampler"] = dataloader.batch_sampler
-    return stateful_class()(dataloader.dataset, **options)
+    return kind(dataloader.dataset, **options)
 
 
 class DataLoaderAdapter(metaclass=_IncludesPrepared):
@@ -366,16 +380,15 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Return a loader of one process's share, as accelerate divides; `Accelerator.prepare` divides exactly.
 
-    Raises `MisuseError` for what only a prepared loader does: dispatching among processes.
+    With ``dispatch_batches`` the first process reads for all; `MisuseError` for a function that cuts its batches.
     """
     world = current_world()
     count = world.size if num_processes is None else num_processes
     index = world.rank if process_index is None else process_index
-    if dispatch_batches and (not put_on_device or world.size > 1 or slice_fn_for_dispatch is not None):
-        raise MisuseError(
-            "dispatch_batches=True is of Accelerator.prepare: pass DataLoaderConfiguration(dispatch_batches=True) to "
-            "the Accelerator, and it reads on one process and divides"
-        )
+    if dispatch_batches and not put_on_device:
+        raise ValueError("dispatch_batches=True moves batches to the device of each process: pass put_on_device=True")
+    if dispatch_batches and slice_fn_for_dispatch is not None:
+        raise MisuseError("slice_fn_for_dispatch has no effect: batches are cut along their first dim; leave it out")
     if split_batches and dataloader.batch_size is not None and dataloader.batch_size % count:
         raise ValueError(
             f"split_batches=True divides each batch among {count} processes: its batch_size, which is "
@@ -388,20 +401,31 @@ def prepare_data_loader(
         "_non_blocking": non_blocking,
         "use_stateful_dataloader": use_stateful_dataloader,
     }
+    if dispatch_batches and world.size > 1:
+        return dispatch_loader(
+            _plain_copy(dataloader),
+            device,
+            split_batches=split_batches,
+            even_batches=even_batches,
+            use_seedable_sampler=use_seedable_sampler,
+            data_seed=data_seed,
+            non_blocking=non_blocking,
+        )
     dataset: Any = dataloader.dataset
     if dataloader.batch_sampler is None or isinstance(dataset, IterableDataset):
         return _shard_iterable(dataset, dataloader, options, count, index, split_batches)
     batch_sampler: Any = dataloader.batch_sampler
-    if use_seedable_sampler and type(batch_sampler.sampler) is RandomSampler:
-        old = batch_sampler.sampler
+    old = getattr(batch_sampler, "sampler", None)  # a batch sampler of the user's may have none
+    if use_seedable_sampler and type(old) is RandomSampler:
         batch_sampler.sampler = SeedableRandomSampler(
             old.data_source, old.replacement, old._num_samples, old.generator, data_seed=data_seed
         )
     if count > 1:
-        if type(batch_sampler.sampler) is RandomSampler and batch_sampler.sampler.generator is None:
+        sampler = getattr(batch_sampler, "sampler", None)
+        if type(sampler) is RandomSampler and sampler.generator is None:
             # All processes must draw the same order.
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            batch_sampler.sampler.generator = torch.Generator().manual_seed(seed)
+            sampler.generator = torch.Generator().manual_seed(seed)
         batch_sampler = BatchSamplerShard(batch_sampler, count, index, split_batches, even_batches)
     for name in ("batch_size", "shuffle", "sampler", "drop_last"):
         options.pop(name, None)

@@ -16,9 +16,10 @@ import torch
 from packaging.version import Version, parse
 from torch import Tensor
 
+from accel_nb.accelerator.process.logging import get_logger
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.checkpoint.export import save_plain
+from accel_nb.checkpoint.export import drop_tied_duplicates, save_plain
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.process.environment import get_variable
 
@@ -127,9 +128,18 @@ def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
 def save(
     obj: Any, f: str | os.PathLike[str], save_on_each_node: bool = False, safe_serialization: bool = False
 ) -> None:
-    """Write plain values and tensors on rank 0, or on each machine's first rank; see `Accelerator.save`."""
+    """Write plain values and tensors on rank 0, or on each machine's first rank; see `Accelerator.save`.
+
+    Safetensors stores a tensor of several names under the first one, and a warning lists the others.
+    """
     world = current_world()
     if world.is_local_main if save_on_each_node else world.is_main:
+        if safe_serialization and isinstance(obj, dict) and (dropped := obj.keys() - drop_tied_duplicates(obj).keys()):
+            get_logger("accelerate.utils.other").warning(
+                f"Removed shared tensor {sorted(dropped)}: each is stored once, under its first name; tie the weights "
+                "after loading",
+                main_process_only=False,
+            )
         save_plain(obj, f, as_safetensors=safe_serialization)
 
 

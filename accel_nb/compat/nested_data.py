@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from accel_nb.accelerator.process import operations
+from accel_nb.compat.states import PartialState
 from accel_nb.errors import MisuseError, RankMismatchError
-from accel_nb.runtime.distributed.current_world import current_world
+from accel_nb.runtime.distributed.collectives import Collectives
+from accel_nb.runtime.distributed.communicator import Operation
+from accel_nb.runtime.distributed.current_world import current_comm, current_world
 from accel_nb.runtime.tensors.nested import find_tensors
 
 
@@ -84,6 +87,21 @@ def gather(tensor: Any) -> Any:
     return tensor if current_world().size == 1 else operations.gather(tensor)
 
 
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """Return one rank's tensors on every rank; the state's ``debug`` checks that shapes are equal."""
+    return _collectives().broadcast(tensor, from_process)
+
+
+def reduce(tensor: Any, reduction: Operation = "mean", scale: float = 1.0) -> Any:
+    """Return the mean or sum over ranks, times ``scale``; the state's ``debug`` checks that shapes are equal."""
+    return _collectives().reduce(tensor, reduction, scale)
+
+
+def _collectives() -> Collectives:
+    """Return collectives over this process's world, which check calls if the shared state's ``debug`` is set."""
+    return Collectives(current_comm(), verify=bool(PartialState._shared_state.get("debug")))
+
+
 def gather_tensor_shape(tensor: Any) -> Tensor:
     """Return the shapes of all ranks' tensors, as rows of one tensor padded by -1."""
     shapes = operations.gather_object([list(tensor.shape)])
@@ -142,9 +160,6 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 
 def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     """Return rank 0's tensor on every rank; other ranks may pass None."""
-    from accel_nb.runtime.distributed.collectives import Collectives
-    from accel_nb.runtime.distributed.current_world import current_comm
-
     held = Collectives(current_comm()).gather_objects(
         None if tensor is None else [list(tensor.shape), str(tensor.dtype)]
     )

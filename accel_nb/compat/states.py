@@ -6,15 +6,19 @@ In `accel_nb` each state object is separate; sharing exists in this package only
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_nb.accelerator import process_state
 from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.compat.hf_utils import parse_flag_from_env
+from accel_nb.data.loader import latest_share
 from accel_nb.runtime.process.environment import get_variable
 
 if TYPE_CHECKING:
     from accel_nb.accelerator.training.accumulation import AccumulationWindow
+    from accel_nb.data.order import BatchShare
 
 
 _RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
@@ -34,11 +38,16 @@ class PartialState(process_state.PartialState):
         cpu = cpu or get_variable("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
         super().__init__(cpu, backend=backend, timeout=timeout if isinstance(timeout, timedelta) else None)
         self._cpu = cpu
+        self.debug = self.debug or parse_flag_from_env("ACCELERATE_DEBUG_MODE")
 
     @property
     def initialized(self) -> bool:
         """Whether the state is built."""
         return bool(PartialState._shared_state)
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Close the process group if this class has opened it; every rank must call."""
+        super().destroy_process_group()
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
@@ -102,6 +111,10 @@ class AcceleratorState(PartialState):
         """Whether FSDP trains; here it is always FSDP2."""
         return self.distributed_type is DistributedType.FSDP
 
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Close the process group if `PartialState` has opened it; every rank must call."""
+        PartialState().destroy_process_group()
+
     def set_from(self, state: process_state.AcceleratorState, **values: Any) -> None:
         """Set the shared record to the state of an accelerator."""
         PartialState._shared_state.update(vars(state))
@@ -125,13 +138,26 @@ class GradientState:
         if not self.initialized:
             self._sync_gradients, self.plugin_kwargs = True, {"num_steps": 1}
             self._window_of_accelerator: weakref.ref[AccumulationWindow] | None = None
+            self._prepared_loaders: Callable[[], Iterable[Any]] = tuple
+            # Each with the share of the batch in which its iteration began.
+            self._own_loaders: list[tuple[weakref.ref[Any], BatchShare | None]] = []
         if gradient_accumulation_plugin is not None:
             given = gradient_accumulation_plugin.to_kwargs()
             self.plugin_kwargs = {**given, "num_steps": given.get("num_steps") or 1}
 
-    def bind(self, window: AccumulationWindow) -> None:
-        """Use an accelerator's accumulation window as the state."""
+    def bind(self, window: AccumulationWindow, prepared_loaders: Callable[[], Iterable[Any]] = tuple) -> None:
+        """Use an accelerator's accumulation window as the state; ``prepared_loaders`` returns its loaders."""
         self._window_of_accelerator, self._sync_gradients = weakref.ref(window), None
+        self._prepared_loaders = prepared_loaders
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        """Record that a loader of this package, which is not prepared, is being iterated."""
+        self._remove_dataloader(dataloader)
+        self._own_loaders.append((weakref.ref(dataloader), self._share))
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        """Record that the iteration of a loader is over."""
+        self._own_loaders = [item for item in self._own_loaders if item[0]() not in (None, dataloader)]
 
     @property
     def initialized(self) -> bool:
@@ -175,25 +201,43 @@ class GradientState:
         return bool(self.plugin_kwargs.get("sync_each_batch"))
 
     @property
+    def _own_loader(self) -> Any:
+        """The loader of this package that is iterated in the innermost loop, or None."""
+        share = self._share
+        return next((ref() for ref, outer in reversed(self._own_loaders) if ref() is not None and outer is share), None)
+
+    @property
+    def _share(self) -> BatchShare | None:
+        """The share of the batch that a prepared loader has yielded last; None outside of loops over them."""
+        return None if self._window is None else self._window.share
+
+    @property
     def in_dataloader(self) -> bool:
-        """Whether a prepared loader is being iterated."""
-        return self._window is not None and self._window.share is not None
+        """Whether a loader is being iterated."""
+        return self._own_loader is not None or self._share is not None
 
     @property
     def active_dataloader(self) -> Any:
-        """This object while a loader is being iterated, else None."""
-        return None if not self.in_dataloader else self
+        """The loader that has yielded the current batch; None outside of loops."""
+        share = self._share
+        if share is None or self._own_loader is not None:
+            return self._own_loader
+        return next((loader for loader in self._prepared_loaders() if latest_share(loader) is share), None)
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the current batch is the last one of its loader."""
-        share = None if self._window is None else self._window.share
+        if self._own_loader is not None:
+            return self._own_loader.end_of_dataloader
+        share = self._share
         return share is not None and share.is_last
 
     @property
     def remainder(self) -> int:
         """The number of samples of the current global batch, if it is the loader's last; else -1."""
-        share = None if self._window is None else self._window.share
+        if self._own_loader is not None:
+            return self._own_loader.remainder
+        share = self._share
         return share.total_samples if share is not None and share.is_last else -1
 
     @property

@@ -148,6 +148,11 @@ def read_mode(loader: DataLoader[Any]) -> ReadMode:
     return _sharding(loader).shard.mode
 
 
+def latest_share(loader: DataLoader[Any]) -> BatchShare | None:
+    """Return the share of the batch that a sharded loader has yielded last; None before the first one."""
+    return _sharding(loader).latest
+
+
 def set_even_batches(loader: DataLoader[Any], is_on: bool) -> bool:
     """Set the option ``even_batches`` of a sharded loader for its next iterations; return what it was before."""
     return _sharding(loader).set_even(is_on)

@@ -1,0 +1,195 @@
+"""Loops over several loaders, gradients read before a step, checked collectives and the end of schedules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb import compat
+from accel_nb.compat.accelerator import Accelerator
+from accel_nb.compat.data_loaders import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from accel_nb.compat.hf_utils import save
+from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.process.environment import set_rank_variables
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+
+@pytest.fixture(autouse=True)
+def fresh_states() -> Iterator[None]:
+    """Clear the shared states, which a test of the same process may have left."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def test_the_active_loader_is_the_one_of_the_innermost_loop() -> None:
+    accelerator: Any = Accelerator()
+    first, second = accelerator.prepare(DataLoader(range(4), 2), DataLoader(range(6), 2))
+    state = accelerator.gradient_state
+    assert state.active_dataloader is None
+    for _ in first:
+        assert state.active_dataloader is first
+        inner = [(state.active_dataloader is second, state.end_of_dataloader) for _ in second]
+        assert inner == [(True, False), (True, False), (True, True)]
+    assert not state.in_dataloader
+    assert state.active_dataloader is None
+
+
+def test_a_loader_that_is_not_prepared_is_active_until_its_loop_is_left() -> None:
+    state = GradientState()
+    loader = DataLoaderShard(range(5), batch_size=2)
+    ends = [(state.active_dataloader is loader, state.end_of_dataloader, state.remainder) for _ in loader]
+    assert ends == [(True, False, 1), (True, False, 1), (True, True, 1)]
+    assert not state.in_dataloader
+    for _ in loader:
+        break
+    assert not state.in_dataloader
+
+
+def test_a_prepared_loader_is_active_inside_of_a_loop_over_another_kind() -> None:
+    accelerator: Any = Accelerator()
+    prepared, own = accelerator.prepare(DataLoader(range(4), 2)), DataLoaderShard(range(2), batch_size=1)
+    state = accelerator.gradient_state
+    for _ in own:
+        assert all(state.active_dataloader is prepared for _ in prepared)
+        assert state.active_dataloader is own
+    assert state.active_dataloader is None
+
+
+def test_an_accelerator_whose_state_was_reset_raises_until_another_is_built() -> None:
+    accelerator: Any = Accelerator()
+    AcceleratorState._reset_state()
+    with pytest.raises(AttributeError, match="reset_state"):
+        _ = accelerator.num_processes
+    with pytest.raises(AttributeError, match="reset_state"):
+        accelerator.prepare(nn.Linear(1, 1))
+    Accelerator()
+    assert accelerator.num_processes == 1
+
+
+def test_the_variable_for_debugging_checks_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not PartialState().debug
+    AcceleratorState._reset_state(True)
+    monkeypatch.setenv("ACCELERATE_DEBUG_MODE", "yes")
+    assert PartialState().debug
+    accelerator: Any = Accelerator()
+    assert accelerator.state.debug
+
+
+def test_names_of_a_shared_tensor_that_are_not_stored_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.ones(2)
+    with caplog.at_level(logging.WARNING):
+        save({"a": weight, "b": weight, "c": torch.zeros(1)}, tmp_path / "w", safe_serialization=True)
+    assert ["'b'" in record.getMessage() for record in caplog.records] == [True]
+    assert sorted(load_file(tmp_path / "w")) == ["a", "c"]
+    caplog.clear()
+    save({"a": weight}, tmp_path / "w", safe_serialization=True)
+    assert not caplog.records
+
+
+def test_dispatching_needs_a_device_and_takes_no_function() -> None:
+    loader = DataLoader(range(4), 2)
+    with pytest.raises(ValueError, match="put_on_device"):
+        prepare_data_loader(loader, dispatch_batches=True)
+    with pytest.raises(MisuseError, match="slice_fn_for_dispatch"):
+        prepare_data_loader(
+            loader, put_on_device=True, dispatch_batches=True, slice_fn_for_dispatch=lambda batch: batch
+        )
+
+
+class Pairs:
+    """A batch sampler without the attributes of torch's."""
+
+    batch_size = 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1], [2, 3])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_batch_sampler_without_a_sampler_is_divided() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(4)), batch_sampler=Pairs())  # pyright: ignore[reportArgumentType]
+    made = prepare_data_loader(loader, num_processes=2, process_index=1, use_seedable_sampler=True)
+    assert [batch.tolist() for (batch,) in made] == [[2, 3]]
+
+
+def two_ranks(world: World) -> dict[str, Any]:
+    """Return what one of two ranks finds in gradients, batches, errors and schedules."""
+    set_rank_variables(world)
+    compat.install()
+    from accelerate.utils import broadcast, gather, reduce
+    from accelerate.utils.operations import DistributedOperationException
+
+    accelerator: Any = Accelerator()
+    found: dict[str, Any] = {}
+    model = nn.Linear(1, 1, bias=False)
+    accelerator.prepare(model)
+    with accelerator.no_sync(model):
+        losses = [model(torch.tensor([[float(1 + world.rank)]])).sum() for _ in range(2)]
+        accelerator.backward(losses[0])
+    found["local"] = model.weight.grad.item()
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(losses[1])
+    found["averaged"] = model.weight.grad.item()
+
+    for name, split in (("whole", False), ("parts", True)):
+        loader = DataLoader(range(8), 2, shuffle=True)
+        made = prepare_data_loader(loader, torch.device("cpu"), put_on_device=True, split_batches=split,
+                                   dispatch_batches=True)  # fmt: skip
+        active = [GradientState().active_dataloader is made for _ in made]
+        batches = list(made)
+        assert isinstance(made, DataLoaderDispatcher)
+        assert type(loader) is DataLoader
+        found[name] = sorted(gather(torch.cat(batches)).tolist()), [len(batch) for batch in batches], all(active)
+    found["after"] = GradientState().in_dataloader
+
+    accelerator.state.debug = PartialState().debug = True
+    found["errors"] = 0
+    for operation in (broadcast, reduce):
+        try:
+            operation({"x": torch.zeros(1 + world.rank)})
+        except DistributedOperationException:
+            found["errors"] += 1
+    accelerator.state.debug = PartialState().debug = False
+
+    for total in (2, 3, 4):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=total)
+        accelerator.prepare(optimizer, schedule)
+        positions: list[int] = []
+        for _ in range(3):
+            schedule.step()
+            positions.append(schedule.last_epoch)
+        found[f"positions of {total}"] = positions
+    accelerator.end_training()
+    return found
+
+
+def test_ranks_average_dispatch_check_and_end_schedules_as_there() -> None:
+    for rank, found in enumerate(run_ranks(two_ranks, 2, timeout_s=60)):
+        assert found["local"] == 1 + rank
+        assert found["averaged"] == 3.0
+        assert found["whole"] == (list(range(8)), [2, 2], True)
+        assert found["parts"] == (list(range(8)), [1, 1, 1, 1], True)
+        assert not found["after"]
+        assert found["errors"] == 2
+        # Two steps a call, and the last position is the number of steps.
+        assert found["positions of 2"] == [2, 2, 2]
+        assert found["positions of 3"] == [2, 3, 3]
+        assert found["positions of 4"] == [2, 4, 4]
