@@ -392,6 +392,16 @@ PRIVATE_USES = (
         branches="the names stand in pickles of every version of torch, and are compared as text only",
     ),
     PrivateUse("loader.iterator", ("data/loader.py",), ("DataLoader._get_iterator",)),
+    PrivateUse(
+        "reachable_values",
+        ("notebook/cells/reachable_values.py",),
+        (
+            "Module._modules",
+            "Module._parameters",
+            "Tensor._backward_hooks",
+            "Tensor._post_accumulate_grad_hooks",
+        ),
+    ),
     PrivateUse("print_options", ("notebook/session/process_settings.py",), ("torch._tensor_str.PRINT_OPTS",)),
     PrivateUse(
         "changes",

@@ -213,3 +213,24 @@ def test_code_that_reads_its_rank_is_found_in_functions_too(source, expected):
     names: dict = {"__name__": "__main__", "os": None, "torch": None}
     exec("def far():\n    return name()\ndef name():\n    return f'{os.environ[\"RANK\"]}.csv'", names)
     assert analyze_cell(ast.parse(source), names).may_depend_on_rank is expected
+
+
+def test_code_in_attributes_and_hooks_is_followed():
+    text = """
+import torch
+losses, outputs = [], []
+class Line(torch.nn.Linear):
+    pass
+class Fitting:
+    pass
+model = torch.nn.Sequential(Line(1, 1))
+model[0].register_forward_hook(lambda *args: outputs.append(1))
+fitting = Fitting()
+fitting.model = model
+fitting.report = lambda loss: losses.append(loss)
+"""
+    namespace = {"__name__": "__main__"}
+    exec(text, namespace)
+    names = analyze_cell(ast.parse("fitting.model(1)"), namespace)
+    assert {"fitting", "Fitting", "Line", "losses", "outputs"} <= set(names.needed)
+    assert "outputs" in names.optional

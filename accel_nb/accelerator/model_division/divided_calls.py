@@ -98,6 +98,7 @@ class DividedCalls:
 
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
+        self._kinds.pop(model, None)  # a model that is prepared again may have another forward
         reference = weakref.ref(model)
         shards_params = self._stepper.strategy.capabilities.shards_params
 

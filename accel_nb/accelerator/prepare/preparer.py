@@ -315,7 +315,7 @@ class Preparer:
         self.batch_descriptions[id(loader)] = self._describe_batch(loader)
 
     def refresh(self) -> None:
-        """Prepare again the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
+        """Prepare again models of which a layer or method was replaced, or parameters frozen; every rank must call."""
         changed = self._stepper.changed_models()
         if not changed:
             return

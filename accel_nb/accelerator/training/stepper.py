@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
+from accel_nb.accelerator.training.model_code import ModelCode, model_code
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
@@ -92,6 +93,7 @@ class Stepper:
         # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
         # gradients are averaged.
         self._trainable: dict[int, set[int]] = {}
+        self._code: dict[int, ModelCode] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
@@ -113,18 +115,31 @@ class Stepper:
         self.bundle = self.bundle + bundle
         for model in bundle.models:
             self._trainable[id(model)] = _trainable_in(model)
+            self._code[id(model)] = model_code(model)
         self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages_gradients)
 
     def changed_models(self) -> list[nn.Module]:
-        """Return the models whose set of trainable parameters has changed since they were prepared."""
-        return [model for model in self.bundle.models if self._trainable[id(model)] != _trainable_in(model)]
+        """Return the models whose trainable parameters, or the functions of their classes, have changed since then.
+
+        Both are compared with those at the time when the model was prepared.
+        """
+        return [
+            model
+            for model in self.bundle.models
+            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != model_code(model)
+        ]
+
+    def has_other_code(self) -> bool:
+        """Return whether a function of a model's classes has been replaced since the model was prepared."""
+        return any(self._code[id(model)] != model_code(model) for model in self.bundle.models)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
+            self._code[id(model)] = model_code(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
 

@@ -10,8 +10,11 @@ import functools
 import re
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
+from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
@@ -67,9 +70,12 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     collector = _NameCollector()
     for statement in tree.body:
         collector.visit(statement)
-    needed = _resolve_names(collector.loaded, namespace, with_annotations=True)
+    needed = _resolve_names(collector.loaded, namespace, is_wide=True)
+    if needed.looks_up_names or looks_up_names(tree):
+        needed = _resolve_names([*collector.loaded, *_public_names(namespace)], namespace, is_wide=True)
+        needed = replace(needed, has_more=True)
     surely_needed = needed
-    if collector.optional or needed.has_texts:
+    if collector.optional or needed.has_more:
         surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.optional), namespace)
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     return CellNames(
@@ -425,39 +431,52 @@ class _ResolvedNames:
     stored: list[str]
     mentioned: set[str]
     only_reads: bool
-    has_texts: bool
+    has_more: bool
+    """Whether there are names that only a wide search finds."""
+    looks_up_names: bool
 
 
-def _resolve_names(
-    names: Iterable[str], namespace: Mapping[str, Any], *, with_annotations: bool = False
-) -> _ResolvedNames:
+def _public_names(namespace: Mapping[str, Any]) -> Iterable[str]:
+    """Return the names that code may look up by a computed text: no private ones, which IPython binds for outputs."""
+    return [name for name in namespace if not name.startswith("_")]
+
+
+def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wide: bool = False) -> _ResolvedNames:
     """Return ``names`` and all names that the notebook's functions and classes among them look up, transitively.
 
-    ``with_annotations`` includes the names in annotations that are texts, which may never be evaluated.
+    With ``is_wide`` names are included that the code may do without: in annotations that are texts, in functions and
+    hooks to which objects refer, and the classes of these objects.
     """
     found: dict[str, None] = {}
     stored: list[str] = []
     mentioned: set[str] = set()
     waiting = list(names)
     seen: set[int] = set()
-    only_reads, has_texts = True, False
+    reached: set[int] = set()
+    only_reads, has_more, looks_up = True, False, False
     while waiting:
         name = waiting.pop(0)
         mentioned.add(name)
         if name in found or name not in namespace:
             continue
         found[name] = None
-        if with_annotations and (texts := list(_annotation_texts(namespace[name]))):
-            has_texts = True
-            waiting += names_in_texts(texts)
-        for code in _find_codes(namespace[name], seen):
+        codes = list(_find_codes(namespace[name], seen))
+        if is_wide:
+            num_own, further = len(codes), list(names_in_texts(_annotation_texts(namespace[name])))
+            for value in reachable_values([namespace[name]], reached):
+                codes += _find_codes(value, seen)
+                further += [kind.__name__ for kind in notebook_classes(value) if namespace.get(kind.__name__) is kind]
+            has_more = has_more or bool(further) or len(codes) > num_own
+            waiting += further
+        for code in codes:
+            looks_up = looks_up or any(map(code_looks_up_names, _nested_codes(code)))
             waiting += sorted(global_names(code))
             stored += sorted(stored_globals(code))
             mentioned |= _mentioned_names(code)
             if "accelerator" in mentioned:
                 parts = [part for part in _nested_codes(code) if "accelerator" in part.co_names]
                 only_reads = only_reads and all(_accelerator_uses(part) <= _READING_ATTRIBUTES for part in parts)
-    return _ResolvedNames(list(found), stored, mentioned, only_reads, has_texts)
+    return _ResolvedNames(list(found), stored, mentioned, only_reads, has_more, looks_up)
 
 
 def _annotation_texts(value: Any) -> Iterable[str]:

@@ -18,6 +18,7 @@ from accel_nb.notebook.cells.user_names import UserNames
 from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
+from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.pool.payload import MemoryPayloads, close_all
@@ -159,6 +160,7 @@ class NamespaceSession:
     def record_answers(self, packed: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
+        seek_ends()
         self._modules.record(answer.reply.modules for answer in answers)
         if any(not answer.reply.has_run for answer in answers):
             self.record_undelivered(packed)  # the values could not be unpacked

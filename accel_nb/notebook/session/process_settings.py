@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from accel_nb.errors import MisuseError
+from accel_nb.notebook.session.log_handlers import read_handlers, set_handlers
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
@@ -38,11 +39,7 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
         # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
-        "log_handlers": [
-            [handler.level, getattr(handler.formatter, "_fmt", None), getattr(handler.formatter, "datefmt", None)]
-            for handler in logging.root.handlers
-            if type(handler) is logging.StreamHandler
-        ],
+        "log_handlers": read_handlers(),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
@@ -122,26 +119,6 @@ def _set_log_levels(levels: Mapping[str, int]) -> None:
         logging.getLogger(name or None).setLevel(level)
 
 
-class _NotebookHandler(logging.StreamHandler):
-    """The copy of a handler of the notebook's root logger; writes to the current ``sys.stderr``."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def _set_log_handlers(handlers: list[list[Any]]) -> None:
-    for handler in list(logging.root.handlers):
-        if isinstance(handler, _NotebookHandler):
-            logging.root.removeHandler(handler)
-    for level, text, dates in handlers:
-        handler = _NotebookHandler()
-        handler.setLevel(level)
-        if text is not None:
-            handler.setFormatter(logging.Formatter(text, dates))
-        logging.root.addHandler(handler)
-
-
 def _torch() -> Any:
     return importlib.import_module("torch")
 
@@ -167,7 +144,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "locale": lambda value: locale.setlocale(locale.LC_ALL, value),
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
-    "log_handlers": _set_log_handlers,
+    "log_handlers": set_handlers,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
     "torch_print": lambda value: _torch().set_printoptions(**value),

@@ -28,6 +28,7 @@ from accel_nb.pool.sync.change_detection import (
 from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_module,
+    is_module_class,
     is_optimizer,
     is_scheduler,
     is_tensor,
@@ -456,7 +457,8 @@ class SharedObjectRegistry:
                 continue
             if fingerprint is None or entry.fingerprint is None or not fingerprint.can_update(entry.fingerprint):
                 delta.values[name] = value
-                return bool(parts) or is_training_object(value)
+                # A prepared model has the forward method that its class had when it was prepared.
+                return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, shared)
         delta.merge(changes)
         return False

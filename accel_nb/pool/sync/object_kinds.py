@@ -13,6 +13,12 @@ def is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
+def is_module_class(value: Any) -> bool:
+    """Return whether the value is a class of torch modules."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, type) and issubclass(value, torch.nn.Module)
+
+
 def is_tensor(value: Any) -> bool:
     """Return whether the value is a torch tensor."""
     torch = sys.modules.get("torch")

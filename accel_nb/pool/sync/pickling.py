@@ -230,6 +230,16 @@ def _invert_transform(transform: Any) -> Any:
     return transform.inv
 
 
+def _is_rebuilt_by_init(kind: type[BaseException]) -> bool:
+    """Return whether pickle calls an exception's own ``__init__`` with ``args``, which may be other arguments."""
+    return (
+        isinstance(kind.__init__, types.FunctionType)
+        and kind.__reduce__ is BaseException.__reduce__
+        and kind.__reduce_ex__ is BaseException.__reduce_ex__
+        and not issubclass(kind, _WITH_FIELDS)
+    )
+
+
 def _reduce_cell(cell: types.CellType) -> Any:
     """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
     try:
@@ -342,6 +352,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
             return _rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
+        if isinstance(obj, BaseException) and _is_rebuilt_by_init(type(obj)):
+            return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_event_writer(obj):
             return reduce_event_writer(obj)
         if is_scheduler(obj):
@@ -414,6 +426,9 @@ def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any])
     for register, hook in hooks:
         getattr(tensor, register)(hook)
 
+
+_WITH_FIELDS = (OSError, ImportError, UnicodeError, SyntaxError, StopIteration, SystemExit, AttributeError, NameError)
+"""Exceptions whose built-in ``__init__`` stores arguments outside of ``args``."""
 
 _PROCESS_BOUND = (
     "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "

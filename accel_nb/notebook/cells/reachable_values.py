@@ -1,0 +1,81 @@
+"""The values that a value of the notebook refers to: code that a cell may run without naming it. Runs no user code."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import is_tensor
+
+_MAX_ITEMS = 64
+"""Containers with more items are taken for data."""
+_MAX_VALUES = 20_000
+_ATOMS = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
+_PARTS = ("_modules", "_parameters")
+"""Attributes of torch's modules that hold their parts by name."""
+_FUNCTIONS = ("transform", "target_transform", "transforms", "loader", "dataset", "collate_fn", "lr_lambdas")
+"""Attributes in which objects of libraries store functions, which may be defined in the notebook."""
+
+
+def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield values and what they refer to, each once: items, attributes, closures, submodules, and hooks.
+
+    Of objects of libraries only the parts and hooks of modules are followed, and attributes that hold functions. Values
+    whose ids are in ``seen`` are left out, and new ones are added.
+    """
+    seen = set() if seen is None else seen
+    waiting = list(values)
+    while waiting and len(seen) < _MAX_VALUES:
+        value = waiting.pop()
+        if isinstance(value, _ATOMS) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        waiting.extend(_referred_by(value))
+
+
+def notebook_classes(value: Any) -> Iterator[type]:
+    """Yield the classes of the notebook that a value is an instance of, or that a class is derived from."""
+    kind = value if isinstance(value, type) else type(value)
+    yield from (base for base in kind.__mro__ if base.__module__ == "__main__")
+
+
+def _referred_by(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.FunctionType):
+        if value.__module__ == "__main__" or "<" in value.__qualname__:
+            yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+            yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, Mapping):
+        yield from value.values() if len(value) <= _MAX_ITEMS else ()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value if len(value) <= _MAX_ITEMS else ()
+    elif not isinstance(value, type):
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    own = getattr(value, "__dict__", None) or {}
+    for name in _PARTS:
+        parts = own.get(name)
+        yield from parts.values() if isinstance(parts, dict) else ()
+    is_of_notebook = type(value).__module__ == "__main__"
+    for name, item in own.items():
+        if name not in _PARTS and (is_of_notebook or name in _FUNCTIONS or name.endswith("_hooks")):
+            yield item
+    if is_tensor(value):  # its hooks are no entries of its ``__dict__``
+        yield from (value._backward_hooks, value._post_accumulate_grad_hooks)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

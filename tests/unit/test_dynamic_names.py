@@ -1,0 +1,30 @@
+import ast
+
+import pytest
+
+from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
+
+DYNAMIC = [
+    "globals()[name]",
+    "globals()[f'Skip{name}']",
+    "globals().get(name)",
+    "eval(name)",
+    "eval(name + 'Net')(3)",
+    "getattr(sys.modules[__name__], name)",
+]
+FIXED = [
+    "globals()['model']",
+    "'model' in globals()",
+    "eval('model')",
+    "model.eval()",
+    "vars(model)[name]",
+    "sys.modules['torch']",
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [(text, True) for text in DYNAMIC] + [(text, False) for text in FIXED])
+def test_look_ups_by_computed_names_are_found_in_cells_and_functions(text, expected):
+    assert looks_up_names(ast.parse(text)) is expected
+    namespace = {}
+    exec(f"def function(name, sys):\n    return {text}", namespace)
+    assert code_looks_up_names(namespace["function"].__code__) is expected
