@@ -139,9 +139,9 @@ PRIVATE_USES = (
     PrivateUse(
         "divided layers and experts",
         (
+            "strategies/block_calls.py",
             "strategies/expert_parallel/divided_experts.py",
             "strategies/tensor_parallel/divided_layers.py",
-            "strategies/tensor_parallel/plan.py",
         ),
         (
             "Module._backward_hooks",

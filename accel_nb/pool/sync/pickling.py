@@ -240,6 +240,11 @@ def _is_rebuilt_by_init(kind: type[BaseException]) -> bool:
     )
 
 
+def _rebuild_code(arguments: tuple[Any, ...], filename: str) -> types.CodeType:
+    """Return a code object with the name of its cell, which cloudpickle leaves out since 3.1.3."""
+    return types.CodeType(*arguments).replace(co_filename=filename)
+
+
 def _reduce_cell(cell: types.CellType) -> Any:
     """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
     try:
@@ -344,6 +349,9 @@ class _Pickler(cloudpickle.Pickler):
             return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, types.CellType):
             return _reduce_cell(obj)
+        if isinstance(obj, types.CodeType):
+            reduced = self.dispatch_table[types.CodeType](obj)
+            return _rebuild_code, (reduced[1], obj.co_filename)
         # cloudpickle sends the modules that a function uses, but no subclasses, as which `torch.backends.cudnn` is one.
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and _is_imported(obj):
             return importlib.import_module, (obj.__name__,)
