@@ -70,7 +70,7 @@ def seek_ends() -> None:
     for reference in list(logging._handlerList):  # type: ignore[attr-defined]
         handler = reference()
         stream = getattr(handler, "stream", None)
-        if isinstance(handler, logging.FileHandler) and stream is not None and not stream.closed:
+        if isinstance(handler, logging.FileHandler) and stream is not None and not stream.closed and stream.seekable():
             stream.seek(0, os.SEEK_END)
 
 
