@@ -423,3 +423,37 @@ def test_generators_go_on_where_the_other_side_has_left_them(kernel):
         [[True] * 8] * 3
     )
     assert kernel.value("named.generator is shared is named.sampler.generator") is True
+
+
+def test_an_optimizer_that_wraps_another_continues_on_both_sides(kernel):
+    setup(
+        kernel,
+        "import torch\n"
+        "class Lookahead(torch.optim.Optimizer):\n"
+        "    def __init__(self, base):\n"
+        "        self.base, self.defaults, self.count = base, base.defaults, 0\n"
+        "        self.param_groups, self.state = base.param_groups, base.state\n"
+        "        self.slow = [p.detach().clone() for p in base.param_groups[0]['params']]\n"
+        "    def zero_grad(self, set_to_none=True): self.base.zero_grad(set_to_none)\n"
+        "    def step(self, closure=None):\n"
+        "        self.base.step(closure)\n"
+        "        self.count += 1\n"
+        "        for slow, p in zip(self.slow, self.param_groups[0]['params']):\n"
+        "            if self.count % 3 == 0: p.data.copy_(slow.lerp_(p.detach(), 0.5))\n"
+        "def build():\n"
+        "    torch.manual_seed(0)\n"
+        "    net = torch.nn.Linear(4, 1).double()\n"
+        "    return net, Lookahead(torch.optim.Adam(net.parameters(), 0.1))\n"
+        "net, opt = build()\n"
+        "loader = torch.utils.data.DataLoader(torch.randn(32, 4).double(), batch_size=8)",
+    )
+    loop = "for x in loader:\n    opt.zero_grad()\n    net(x).square().mean().backward()\n    opt.step()"
+    for _ in range(3):
+        setup(kernel, loop)
+    expected = kernel.value("net.weight.tolist()[0]")
+    setup(kernel, "net, opt = build()")
+    done(kernel, loop)
+    setup(kernel, loop)
+    done(kernel, loop)
+    assert kernel.value("net.weight.tolist()[0]") == pytest.approx(expected, abs=1e-12)
+    assert kernel.value("(opt.count, opt.state is opt.base.state)") == (12, True)

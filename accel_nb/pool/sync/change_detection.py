@@ -10,11 +10,12 @@ from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import content_of, set_content
-from accel_nb.pool.sync.pickling import SharedId, digest, dump
+from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
 
 _PLAIN = bool | int | float | complex | str | bytes | None
+_OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 _TORCH_ATTRIBUTES = frozenset(
     {
         "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
@@ -71,7 +72,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
             module_structure(value), ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes)
         )
     if is_optimizer(value):
-        groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
         return Fingerprint(group_sizes(value), OptimizerContent(tensor_fingerprints(state_tensors(value)), groups))
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
@@ -225,17 +226,19 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
     for path, own in attributes.items():
         part = module.get_submodule(path)
         for name, value in own.items():
-            current = vars(part).get(name)
-            old, new = (content_of(current), content_of(value)) if current is not value else (None, None)
-            if (
-                old is not None
-                and new is not None
-                and old[0] == new[0]
-                and not _is_stale_alias(current, value, weights)
-            ):
-                set_content(current, new[1])
-            elif current is not value:
-                setattr(part, name, value)
+            _set_attribute(part, name, value, weights)
+
+
+def _set_attribute(owner: Any, name: str, value: Any, weights: set[int | None] | frozenset[int] = frozenset()) -> None:
+    """Set an attribute, in place if possible; ``weights`` are the storages that may not be changed so."""
+    current = vars(owner).get(name)
+    if current is value:
+        return
+    old, new = content_of(current), content_of(value)
+    if old is not None and new is not None and old[0] == new[0] and not _is_stale_alias(current, value, set(weights)):
+        set_content(current, new[1])
+    else:
+        setattr(owner, name, value)
 
 
 def _is_stale_alias(current: Any, value: Any, weights: set[int | None]) -> bool:
@@ -319,21 +322,77 @@ def optimizer_bytes(optimizer: Any) -> int:
 
 
 def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
-    """Return hyperparameters, and if ``with_tensors`` also the state of the parameters."""
+    """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`."""
     kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
-    return {"groups": hyperparameters(optimizer), "state": kept}
+    own = {} if kept is None else own_values(optimizer)
+    return {"groups": hyperparameters(optimizer), "state": kept, "own": own}
 
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Set hyperparameters in place, and load the state of the parameters if it is given."""
+    """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
+    for name, value in state["own"].items():
+        _set_attribute(optimizer, name, value)
     for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(values)
     if state["state"] is not None:
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
+        _optimizer_class().__setstate__(optimizer, {})
         own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
+        groups, kept = optimizer.param_groups, optimizer.state
         optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        if not _loads_state_itself(optimizer):
+            _restore_containers(optimizer, groups, kept)
+
+
+def own_values(optimizer: Any) -> dict[str, Any]:
+    """Return the data among the attributes of an optimizer of a class that is not torch's, such as a count of steps.
+
+    Data are plain values, tensors that require no gradients, and containers of these.
+    """
+    if all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__):
+        return {}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "param_groups", "defaults")
+        and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
+        and _is_data(value)
+    }
+
+
+def _is_data(value: Any) -> bool:
+    if is_tensor(value):
+        return not value.requires_grad and not is_sharded(value)
+    if type(value) is dict:
+        return all(isinstance(key, _PLAIN) and _is_data(item) for key, item in value.items())
+    return isinstance(value, _PLAIN) or (type(value) in (list, tuple) and all(map(_is_data, value)))
+
+
+def _optimizer_class() -> Any:
+    import torch
+
+    return torch.optim.Optimizer
+
+
+def _loads_state_itself(optimizer: Any) -> bool:
+    return type(optimizer).load_state_dict is not _optimizer_class().load_state_dict
+
+
+def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    """Put what torch has loaded back into the optimizer's own list of groups and state, to which others may refer.
+
+    A wrapper such as SAM or Lookahead has the groups and the state of the optimizer that it wraps.
+    """
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.update({key: value for key, value in loaded.items() if key != "params"})
+    if optimizer.state is not state:
+        loaded_state = dict(optimizer.state)
+        state.clear()
+        state.update(loaded_state)
+    optimizer.param_groups, optimizer.state = groups, state
 
 
 def is_untracked(value: Any) -> bool:

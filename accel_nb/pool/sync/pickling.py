@@ -273,14 +273,17 @@ def _reduce_scheduler(scheduler: Any) -> Any:
     return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
 
 
+TORCH_PREFIXES = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
+"""Beginnings of the names of attributes that torch sets on optimizers."""
+
+
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with attributes that torch leaves out, such as those of LBFGS."""
     make, arguments, state, *rest = optimizer.__reduce_ex__(5)
-    torch_prefixes = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
     own = {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in (*state, "step", "zero_grad") and not name.startswith(torch_prefixes)
+        if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
     }
     return make, arguments, {**state, **own}, *rest
 

@@ -1,0 +1,65 @@
+"""States of optimizers that are set in place."""
+
+import torch
+
+from accel_nb.pool.sync.change_detection import optimizer_state, own_values, set_optimizer_state
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer with the groups and the state of another, as SAM and Lookahead are."""
+
+    def __init__(self, base):
+        self.base = base
+        super().__init__(base.param_groups, base.defaults)
+        self.param_groups, self.state = base.param_groups, base.state
+
+
+def trained():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    base = torch.optim.Adam(model.parameters(), lr=0.1)
+    wrapper = Wrapper(base)
+    model(torch.ones(3, 2)).sum().backward()
+    return base, wrapper
+
+
+def test_a_wrapper_has_the_state_of_its_optimizer_after_both_are_set():
+    base, wrapper = trained()
+    group = base.param_groups[0]
+    other, other_wrapper = trained()
+    other.step()
+    other.param_groups[0]["lr"] = 0.5
+    set_optimizer_state(base, optimizer_state(other, with_tensors=True))
+    set_optimizer_state(wrapper, optimizer_state(other_wrapper, with_tensors=True))
+    assert wrapper.state is base.state
+    assert wrapper.param_groups is base.param_groups
+    assert base.param_groups[0] is group
+    assert group["lr"] == 0.5
+    for own, theirs in zip(base.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert all(torch.equal(own[name], theirs[name]) for name in theirs)
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with data of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.count = 0
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in self.param_groups]
+        self.first = self.param_groups[0]["params"][0]
+
+
+def test_data_of_an_optimizer_is_set_in_place_and_parameters_are_not_data():
+    own, other = (Counting(torch.nn.Linear(2, 1).parameters()) for _ in range(2))
+    slow, first = own.slow, own.first
+    other.count = 3
+    assert own_values(other).keys() == {"count", "slow"}
+    set_optimizer_state(own, optimizer_state(other, with_tensors=True))
+    assert own.count == 3
+    assert own.slow is slow
+    assert torch.equal(own.slow[0][0], other.slow[0][0])
+    assert own.first is first
+
+
+def test_optimizers_of_torch_have_no_own_values():
+    assert own_values(torch.optim.LBFGS(torch.nn.Linear(2, 1).parameters())) == {}
