@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from accel_nb.runtime.tensors.instance_patching import plain_class
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 ModelCode = dict[tuple[type, str], object]
 
@@ -14,7 +14,7 @@ ModelCode = dict[tuple[type, str], object]
 def model_code(model: nn.Module) -> ModelCode:
     """Return ``forward`` of each class in a model, and every function of the notebook's classes."""
     found: ModelCode = {}
-    for kind in {plain_class(part) for part in model.modules()}:
+    for kind in {innermost_class(part) for part in model.modules()}:
         found[kind, "forward"] = kind.forward
         for base in kind.__mro__:
             if base.__module__ == "__main__":
