@@ -63,3 +63,22 @@ def test_data_of_an_optimizer_is_set_in_place_and_parameters_are_not_data():
 
 def test_optimizers_of_torch_have_no_own_values():
     assert own_values(torch.optim.LBFGS(torch.nn.Linear(2, 1).parameters())) == {}
+
+
+class Wrapping(torch.optim.SGD):
+    """An optimizer that steps another one, whose state is separate."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.inner = torch.optim.Adam(self.param_groups)
+
+
+def test_the_state_of_a_wrapped_optimizer_is_set_too():
+    models = [torch.nn.Linear(2, 1) for _ in range(2)]
+    own, other = (Wrapping(model.parameters()) for model in models)
+    models[1](torch.ones(3, 2)).sum().backward()
+    other.inner.step()
+    set_optimizer_state(own, optimizer_state(other, with_tensors=True))
+    found, expected = own.inner.state_dict()["state"], other.inner.state_dict()["state"]
+    assert found.keys() == expected.keys() == {0, 1}
+    assert all(torch.equal(found[key]["exp_avg"], expected[key]["exp_avg"]) for key in expected)

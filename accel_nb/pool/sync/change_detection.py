@@ -313,7 +313,8 @@ def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
 
 def state_tensors(optimizer: Any) -> list[Any]:
     """Return every tensor of an optimizer's state."""
-    return [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
+    own = [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
+    return own + [tensor for _, item in inner_optimizers(optimizer) for tensor in state_tensors(item)]
 
 
 def optimizer_bytes(optimizer: Any) -> int:
@@ -327,7 +328,13 @@ def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     own = {} if kept is None else own_values(optimizer)
-    return {"groups": hyperparameters(optimizer), "state": kept, "own": own}
+    inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
+    return {"groups": hyperparameters(optimizer), "state": kept, "own": own, "inner": inner}
+
+
+def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
+    """Return by attribute the optimizers that an optimizer wraps, as SAM does."""
+    return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
 
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -345,6 +352,8 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
         if not _loads_state_itself(optimizer):
             _restore_containers(optimizer, groups, kept)
+    for name, item in inner_optimizers(optimizer):
+        set_optimizer_state(item, state["inner"][name])
 
 
 def own_values(optimizer: Any) -> dict[str, Any]:
