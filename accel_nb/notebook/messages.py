@@ -36,51 +36,51 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Run a cell or a call; the values that it needs come as payloads."""
+    """Run a cell or a call; the values that it needs come as payloads. An empty plain cell has the defaults."""
 
     source: str
-    compiler_flags: int
-    execution_count: int
-    used: tuple[str, ...]
-    """The names that the cell reads."""
-    bound: tuple[str, ...]
-    """The names that the cell binds."""
-    assigned: tuple[str, ...]
-    """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
-    shared: tuple[str, ...]
-    """The names whose values both the kernel and the worker have."""
-    is_plain: bool
-    only_reads_accelerator: bool
-    """The cell is plain, unless an earlier one has prepared objects explicitly."""
-    uses_accelerator: bool
-    may_depend_on_rank: bool
-    is_empty: bool
-    call: CallRequest | None
-    sources: dict[str, Any]
-    """Source and name of the notebook's cells by file name, for tracebacks."""
     config: str
     """The options, as JSON."""
     cwd: str
     sys_path: tuple[str, ...]
-    variables: dict[str, str | None]
+    compiler_flags: int = 0
+    execution_count: int = 0
+    used: tuple[str, ...] = ()
+    """The names that the cell reads."""
+    bound: tuple[str, ...] = ()
+    """The names that the cell binds."""
+    assigned: tuple[str, ...] = ()
+    """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
+    shared: tuple[str, ...] = ()
+    """The names whose values both the kernel and the worker have."""
+    is_plain: bool = True
+    only_reads_accelerator: bool = True
+    """The cell is plain, unless an earlier one has prepared objects explicitly."""
+    uses_accelerator: bool = False
+    may_depend_on_rank: bool = False
+    is_empty: bool = False
+    call: CallRequest | None = None
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Source and name of the notebook's cells by file name, for tracebacks."""
+    variables: dict[str, str | None] = field(default_factory=dict)
     """The notebook's changes of environment variables; None: deleted."""
-    settings: dict[str, Any]
-    reloaded: dict[str, ReloadMode]
+    settings: dict[str, Any] = field(default_factory=dict)
+    reloaded: dict[str, ReloadMode] = field(default_factory=dict)
     """The modules to reload."""
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
     """Lines of the kernel to show below the output; rank 0 returns them before its own."""
-    default_dtype: str | None
-    entropy: int
+    default_dtype: str | None = None
+    entropy: int = 0
     """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
-    rng_digest: str | None
+    rng_digest: str | None = None
     """The digest of the kernel's random states; None: the worker does not return its own."""
-    has_rng: bool
+    has_rng: bool = False
     """Whether the kernel's random states are among the payloads."""
-    is_partial: bool
+    is_partial: bool = False
     """Whether the cell runs on some ranks only."""
-    has_lost_ranks: bool
+    has_lost_ranks: bool = False
     """Whether ranks were replaced since the last cell."""
-    is_idle: bool
+    is_idle: bool = False
     """Whether this rank only receives the values, and does not run the cell."""
 
 

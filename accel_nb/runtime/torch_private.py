@@ -186,7 +186,7 @@ PRIVATE_USES = (
         (
             "accelerator/state/state_matching.py",
             "accelerator/state/training_state.py",
-            "strategies/fsdp/strategy.py",
+            "strategies/fsdp/sharded_state.py",
         ),
         ("state_dict._metadata",),
     ),

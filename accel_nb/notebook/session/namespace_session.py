@@ -112,35 +112,19 @@ class NamespaceSession:
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)
-        request = RunRequest(
-            source=cell.source,
-            compiler_flags=compiler_flags(cell.tree),
-            execution_count=cell.execution_count,
+        request = replace(
+            _request_of(cell, names, resolved),
             used=tuple(dict.fromkeys([*needed, *names.used])),
-            bound=tuple(names.bound),
             assigned=tuple(sorted(item.to_text() for item in assigned)),
-            is_plain=not names.is_explicit and cell.call is None,
-            only_reads_accelerator=names.only_reads_accelerator and cell.call is None,
-            call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
-            uses_accelerator=names.uses_accelerator,
-            may_depend_on_rank=names.may_depend_on_rank,
             sources=self._environment.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
-            is_empty=names.is_empty,
-            config=resolved.to_json(),
-            cwd=os.getcwd(),
-            entropy=secrets.randbits(62),
             rng_digest=digest,
             has_rng=states is not None,
-            sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
             variables=self._environment.changed_variables(started_with),
             settings=settings,
             reloaded=reloaded,
             lines=tuple(self._modules.describe_reloads(reloaded)),
-            default_dtype=_default_dtype(),
             is_partial=len(chosen) < pool.size,
             has_lost_ranks=self._has_lost_ranks,
-            shared=(),
-            is_idle=False,
         )
         self._registry.record_sent(
             prepared.sent_paths, self.namespace
@@ -219,6 +203,28 @@ class NamespaceSession:
         states = rng.capture_cpu()
         digest = rng.digest(states)
         return digest, None if digest == self._receiver.rng and not always else states
+
+
+def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
+    """Return the request to run a cell, without the values and changes that a session keeps."""
+    is_call = cell.call is not None
+    return RunRequest(
+        source=cell.source,
+        config=resolved.to_json(),
+        cwd=os.getcwd(),
+        sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
+        compiler_flags=compiler_flags(cell.tree),
+        execution_count=cell.execution_count,
+        bound=tuple(names.bound),
+        is_plain=not names.is_explicit and not is_call,
+        only_reads_accelerator=names.only_reads_accelerator and not is_call,
+        uses_accelerator=names.uses_accelerator,
+        may_depend_on_rank=names.may_depend_on_rank,
+        is_empty=names.is_empty,
+        call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
+        default_dtype=_default_dtype(),
+        entropy=secrets.randbits(62),
+    )
 
 
 def _default_dtype() -> str | None:

@@ -612,36 +612,7 @@ class _WarmUpWorker:
 def warm() -> None:
     """Create the shell and run an empty cell in the zygote, so that forked workers share this memory."""
     program = CellProgram(_WarmUpWorker())  # type: ignore[arg-type]
-    request = RunRequest(
-        source="pass",
-        compiler_flags=0,
-        execution_count=0,
-        used=(),
-        bound=(),
-        assigned=(),
-        shared=(),
-        is_plain=True,
-        only_reads_accelerator=True,
-        uses_accelerator=False,
-        may_depend_on_rank=False,
-        is_empty=False,
-        call=None,
-        sources={},
-        config=resolve([]).to_json(),
-        cwd=os.getcwd(),
-        sys_path=tuple(sys.path),
-        variables={},
-        settings={},
-        reloaded={},
-        lines=(),
-        default_dtype=None,
-        entropy=0,
-        rng_digest=None,
-        has_rng=False,
-        is_partial=False,
-        has_lost_ranks=False,
-        is_idle=False,
-    )
+    request = RunRequest("pass", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
     program.handle("run", to_body(request), {})
     program.on_group_reopened()
     program._namespace.pop("accelerator", None)

@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -25,9 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
-from accel_nb.checkpoint.encoding import Slice
-from accel_nb.checkpoint.layout import Region
-from accel_nb.checkpoint.load import StoredTensor, materialize
+from accel_nb.checkpoint.load import materialize
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.forward import cast_half_floats, forward_in_precision
@@ -38,7 +35,6 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
-from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
@@ -55,6 +51,15 @@ from accel_nb.strategies.base import (
 from accel_nb.strategies.context_parallel.divided_sequences import refuse_blocks
 from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
+from accel_nb.strategies.fsdp.sharded_state import (
+    absent_state,
+    describe_state,
+    groups_and_state,
+    own_part_of,
+    restore_groups,
+    shard_values,
+    sliced,
+)
 from accel_nb.strategies.fsdp.wrap_policy import choose_units
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
@@ -149,12 +154,14 @@ class Fsdp(Stepping):
         if found is not None or not self._divides:
             return found
         found = self._refuse_options(new)
-        if found is None and self._stages.number > 1:
-            found = self._refuse_stages(new)
-        if found is None and self._cp > 1:
-            found = self._refuse_sequences(new)
-        if found is None and self._ep > 1:
-            found = self._refuse_experts(new)
+        dimensions: tuple[tuple[int, Callable[[nn.Module], Any], str], ...] = (
+            (self._stages.number, self._stages_of, "pipeline"),
+            (self._cp, lambda model: refuse_blocks(model, self._cp), "sequences"),
+            (self._ep, self._experts_of, "experts"),
+        )
+        for degree, plan_of, division in dimensions:
+            if found is None and degree > 1:
+                found = self._refuse_division(new, plan_of, division)
         return self._refuse_layers(new) if found is None and self._tp > 1 else found
 
     @property
@@ -185,29 +192,14 @@ class Fsdp(Stepping):
             )
         return None
 
-    def _refuse_stages(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model's blocks can be divided into stages; None if those of any prepared model are."""
-        plans = [self._stages_of(model) for model in models if any(True for _ in model.parameters())]
-        if not all(isinstance(plan, Refusal) for plan in plans):
-            return None
-        if any(part.pipeline is not None for part in self._models.values()):
-            return None
-        return next((plan for plan in plans if isinstance(plan, Refusal)), None)
-
-    def _refuse_sequences(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model can compute cuts of sequences, as far as its structure shows; None if one may."""
-        refused = [refuse_blocks(model, self._cp) for model in models if any(True for _ in model.parameters())]
-        if not refused or None in refused or any(part.sequences is not None for part in self._models.values()):
-            return None
-        return refused[0]
-
-    def _refuse_experts(self, models: Sequence[nn.Module]) -> Refusal | None:
-        """Return why no model's experts can be divided; None if those of any prepared model are."""
-        plans = [self._experts_of(model) for model in models if any(True for _ in model.parameters())]
+    def _refuse_division(
+        self, models: Sequence[nn.Module], plan_of: Callable[[nn.Module], Any], division: str
+    ) -> Refusal | None:
+        """Return why no model can be divided in one way; None if one can, or a prepared model is."""
+        plans = [plan_of(model) for model in models if any(True for _ in model.parameters())]
         refused = [plan for plan in plans if isinstance(plan, Refusal)]
-        if len(refused) < len(plans) or any(part.experts is not None for part in self._models.values()):
-            return None
-        return next(iter(refused), None)
+        is_divided = any(getattr(part, division) is not None for part in self._models.values())
+        return None if is_divided or len(refused) < len(plans) else next(iter(refused), None)
 
     def _experts_of(self, model: nn.Module) -> list[str] | Refusal:
         found = self._expert_plans.get(model)
@@ -264,7 +256,7 @@ class Fsdp(Stepping):
         made: list[ShardedModel] = []
         known = {id(optimizer) for optimizer in self._live_optimizers()}
         optimizers = [item for item in bundle.optimizers if id(item) not in known]
-        stepped = [(item, _groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
+        stepped = [(item, groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
         try:
             for model in new:
                 made.append(self._divide(model))
@@ -273,11 +265,11 @@ class Fsdp(Stepping):
             stale: dict[int, nn.Parameter] = {id(old): value for old, value in self._originals.items()}
             changed |= {key: changed.get(id(value), value) for key, value in stale.items()}
             for optimizer, _ in stepped:
-                replace_parameters(optimizer, changed, _divided)
+                replace_parameters(optimizer, changed, own_part_of)
             self._comm.barrier()  # an error on any rank before this line leaves full models on all ranks
         except BaseException:
             for optimizer, before in stepped:
-                _restore_groups(optimizer, before)
+                restore_groups(optimizer, before)
             for part in reversed(made):
                 self._undo_adapt(part)
                 part.abandon()
@@ -508,7 +500,7 @@ class Fsdp(Stepping):
         staged = [now for now, _ in part.parameters() if part.is_staged(now)]
         for optimizer in self._live_optimizers():
             own = {
-                str(number): {name: _describe_state(item) for name, item in optimizer.state[value].items()}
+                str(number): {name: describe_state(item) for name, item in optimizer.state[value].items()}
                 for number, value in enumerate(staged)
                 if value in optimizer.state and not sharded.is_absent(value)
             }
@@ -518,7 +510,7 @@ class Fsdp(Stepping):
                     optimizer.state.pop(value, None)
                     state = found.get(str(number))
                     if state is not None:
-                        optimizer.state[value] = {name: _absent_state(item, value) for name, item in state.items()}
+                        optimizer.state[value] = {name: absent_state(item, value) for name, item in state.items()}
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state, a `Slice` for each tensor of which this rank holds a part."""
@@ -532,9 +524,9 @@ class Fsdp(Stepping):
         with sharded.no_collective_reads():
             weights = [model.state_dict() for model in bundle.models]
         return {
-            "models": [_sliced(values, copied) for values in weights],
-            "optimizers": [_sliced(self._state_of(optimizer), copied) for optimizer in bundle.optimizers],
-            "schedulers": [_sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
+            "models": [sliced(values, copied) for values in weights],
+            "optimizers": [sliced(self._state_of(optimizer), copied) for optimizer in bundle.optimizers],
+            "schedulers": [sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }
 
@@ -546,11 +538,11 @@ class Fsdp(Stepping):
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
         """Load state; of tensors that are full, or still in a file, this rank uses its shard only."""
         for model, values in zip(bundle.models, state["models"], strict=True):
-            model.load_state_dict(_shard_values(values, dict(model.named_parameters(remove_duplicate=False))))
+            model.load_state_dict(shard_values(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
             parameters = stepped_parameters(optimizer)
             own = {
-                key: _shard_values(kept, dict.fromkeys(kept, parameters[key]))
+                key: shard_values(kept, dict.fromkeys(kept, parameters[key]))
                 for key, kept in values["state"].items()
                 if not sharded.is_absent(parameters[key])
             }
@@ -649,77 +641,3 @@ class Fsdp(Stepping):
 
 
 _HALF = (torch.bfloat16, torch.float16)
-
-
-def _describe_state(value: Any) -> list[Any]:
-    """Return an item of an optimizer's state as JSON, without the values of parts."""
-    if sharded.is_sharded(value):
-        return ["part", str(value.dtype)]
-    if isinstance(value, Tensor):
-        return ["tensor", str(value.dtype), value.tolist()]
-    return ["plain", value]
-
-
-def _absent_state(described: Sequence[Any], parameter: Tensor) -> Any:
-    """Return an item of the state of a parameter of which this rank holds nothing."""
-    kind, value, *numbers = described
-    if kind == "plain":
-        return value
-    dtype = getattr(torch, value.removeprefix("torch."))
-    if kind == "tensor":
-        return torch.tensor(numbers[0], dtype=dtype)
-    return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
-
-
-def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
-    return sharded.shard_state({"": value}, parameter)[""]
-
-
-def _sliced(state: Any, copied: bool) -> Any:
-    """Return a state with a `Slice` in place of each tensor of which this rank holds a part."""
-
-    def slice_leaf(leaf: Any) -> Any:
-        if sharded.is_sharded(leaf):
-            part = sharded.local_part(leaf).detach()
-            part = part.view([0] * leaf.dim()) if sharded.is_absent(leaf) else part
-            return Slice(part.clone() if copied else part, sharded.own_region(leaf)[0], tuple(leaf.shape))
-        return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
-
-    return map_state(slice_leaf, state)
-
-
-def _groups_and_state(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
-    """Return the parameters of an optimizer by group, and its state."""
-    return [list(group["params"]) for group in optimizer.param_groups], dict(optimizer.state)
-
-
-def _restore_groups(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
-    """Restore the groups and the state of an optimizer that `_groups_and_state` has returned."""
-    groups, state = before
-    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-        group["params"][:] = parameters
-    optimizer.state.clear()
-    optimizer.state.update(state)
-
-
-def _shard_values(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
-    """Return a state in which each tensor whose target is sharded is replaced by this rank's shard of it."""
-    result = OrderedDict((name, _shard_value(value, targets.get(name))) for name, value in values.items())
-    if hasattr(values, "_metadata"):
-        result._metadata = values._metadata  # type: ignore[attr-defined]
-    return result
-
-
-def _shard_value(value: Any, target: Any) -> Any:
-    """Return this rank's shard of a value if its target is sharded and of the same shape, else the full value."""
-    if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
-        return materialize(value)
-    held = sharded.local_part(target)
-    if isinstance(value, Slice):
-        part = value.tensor
-    elif isinstance(value, StoredTensor):
-        part = value.read(Region(*sharded.own_region(target)))
-    else:
-        part = sharded.own_part(target, value)
-    return sharded.shard_like(target, part.to(held.device).clone())

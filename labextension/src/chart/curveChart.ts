@@ -6,7 +6,7 @@ import { lowerBound, type ColumnTable } from './columns';
 import { bandOf, blockSize, RowPicker, pickRows, type IBand } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
 import type { IMark } from '../generated/messages';
-import { MARK_COLORS, rankColor } from './palette';
+import { faint, MARK_COLORS, rankColor } from './palette';
 import { rangeWithoutOutliers, withoutStart } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
@@ -689,14 +689,4 @@ function stepsPerRow(table: ColumnTable): number {
 
 function logTickText(value: number | null): string {
   return value === null ? '' : formatNumber(value);
-}
-
-/** The color with the opacity `share`; a color that is neither hexadecimal nor rgb() is returned unchanged. */
-function faint(color: string, share: number): string {
-  if (/^#[0-9a-f]{6}$/i.test(color)) {
-    const alpha = Math.round(255 * share);
-    return `${color}${alpha.toString(16).padStart(2, '0')}`;
-  }
-  const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(color);
-  return parts === null ? color : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, ${share})`;
 }

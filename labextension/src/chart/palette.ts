@@ -75,3 +75,13 @@ export function markText({ kind, rank, text }: IMark): string {
 export function isMarkKind(value: unknown): value is IMark['kind'] {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLORS, value);
 }
+
+/** The color with the opacity `share`; a color that is neither hexadecimal nor rgb() is returned unchanged. */
+export function faint(color: string, share: number): string {
+  if (/^#[0-9a-f]{6}$/i.test(color)) {
+    const alpha = Math.round(255 * share);
+    return `${color}${alpha.toString(16).padStart(2, '0')}`;
+  }
+  const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(color);
+  return parts === null ? color : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, ${share})`;
+}

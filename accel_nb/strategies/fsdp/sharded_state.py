@@ -1,0 +1,91 @@
+"""The state of models and optimizers, of which each rank holds a part."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.checkpoint.encoding import Slice
+from accel_nb.checkpoint.layout import Region
+from accel_nb.checkpoint.load import StoredTensor, materialize
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.tensors.state_tree import map_state
+
+
+def describe_state(value: Any) -> list[Any]:
+    """Return an item of an optimizer's state as JSON, without the values of parts."""
+    if sharded.is_sharded(value):
+        return ["part", str(value.dtype)]
+    if isinstance(value, Tensor):
+        return ["tensor", str(value.dtype), value.tolist()]
+    return ["plain", value]
+
+
+def absent_state(described: Sequence[Any], parameter: Tensor) -> Any:
+    """Return an item of the state of a parameter of which this rank holds nothing."""
+    kind, value, *numbers = described
+    if kind == "plain":
+        return value
+    dtype = getattr(torch, value.removeprefix("torch."))
+    if kind == "tensor":
+        return torch.tensor(numbers[0], dtype=dtype)
+    return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
+
+
+def own_part_of(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
+    return sharded.shard_state({"": value}, parameter)[""]
+
+
+def sliced(state: Any, copied: bool) -> Any:
+    """Return a state with a `Slice` in place of each tensor of which this rank holds a part."""
+
+    def slice_leaf(leaf: Any) -> Any:
+        if sharded.is_sharded(leaf):
+            part = sharded.local_part(leaf).detach()
+            part = part.view([0] * leaf.dim()) if sharded.is_absent(leaf) else part
+            return Slice(part.clone() if copied else part, sharded.own_region(leaf)[0], tuple(leaf.shape))
+        return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
+
+    return map_state(slice_leaf, state)
+
+
+def groups_and_state(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
+    """Return the parameters of an optimizer by group, and its state."""
+    return [list(group["params"]) for group in optimizer.param_groups], dict(optimizer.state)
+
+
+def restore_groups(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
+    """Restore the groups and the state of an optimizer that `groups_and_state` has returned."""
+    groups, state = before
+    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        group["params"][:] = parameters
+    optimizer.state.clear()
+    optimizer.state.update(state)
+
+
+def shard_values(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
+    """Return a state in which each tensor whose target is sharded is replaced by this rank's shard of it."""
+    result = OrderedDict((name, _shard_value(value, targets.get(name))) for name, value in values.items())
+    if hasattr(values, "_metadata"):
+        result._metadata = values._metadata  # type: ignore[attr-defined]
+    return result
+
+
+def _shard_value(value: Any, target: Any) -> Any:
+    """Return this rank's shard of a value if its target is sharded and of the same shape, else the full value."""
+    if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
+        return materialize(value)
+    held = sharded.local_part(target)
+    if isinstance(value, Slice):
+        part = value.tensor
+    elif isinstance(value, StoredTensor):
+        part = value.read(Region(*sharded.own_region(target)))
+    else:
+        part = sharded.own_part(target, value)
+    return sharded.shard_like(target, part.to(held.device).clone())
