@@ -66,7 +66,7 @@ def find_clashes(config: Config) -> list[OptionClash]:
     if config.engine.hosts.count(LOCALHOST) > 1 and config.gpus is not None:
         message = "localhost is named several times, and its GPUs belong to one node; use cpus to try several nodes"
         found.append(OptionClash(("engine.hosts", "gpus"), message))
-    if config.engine.kind == "ssh" and not config.engine.hosts:
+    if config.engine.kind in ("ssh", "kubernetes") and not config.engine.hosts:
         message = "the machines are not named; give them with --engine.hosts HOST,HOST"
         found.append(OptionClash(("engine.hosts",), message))
     if config.engine.kind != "local" and config.gpus in (None, "all") and config.cpus is None:

@@ -17,7 +17,7 @@ from accel_nb.config.value_types import (
     read_whole,
 )
 
-ENGINES = ("local", "ray", "ssh", "slurm")
+ENGINES = ("local", "ray", "ssh", "slurm", "kubernetes")
 """The values of ``engine.kind``, without the engines of other packages."""
 
 
@@ -55,7 +55,7 @@ class EngineOptions(Section):
     kind: Annotated[str, Field(strict=True), AfterValidator(_engine)] = declare(
         "local",
         "Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh "
-        "reaches, slurm the nodes of a Slurm job.",
+        "reaches, slurm the nodes of a Slurm job, kubernetes pods that kubectl reaches.",
         enum=list(ENGINES),
         flag="engine",
         scope="cell",
@@ -78,8 +78,9 @@ class EngineOptions(Section):
     )
     hosts: Annotated[tuple[HostName, ...], BeforeValidator(read_names), AfterValidator(_distinct)] = declare(
         (),
-        "Machines of the ssh engine, as ssh calls them; localhost is this machine, and may be named several times, to "
-        "try several nodes. The first is node 0. Not allowed in the metadata of a notebook.",
+        "Machines of the ssh engine, as ssh calls them, or pods of the kubernetes engine; localhost is this machine, "
+        "and may be named several times, to try several nodes. The first is node 0. Not allowed in the metadata of a "
+        "notebook.",
         metavar="HOSTS",
         allowed="names or addresses of hosts, separated by commas",
         scope="cell",
@@ -89,8 +90,8 @@ class EngineOptions(Section):
         Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None, BeforeValidator(read_text)
     ] = declare(
         None,
-        "Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not "
-        "allowed in the metadata of a notebook.",
+        "Python that has accel_nb on the machines of the ssh, slurm and kubernetes engines; if not set, the path of "
+        "this one. Not allowed in the metadata of a notebook.",
         metavar="PATH",
         allowed="a path, or none",
         scope="cell",

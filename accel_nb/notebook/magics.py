@@ -54,7 +54,7 @@ _NO_BACKGROUND = (
 _WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "nodes", "restart")
 _CONNECT = (
     "%accelerate connect takes machines that ssh reaches (HOST,HOST), the address of a Ray cluster (HOST:PORT), slurm, "
-    "ray or local, and options such as --nodes 2"
+    "kubernetes, ray or local, and options such as --nodes 2"
 )
 _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 

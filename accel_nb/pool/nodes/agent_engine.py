@@ -1,4 +1,4 @@
-"""Workers on machines that ssh or Slurm reaches: on each, an agent behind a command hosts the local engine.
+"""Workers on machines that a command reaches: on each, an agent behind the command hosts the local engine.
 
 Frames travel over the standard streams of the command, so nothing of ours listens on a port.
 """
@@ -20,11 +20,8 @@ from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.agent import AGENT, AgentLink
 from accel_nb.pool.nodes.engine import NodesEngine
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
-from accel_nb.runtime.process.environment import get_variables
 
 START_TIMEOUT_S = 60.0
-CONNECT_S = 10
-_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,56 +31,44 @@ class Machine:
     name: str
     address: str
     command: tuple[str, ...]
+    is_shell: bool = False
+    """Whether a shell on the machine splits the text after the command into words."""
+    remedy: str = ""
+    """What to do if the command ends with status 255, as ssh does without a connection."""
 
 
-def start_ssh_engine(request: EngineRequest) -> NodesEngine:
-    """Start an agent by ssh on each of the first hosts of the options, as many as there are nodes.
+def named_machines(
+    options: EngineOptions, address_of: Callable[[str], str], on_host: Callable[[str, str, str], Machine]
+) -> list[Machine]:
+    """Return the first machines that the options name, as many as there are nodes.
 
-    Raise ConfigError, with the remedy, if that is not possible; nothing is left running then.
+    ``address_of`` returns the address of a host, and ``on_host`` its machine, by host, name of the node and address.
+    ``localhost`` is this machine, which needs no command. Raise ConfigError if too few are named.
     """
-    options = request.options
     if len(options.hosts) < options.nodes:
         raise ConfigError(
             f"--nodes {options.nodes} was asked for, and engine.hosts names {len(options.hosts)}; name as many with "
             "--engine.hosts HOST,HOST"
         )
     hosts = options.hosts[: options.nodes]
-    addresses = {host: _address_behind_ssh(host) for host in hosts if host != LOCALHOST}
+    addresses = {host: address_of(host) for host in hosts if host != LOCALHOST}
     others = list(addresses.values())
-    if LOCALHOST in hosts:
-        addresses[LOCALHOST] = _own_address_towards(others[0]) if others else "127.0.0.1"
-    machines = [
-        Machine(_name_of_node(hosts, number), addresses[host], _ssh_command(host)) for number, host in enumerate(hosts)
-    ]
-    return _start(request, machines, lambda: None)
+    own_address = own_address_towards(others[0]) if others else "127.0.0.1"
+    machines: list[Machine] = []
+    for number, host in enumerate(hosts):
+        repeated = hosts[:number].count(host)
+        name = f"{host}-{repeated + 1}" if repeated else host
+        machines.append(Machine(name, own_address, ()) if host == LOCALHOST else on_host(host, name, addresses[host]))
+    return machines
 
 
-def start_slurm_engine(request: EngineRequest) -> NodesEngine:
-    """Start an agent by srun on each node: of the job that this process runs in, else of a job of its own.
+def start_agents(
+    request: EngineRequest, machines: Sequence[Machine], on_stop: Callable[[], None] = lambda: None
+) -> NodesEngine:
+    """Start an agent on each machine; ``on_stop`` is called when the engine stops.
 
-    Raise ConfigError, with the remedy, if that is not possible; nothing is left running then.
+    Raise ConfigError or PoolError, with the remedy, if that is not possible; nothing is left running then.
     """
-    options = request.options
-    variables = get_variables(*_JOB_VARIABLES)
-    allocation = None if len(variables) == len(_JOB_VARIABLES) else _Allocation(options)
-    try:
-        granted = (allocation.job, allocation.nodes) if allocation else map(variables.__getitem__, _JOB_VARIABLES)
-        job, listed = granted
-        names = _run(["scontrol", "show", "hostnames", listed]).split()
-        if len(names) < options.nodes:
-            raise ConfigError(
-                f"--nodes {options.nodes} was asked for, and Slurm's job {job} has {len(names)} ({', '.join(names)}); "
-                "ask for fewer, or start the notebook in a larger job"
-            )
-        machines = [Machine(name, _address_in_slurm(name), _srun_command(job, name)) for name in names[: options.nodes]]
-        return _start(request, machines, lambda: None if allocation is None else allocation.release())
-    except BaseException:
-        if allocation is not None:
-            allocation.release()
-        raise
-
-
-def _start(request: EngineRequest, machines: Sequence[Machine], on_stop: Callable[[], None]) -> NodesEngine:
     options = request.options
     python = options.python or sys.executable
     with ThreadPoolExecutor(len(machines)) as pool:
@@ -145,13 +130,10 @@ def _why_not_started(machine: Machine, python: str, done: subprocess.CompletedPr
     reason = lines[-1] if lines else f"exit status {done.returncode}"
     if "No module named" in reason and "accel_nb" in reason:
         return f"{machine.name} has no accel_nb for {python}; on it: {python} -m pip install accel_nb"
-    if done.returncode == 127 or "No such file" in reason:
+    if done.returncode == 127 or "no such file" in reason.lower():
         return _no_python(machine, python, reason)
-    if machine.command and machine.command[0] == "ssh" and done.returncode == 255:
-        return (
-            f"ssh did not connect to {machine.name}: {reason}. `ssh {machine.name} true` must work without a question; "
-            "keys, users and ports are read from ~/.ssh/config"
-        )
+    if machine.remedy and done.returncode == 255:
+        return f"{machine.command[0]} did not connect to {machine.name}: {reason}. {machine.remedy}"
     return f"{machine.name} cannot start a host: {reason}"
 
 
@@ -160,35 +142,12 @@ def _no_python(machine: Machine, python: str, reason: str) -> str:
 
 
 def _on(machine: Machine, words: Sequence[str]) -> list[str]:
-    """Return a command that runs ``words`` on a machine; the shell at the end of ssh splits its text into words."""
-    is_shell = bool(machine.command) and machine.command[0] == "ssh"
-    return [*machine.command, *(map(shlex.quote, words) if is_shell else words)]
+    """Return a command that runs ``words`` on a machine."""
+    return [*machine.command, *(map(shlex.quote, words) if machine.is_shell else words)]
 
 
-# --- ssh ---
-
-
-def _name_of_node(hosts: Sequence[str], number: int) -> str:
-    """Return the host of a node, with a number if this machine stands for several."""
-    repeated = hosts[:number].count(hosts[number])
-    return f"{hosts[number]}-{repeated + 1}" if repeated else hosts[number]
-
-
-def _ssh_command(host: str) -> tuple[str, ...]:
-    if host == LOCALHOST:
-        return ()
-    options = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=5")
-    return ("ssh", "-T", *(word for option in options for word in ("-o", option)), "--", host)
-
-
-def _address_behind_ssh(host: str) -> str:
-    """Return the address of a host, which may be an alias in ssh's configuration."""
-    settings = _run(["ssh", "-G", "--", host]).splitlines()
-    name = next((line.removeprefix("hostname ") for line in settings if line.startswith("hostname ")), host)
-    return _resolve(name, f"{host} of engine.hosts")
-
-
-def _resolve(name: str, what: str) -> str:
+def resolve_address(name: str, what: str) -> str:
+    """Return the numeric address of a name; ``what`` is the name's description in an error."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -197,7 +156,7 @@ def _resolve(name: str, what: str) -> str:
         ) from None
 
 
-def _own_address_towards(address: str) -> str:
+def own_address_towards(address: str) -> str:
     """Return this machine's address on the network of another; nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -205,71 +164,7 @@ def _own_address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-# --- Slurm ---
-
-
-class _Allocation:
-    """A Slurm job of this process: it ends with `release`, or with this process, which closes the input of ``cat``."""
-
-    def __init__(self, options: EngineOptions) -> None:
-        allocation_flags = shlex.split(options.allocation or "--exclusive")
-        command = ["salloc", f"--nodes={options.nodes}", "--ntasks-per-node=1", *allocation_flags]
-        try:
-            self._process = subprocess.Popen(
-                [*command, "sh", "-c", 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat'],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            raise ConfigError(
-                "--engine slurm needs Slurm's commands (salloc, srun), which are not installed here"
-            ) from None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self.job = self.nodes = ""
-        try:
-            words = self._process.stdout.readline().split()
-            if len(words) != 2:
-                errors = [line for line in self._process.stderr.read().splitlines() if "error" in line]
-                raise ConfigError(
-                    f"Slurm granted no job by `{shlex.join(command)}`: "
-                    f"{errors[-1] if errors else 'it reported no error'}; "
-                    'options such as the partition are given with --engine.allocation="--partition=gpu --time=2:00:00"'
-                )
-            self.job, self.nodes = words
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """End the job, or the wait for one."""
-        if not self.job:
-            self._process.terminate()
-        try:
-            self._process.communicate(timeout=START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-
-
-def _srun_command(job: str, node: str) -> tuple[str, ...]:
-    return (
-        "srun", f"--jobid={job}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", "--unbuffered",
-        "--cpu-bind=none", "--mem=0",
-    )  # fmt: skip
-
-
-def _address_in_slurm(node: str) -> str:
-    """Return the address that Slurm has for a node."""
-    facts = _run(["scontrol", "show", "node", "-o", node]).split()
-    address = next((word.removeprefix("NodeAddr=") for word in facts if word.startswith("NodeAddr=")), node)
-    return _resolve(address, f"Slurm's node {node}")
-
-
-def _run(command: Sequence[str]) -> str:
+def run_command(command: Sequence[str]) -> str:
     """Return the output of a command; raise ConfigError if it fails."""
     try:
         done = subprocess.run(

@@ -110,15 +110,15 @@ export interface IDeepspeedOptions {
 
 /** The machines on which workers run, and how they are reached. */
 export interface IEngineOptions {
-  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh reaches, slurm the nodes of a Slurm job. */
-  kind?: 'local' | 'ray' | 'ssh' | 'slurm';
+  /** Engine that starts the workers: local is this machine, ray the nodes of a Ray cluster, ssh machines that ssh reaches, slurm the nodes of a Slurm job, kubernetes pods that kubectl reaches. */
+  kind?: 'local' | 'ray' | 'ssh' | 'slurm' | 'kubernetes';
   /** Run on this many nodes of the engine; gpus and cpus are the workers of each node. [nodes] */
   nodes?: number;
   /** Address of the Ray cluster; if not set, RAY_ADDRESS, or else the cluster that runs on this machine. */
   address?: string | null;
-  /** Machines of the ssh engine, as ssh calls them; localhost is this machine, and may be named several times, to try several nodes. The first is node 0. Not allowed in the metadata of a notebook. */
+  /** Machines of the ssh engine, as ssh calls them, or pods of the kubernetes engine; localhost is this machine, and may be named several times, to try several nodes. The first is node 0. Not allowed in the metadata of a notebook. */
   hosts?: readonly string[];
-  /** Python that has accel_nb on the machines of the ssh and slurm engines; if not set, the path of this one. Not allowed in the metadata of a notebook. */
+  /** Python that has accel_nb on the machines of the ssh, slurm and kubernetes engines; if not set, the path of this one. Not allowed in the metadata of a notebook. */
   python?: string | null;
   /** Options of salloc for the job of the slurm engine, such as --partition=gpu --gres=gpu:4; if not set, --exclusive. A notebook that runs inside of a job uses that job. Not allowed in the metadata of a notebook. */
   allocation?: string | null;
