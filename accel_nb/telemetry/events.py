@@ -69,6 +69,18 @@ class TimeUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """What a sensor of one rank's device measured; the name has the unit."""
+
+    kind: ClassVar[str] = "device load"
+    rank: int
+    step: int
+    time: float
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class MetricLogged:
     """A value that the cell logged by name."""
 
@@ -194,6 +206,7 @@ Event = (
     StepDone
     | MemorySample
     | TimeUsed
+    | DeviceLoad
     | MetricLogged
     | WorkerPrepared
     | RankFailed
@@ -211,6 +224,7 @@ _KINDS: dict[str, type[Event]] = {
         StepDone,
         MemorySample,
         TimeUsed,
+        DeviceLoad,
         MetricLogged,
         WorkerPrepared,
         RankFailed,

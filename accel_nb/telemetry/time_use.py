@@ -1,4 +1,4 @@
-"""Time use of a rank's training thread, measured without waiting for the device."""
+"""Time use of a rank's training thread and load of its device, measured without waiting for the device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 import torch
 
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.telemetry.device_load import DeviceLoadMeter
 from accel_nb.telemetry.events import EventSink, TimeUsed
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class TimeMeter:
-    """Reports a `TimeUsed` for the time between two samples, on the thread that trains.
+    """Reports a `TimeUsed` for the time between two samples, on the thread that trains, and the device's load.
 
     Reading is measured at the loaders. On the CPU, the time in which the thread computes and the time in which it waits
     for a free processor are the operating system's (``Documentation/scheduler/sched-stats.rst`` of Linux); in the rest
@@ -24,6 +25,7 @@ class TimeMeter:
     def __init__(self, rank: int, device: torch.device | str, sink: EventSink) -> None:
         self._rank = rank
         self._sink = sink
+        self._load = DeviceLoadMeter(rank, device, sink)
         self._is_host = device_type(device).is_host
         self._read_s = 0.0
         self._read_cpu_s = 0.0
@@ -51,6 +53,7 @@ class TimeMeter:
                 queued = min(queued, rest - computing)
             blocked = max(0.0, rest - computing - queued)
             self._sink.emit(TimeUsed(self._rank, step, time.time(), read, computing, blocked, queued))
+        self._load.sample(now, step)
         self._started, self._cpu_s, self._queued_s = now, cpu_s, queued_s
         self._read_s = self._read_cpu_s = 0.0
 

@@ -13,6 +13,7 @@ from accel_nb.telemetry.allocator_blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     ControlApplied,
+    DeviceLoad,
     EpochBegan,
     Event,
     Interrupted,
@@ -62,6 +63,7 @@ MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """At this number every second checkpoint mark is dropped, so that marks of failures still fit into `MAX_MARKS`."""
 MAX_METRICS = 32
+MAX_SENSORS = 8
 MAX_CURVES = 32
 """The maximum number of losses that have a curve."""
 MAX_BYTES: Mapping[TableKind, int] = {
@@ -178,7 +180,7 @@ class PanelState:
         self._start = math.nan
         self._progress = Progress(plan)
         self._time_use = TimeUse()
-        self._has_utilization = False
+        self._utilization: list[str] = []
 
     @property
     def progress(self) -> ProgressFacts:
@@ -397,7 +399,7 @@ class PanelState:
                 {"name": name, "value": to_json_number(value), "validates": find_training_loss(name, self.loss_names)}
                 for name, value in self.metrics.items()
             ],
-            "utilization": [COMPUTING] if self._has_utilization else [],
+            "utilization": self._utilization,
             "notes": self.notes(),
             "accepts_actions": self.accepts_actions,
             "can_save": self.can_save,
@@ -463,7 +465,9 @@ class PanelState:
             self._fold_memory(event, progress)
         elif isinstance(event, TimeUsed):
             self._time_use.add(event)
-            self._fold_utilization(event, progress)
+            self._fold_time_use(event, progress)
+        elif isinstance(event, DeviceLoad):
+            self._fold_utilization(event, progress, str(event.name), float(event.value))
         elif isinstance(event, MetricLogged):
             self._fold_metric(event, progress)
         elif isinstance(event, WorkerPrepared):
@@ -486,16 +490,22 @@ class PanelState:
         elif isinstance(event, MemoryMapped):
             self._fold_map(event)
 
-    def _fold_utilization(self, event: TimeUsed, progress: RankProgress) -> None:
+    def _fold_time_use(self, event: TimeUsed, progress: RankProgress) -> None:
         """Add the share of the time since the last record in which the training thread computed."""
         total_s = event.reading_s + event.computing_s + event.blocked_s + event.queued_s
-        if progress.device != "cpu" or total_s <= 0:
-            return  # on other devices the time in which the thread queues work counts as computing
-        x = float(event.step) + progress.offset
-        table = self._table("metric", event.rank, COMPUTING, len(METRIC_COLUMNS))
+        # On other devices the time in which the thread queues work counts as computing.
+        if progress.device == "cpu" and total_s > 0:
+            self._fold_utilization(event, progress, COMPUTING, 100 * event.computing_s / total_s)
+
+    def _fold_utilization(self, event: TimeUsed | DeviceLoad, progress: RankProgress, name: str, value: float) -> None:
+        name, x = cap_text(name, 64), float(event.step) + progress.offset
+        if name not in self._utilization:
+            if len(self._utilization) >= MAX_SENSORS:
+                raise ValueError(f"more than {MAX_SENSORS} sensors")
+            self._utilization.append(name)
+        table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
         if not len(table) or x > table.columns[0][-1]:
-            table.append((x, 100 * event.computing_s / total_s))
-            self._has_utilization = True
+            table.append((x, value))
 
     def _fold_checkpoint(self, event: CheckpointSaved, progress: RankProgress) -> None:
         x, url = float(event.step) + progress.offset, str(event.url)

@@ -25,12 +25,22 @@ from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.devices.registry import default_type, device_type, is_meta, type_of_backend
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Capabilities
+from accel_nb.telemetry.device_load import DeviceLoadMeter
+from accel_nb.telemetry.events import Event
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
 from tests.support.fake_device import FakeDevice
 
 NAME = FakeDevice.name
 HAS_GPU = torch.cuda.is_available()
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
 
 @pytest.fixture
@@ -216,46 +226,31 @@ def test_weights_are_copied_on_a_stream_of_their_own(fake_cpu: FakeDevice) -> No
 
 def test_losses_are_read_when_their_event_has_come(fake_cpu: FakeDevice) -> None:
     fake_cpu.are_events_late = True
-    events: list[Any] = []
-
-    class Sink:
-        def emit(self, event: Any) -> None:
-            events.append(event)
-
-    meter = StepMeter(0, "cpu", Sink())  # type: ignore[arg-type]
+    sink = Sink()
+    meter = StepMeter(0, "cpu", sink)
     meter.add_loss(torch.tensor(2.0), 4, 4, is_first=True)
     meter.end_step(0.1, False)
-    assert events == []
+    assert sink.events == []
     meter.flush()
-    assert [event.loss for event in events] == [2.0]
+    assert [event.loss for event in sink.events] == [2.0]
     assert fake_cpu.calls["record"] == fake_cpu.calls["event.synchronize"] == 1
 
 
 def test_a_step_of_more_losses_than_slots_reports_the_mean_of_all(fake_cpu: FakeDevice) -> None:
-    events: list[Any] = []
-
-    class Sink:
-        def emit(self, event: Any) -> None:
-            events.append(event)
-
-    meter = StepMeter(0, "cpu", Sink())  # type: ignore[arg-type]
+    sink = Sink()
+    meter = StepMeter(0, "cpu", sink)
     for _ in range(2):
         for number in range(3000):
             meter.add_loss(torch.tensor(float(number)), 2, 2, is_first=True)
         meter.end_step(0.1, False)
     meter.flush()
-    assert [event.loss for event in events] == pytest.approx([1499.5, 1499.5])
+    assert [event.loss for event in sink.events] == pytest.approx([1499.5, 1499.5])
 
 
 def test_memory_of_a_device_counts_all_that_is_not_known(fake_cpu: FakeDevice) -> None:
-    events: list[Any] = []
-
-    class Sink:
-        def emit(self, event: Any) -> None:
-            events.append(event)
-
-    MemoryMeter(0, "cpu", Sink()).sample(0.0, 1, [nn.Linear(2, 2)], [])  # type: ignore[arg-type]
-    [found] = events
+    sink = Sink()
+    MemoryMeter(0, "cpu", sink).sample(0.0, 1, [nn.Linear(2, 2)], [])
+    [found] = sink.events
     assert (found.parameters, found.other, found.cached, found.free) == (24, 76, 200, 1000)
     assert fake_cpu.calls["memory"] == 1
 
@@ -268,3 +263,24 @@ def test_a_loader_for_a_device_with_streams_copies_ahead(fake_cpu: FakeDevice) -
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2))
     assert len(list(loader)) == 2
     assert fake_cpu.calls["record_event"] >= 2
+
+
+def test_sensors_are_read_at_most_once_a_second(fake: FakeDevice) -> None:
+    sink = Sink()
+    meter = DeviceLoadMeter(1, f"{NAME}:0", sink)
+    for now in (10.0, 10.5, 11.0):
+        meter.sample(now, 3)
+    assert fake.calls["load"] == 2
+    assert [(item.rank, item.step, item.name, item.value) for item in sink.events] == 2 * [
+        (1, 3, "GPU utilization (%)", 90.0), (1, 3, "GPU power (W)", 300.0),
+    ]  # fmt: skip
+
+
+def test_a_sensor_that_a_gpu_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(device: object) -> float:
+        raise RuntimeError("not supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 93)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 310_500)
+    monkeypatch.setattr(torch.cuda, "temperature", absent)
+    assert Cuda().load("cuda:0") == {"GPU utilization (%)": 93.0, "GPU power (W)": 310.5}

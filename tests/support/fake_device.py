@@ -75,6 +75,10 @@ class FakeDevice(Cpu):
         self.calls["make_current"] += 1
         return torch.device(device.type, device.index or 0)
 
+    def load(self, device: torch.device | str) -> dict[str, float]:
+        self.calls["load"] += 1
+        return {"GPU utilization (%)": 90.0, "GPU power (W)": 300.0}
+
     def memory(self, device: torch.device | str = "cpu") -> DeviceMemory:
         self.calls["memory"] += 1
         return DeviceMemory(100, 300, 1000, 2000)

@@ -19,6 +19,7 @@ from accel_nb.config.sections import MetricsOptions
 from accel_nb.errors import ConfigError
 from accel_nb.telemetry.events import (
     CheckpointSaved,
+    DeviceLoad,
     Event,
     Interrupted,
     MemorySample,
@@ -39,6 +40,7 @@ EVENTS: list[Event] = [
     StepDone(1, 2, 2.0, 0.6, 0.01, 0.03, 31, skipped=True),
     StepDone(1, 3, 3.0, float("nan"), 0.01, 0.03, 32),
     MemorySample(0, 1, 1.0, 10, 20, 30, 40, 50, 60),
+    DeviceLoad(0, 1, 1.0, "GPU power (W)", 310.5),
     TimeUsed(0, 1, 1.0, 0.5, 1.5, 0.25, 0.125),
     MetricLogged(0, 1, 1.0, "top-1, %", 0.25),
     RankFailed(1, 2.0, "died"),

@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from accel_nb import Accelerator
-from accel_nb.telemetry.events import Event, StepDone, TimeUsed, WorkerPrepared, current_sink
+from accel_nb.telemetry.events import DeviceLoad, Event, StepDone, TimeUsed, WorkerPrepared, current_sink
 from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
 from accel_nb.telemetry.time_use import TimeMeter
 from accel_nb.ui.view import PanelState
+
+SENSORS = {"GPU utilization (%)": 90.0, "GPU power (W)": 300.0}
 
 
 class Sink:
@@ -159,3 +161,12 @@ def test_a_device_that_works_by_itself_has_no_share_of_computing():
     state = PanelState("run", 1)
     state.fold([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ()), TimeUsed(0, 1, 1.0, 0.1, 0.9, 0.0, 0.0)])
     assert state.facts()["utilization"] == []
+
+
+def test_sensors_of_a_device_are_curves_of_utilization():
+    state = PanelState("run", 1)
+    state.fold([WorkerPrepared(0, 0.0, "cuda:0", "single", "no", (), ())])
+    state.fold(DeviceLoad(0, step, float(step), name, value) for step in (1, 2) for name, value in SENSORS.items())
+    assert state.facts()["utilization"] == list(SENSORS)
+    assert list(state.tables["metric", 0, "GPU power (W)"].columns[1]) == [300.0, 300.0]
+    assert state.facts()["metrics"] == [], "not a metric of the user's"

@@ -120,6 +120,10 @@ class DeviceType(ABC):
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
         """Set a device's own generator to what `get_rng_state` returned."""
 
+    def load(self, device: torch.device | str) -> dict[str, float]:
+        """Return what a device's sensors measure, by name with unit, such as ``GPU utilization (%)``; empty without."""
+        return {}
+
     def is_available(self) -> bool:
         """Return whether torch can use a device of this type on this machine."""
         return self.count() > 0

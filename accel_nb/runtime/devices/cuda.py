@@ -6,7 +6,7 @@ torch is imported in the methods: a launcher uses this type in a process without
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_nb.runtime.devices.base import DeviceMemory, DeviceType, Event, Stream
@@ -70,6 +70,21 @@ class Cuda(DeviceType):
         cuda = _cuda()
         free, total = cuda.mem_get_info(device)
         return DeviceMemory(cuda.memory_allocated(device), cuda.memory_reserved(device), free, total)
+
+    def load(self, device: torch.device | str) -> dict[str, float]:
+        """Return utilization, power and temperature, as far as NVML (AMD SMI under ROCm) measures them."""
+        cuda = _cuda()
+        sensors = {
+            "GPU utilization (%)": cuda.utilization,
+            "GPU power (W)": lambda device: cuda.power_draw(device) / 1000,
+            "GPU temperature (C)": cuda.temperature,
+        }
+        measured: dict[str, float] = {}
+        for name, read in sensors.items():
+            # The libraries raise errors of their own: not installed, not permitted, no such sensor, or a part of a GPU.
+            with suppress(Exception):
+                measured[name] = float(read(device))
+        return measured
 
     def peak_bytes(self, device: torch.device | str) -> int:
         """Return the peak bytes of tensors."""

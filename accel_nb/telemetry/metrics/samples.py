@@ -9,6 +9,7 @@ from typing import Literal
 
 from accel_nb.telemetry.events import (
     CheckpointSaved,
+    DeviceLoad,
     Event,
     Interrupted,
     MemorySample,
@@ -40,6 +41,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
         "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
         "accel_nb_time_seconds": Metric("counter", "Time of the rank's training thread by use.", ("rank", "kind"), "s"),
+        "accel_nb_device_load": Metric("gauge", "What a sensor of the rank's device measures.", ("rank", "sensor")),
         "accel_nb_memory_bytes": Metric("gauge", "Memory of the rank's device by use.", ("rank", "kind"), "By"),
         "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
         "accel_nb_worker": Metric(
@@ -90,6 +92,8 @@ def samples_of(event: Event) -> Iterator[Sample]:
             parts = event.reading_s, event.computing_s, event.blocked_s, event.queued_s
             for kind, seconds in zip(_TIME, parts, strict=True):
                 yield Sample("accel_nb_time_seconds", (*rank, kind), seconds)
+        case DeviceLoad():
+            yield Sample("accel_nb_device_load", (*rank, event.name), event.value)
         case MetricLogged():
             yield Sample("accel_nb_logged", (*rank, event.name), event.value)
         case WorkerPrepared():
