@@ -70,7 +70,7 @@ class TimeUsed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """What a sensor of one rank's device measured; the name has the unit."""
+    """A value of a sensor of one rank's device; the name has the unit."""
 
     kind: ClassVar[str] = "device load"
     rank: int

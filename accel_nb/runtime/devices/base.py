@@ -121,7 +121,7 @@ class DeviceType(ABC):
         """Set a device's own generator to what `get_rng_state` returned."""
 
     def load(self, device: torch.device | str) -> dict[str, float]:
-        """Return what a device's sensors measure, by name with unit, such as ``GPU utilization (%)``; empty without."""
+        """Return the values of a device's sensors, by name with unit, such as ``GPU utilization (%)``; may be empty."""
         return {}
 
     def is_available(self) -> bool:
