@@ -85,17 +85,13 @@ def world_problems(config: Config, size: int) -> dict[str, str]:
     """Return a message for each option that does not fit a world of ``size``, by option."""
     problems = rank_problems(config, size)
     rest = size
-    for name in ("tp", "pp", "cp"):
+    for name in ("tp", "pp", "ep", "cp"):
         degree = getattr(config.mesh, name)
         if rest % degree:
             degrees = ", ".join(str(number) for number in range(1, rest + 1) if rest % number == 0)
             problems[f"mesh.{name}"] = f"{degree} does not divide {rest} workers; use {degrees}"
             break
-        rest //= degree
-    else:
-        if rest % config.mesh.ep:
-            degrees = ", ".join(str(number) for number in range(1, rest + 1) if rest % number == 0)
-            problems["mesh.ep"] = f"{config.mesh.ep} does not divide {rest} workers; use {degrees}"
+        rest //= 1 if name == "ep" else degree
     return problems
 
 
@@ -125,9 +121,9 @@ def _mesh_clashes(config: Config) -> list[OptionClash]:
         if config.compile.backend != "no":
             message = f"{what} are not compiled; remove one of the two"
             found.append(OptionClash(("compile.backend", option), message))
-    if config.mesh.ep > 1 and len(divided) > 1:
-        message = "experts are divided among workers that read different samples only; set one of the two to 1"
-        found += [OptionClash(("mesh.ep", f"mesh.{name}"), message) for name in divided if name != "ep"]
+    if config.mesh.ep > 1 and config.mesh.pp > 1:
+        message = "experts are not divided among workers of stages; set one of the two to 1"
+        found.append(OptionClash(("mesh.ep", "mesh.pp"), message))
     if config.mesh.cp > 1 and config.mesh.pp > 1:
         message = "sequences are not divided among workers of stages; set one of the two to 1"
         found.append(OptionClash(("mesh.cp", "mesh.pp"), message))

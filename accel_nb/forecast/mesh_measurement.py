@@ -76,14 +76,15 @@ def _held(
     experts: list[str],
 ) -> ModelSizes:
     """Return the weights of the rank that holds most of them."""
+    # By parameter: the dim along which it is divided, and into how many parts.
     dims = {} if layers is None else divided_parameters(model, layers.groups)
-    dims |= {id(value): 0 for name in experts for value in model.get_submodule(name).parameters()}
-    divisor = max(shape.tp, shape.ep)  # layers and experts are not divided together
+    divided = {key: (dim, shape.tp) for key, dim in dims.items()}
+    divided |= {id(value): (0, shape.ep) for name in experts for value in model.get_submodule(name).parameters()}
     staged = {} if stages is None else staged_parameters(model, stages)
     by_stage: dict[int | None, list[Any]] = {}
     for weight, value in zip(sizes.weights, model.parameters(), strict=True):
-        dim = dims.get(id(value))
-        if dim is not None:
+        if id(value) in divided:
+            dim, divisor = divided[id(value)]
             part = [*weight.shape]
             part[dim] = -(-part[dim] // divisor)
             weight = replace(weight, shape=tuple(part), state_bytes=-(-weight.state_bytes // divisor))

@@ -24,8 +24,8 @@ class Mesh:
 
     Ranks that differ in ``pp`` compute different layers, in ``dp_replicate`` hold copies of the same parameters, in
     ``dp_shard`` different parts of each parameter, in ``cp`` read different parts of each sequence, and in ``tp``
-    compute different parts of each divided layer. ``ep`` adjacent ranks that read different samples hold different
-    experts.
+    compute different parts of each divided layer. Of the ranks that have the same place in ``pp`` and ``tp``, ``ep``
+    adjacent ones hold different experts: they read different samples, or parts of a sequence.
 
     What depends on which coordinate: shares of the data and random numbers on the *data index* (of ``dp_replicate``
     and ``dp_shard``), so that all ranks of ``pp`` and ``tp`` compute the same activations, and those of ``cp`` the same
@@ -106,7 +106,10 @@ class Mesh:
 
     @property
     def expert_shape(self) -> tuple[int, int, int]:
-        """The numbers of copies of the experts, of parts of a copy of each expert, and of groups of experts."""
+        """The numbers of copies of the experts, of parts of a copy of each expert, and of groups of experts.
+
+        Of a mesh of parameters, see `holding`.
+        """
         if self.dp_shard % self.ep == 0:
             return self.dp_replicate, self.dp_shard // self.ep, self.ep
         return self.num_data // self.ep, 1, self.ep
@@ -124,7 +127,7 @@ class Mesh:
     def describe_rank(self) -> str:
         """Return this rank's coordinates, as in "dp 1, tp 0"."""
         others = [name for name in DIMENSIONS if name not in DATA_DIMENSIONS and getattr(self, name) > 1]
-        experts = [f"ep {self.data_index % self.ep}"] if self.ep > 1 else []
+        experts = [f"ep {self.index(*SUM_DIMENSIONS) % self.ep}"] if self.ep > 1 else []
         return ", ".join([f"dp {self.data_index}", *(f"{name} {self.index(name)}" for name in others), *experts])
 
 
@@ -142,22 +145,19 @@ def arrange(
 ) -> Mesh:
     """Return the mesh of ``size`` ranks: ``pp`` x ``cp`` x ``tp`` for a copy, the rest in copies of ``shard`` ranks.
 
-    With None all of the rest hold one copy. ``ep`` of the rest hold different experts. Raises `ConfigError` for numbers
-    that do not divide.
+    With None all of the rest hold one copy. ``ep`` of the ranks without ``tp`` and ``pp`` hold different experts.
+    Raises `ConfigError` for numbers that do not divide.
     """
     rest, taken = size, ""
-    for name, degree in (("tp", tp), ("pp", pp), ("cp", cp)):
+    for name, degree in (("tp", tp), ("pp", pp), ("ep", ep), ("cp", cp)):
         if rest % degree:
             raise ConfigError(
                 f"mesh.{name} is {degree}, which does not divide the {_workers(rest, size, taken)}; "
                 f"use one of {factors(rest)}"
             )
-        rest //= degree
-        taken += f" and mesh.{name} {degree}" if degree > 1 else ""
-    if rest % ep:
-        raise ConfigError(
-            f"mesh.ep is {ep}, which does not divide the {_workers(rest, size, taken)}; use one of {factors(rest)}"
-        )
+        if name != "ep" and degree > 1:
+            rest //= degree
+            taken += f" and mesh.{name} {degree}"
     shard = shard or rest
     if rest % shard:
         raise ConfigError(

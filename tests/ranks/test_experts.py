@@ -259,10 +259,6 @@ def refuse(world: World) -> None:
         ({"ep": 3}, "mesh.ep is 3, which does not divide the 4 workers; use one of 1, 2, 4"),
         ({"strategy": "single"}, "strategy single does not divide experts; use auto, ddp, fsdp"),
         ({"mixed_precision": "fp16"}, "divided experts compute in no, bf16 or auto"),
-        (
-            {"config": {"mesh": {"ep": 2, "tp": 2}}},
-            "experts are divided among workers that read different samples",
-        ),
     ]
     for options, problem in wrong:
         with pytest.raises(ConfigError, match=problem):

@@ -54,9 +54,10 @@ class MeshGroups:
         device_mesh = init_device_mesh(device, shape, mesh_dim_names=DIMENSIONS)
         ep, expert_mesh = LocalComm(), None
         if mesh.ep > 1:
-            expert_mesh = init_device_mesh(device, mesh.expert_shape, mesh_dim_names=(*DATA_DIMENSIONS, "ep"))
-            first = mesh.rank - mesh.data_index % mesh.ep
-            ep = _join(tuple(range(first, first + mesh.ep)), world, expert_mesh["ep"].get_group())
+            shape = mesh.pp, *mesh.holding(copies=copies).expert_shape, mesh.tp
+            expert_mesh = init_device_mesh(device, shape, mesh_dim_names=("pp", *DATA_DIMENSIONS, "ep", "tp"))
+            along_ep = expert_mesh["ep"]
+            ep = _join(tuple(along_ep.mesh.flatten().tolist()), world, along_ep.get_group())
         data = _connect(mesh, DATA_DIMENSIONS, world)
         return cls(
             mesh,

@@ -633,7 +633,7 @@ class Fsdp(Stepping):
         """Return the arguments of `fully_shard` for experts: their ranks are other ones, and inputs are not cast."""
         if self.groups is None or self.groups.expert_mesh is None:
             return settings
-        copies, shard, _ = self._place.expert_shape
+        copies, shard, _ = self._holding.expert_shape
         policy = replace(settings["mp_policy"], cast_forward_inputs=False)
         kept = settings["reshard_after_forward"] if shard > 1 else False
         mesh = self.groups.expert_mesh[DATA_DIMENSIONS if copies > 1 else DATA_DIMENSIONS[1:]]
