@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ class Run:
     def __init__(self) -> None:
         self.printed: Values = []
         self.models: list[nn.Module] = []
-        self.row_counts: list[int] = []
+        # In a buffer: a model that appends to a list is not divided, since the list then depends on the batch.
+        self.row_counts = io.StringIO()
 
     def print(self, value: Tensor | float) -> None:
         self.printed.append(value.item() if isinstance(value, Tensor) else float(value))
@@ -442,7 +444,7 @@ def branch_without_effect(run: Run) -> None:
             self.inner = mlp()
 
         def forward(self, x: Tensor) -> Tensor:
-            run.row_counts.append(len(x))
+            run.row_counts.write(f"{len(x)} ")
             if (x[:, 0] > 1).any():
                 x = torch.where(x > 1, 1, x)
             return self.inner(x.clamp(max=1))
@@ -750,7 +752,9 @@ def run_programs(world: World, options: dict[str, Any]) -> dict[str, Result]:
             warnings.simplefilter("always")
             with cells.run_cell():
                 program(run)
-        found[name] = Result(run.weights, run.printed, run.row_counts, _own(caught))
+        found[name] = Result(
+            run.weights, run.printed, [int(count) for count in run.row_counts.getvalue().split()], _own(caught)
+        )
         accelerator.close()
     return found
 
