@@ -396,6 +396,10 @@ class PlainCells:
 
     def _unprepared(self, objects: Iterable[Any]) -> UnpreparedObjects:
         prepared = self._accelerator.components.preparer
+        objects = list(objects)
+        needed = [*objects, *(item.optimizer for item in objects if isinstance(item, LRScheduler))]
+        if all(item in prepared for item in needed):
+            return UnpreparedObjects()
         kinds = ObjectsByKind.sort(without_divided(objects))
         known = set(map(id, kinds.optimizers))
         scheduled = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
-from accel_nb.accelerator.training.model_code import ModelCode, model_code
+from accel_nb.accelerator.training.model_code import ModelCode, code_of, model_classes
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
@@ -93,7 +93,7 @@ class Stepper:
         # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
         # gradients are averaged.
         self._trainable: dict[int, set[int]] = {}
-        self._code: dict[int, ModelCode] = {}
+        self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
@@ -115,7 +115,7 @@ class Stepper:
         self.bundle = self.bundle + bundle
         for model in bundle.models:
             self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = model_code(model)
+            self._code[id(model)] = _code_in(model)
         self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages_gradients)
@@ -128,18 +128,21 @@ class Stepper:
         return [
             model
             for model in self.bundle.models
-            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != model_code(model)
+            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
 
     def has_other_code(self) -> bool:
         """Return whether a function of a model's classes has been replaced since the model was prepared."""
-        return any(self._code[id(model)] != model_code(model) for model in self.bundle.models)
+        # Called before each statement that could train: it visits the classes, not the modules.
+        return any(
+            code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)
+        )
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = model_code(model)
+            self._code[id(model)] = _code_in(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
 
@@ -656,6 +659,11 @@ _NO_MODEL = (
 
 def _trainable_in(model: nn.Module) -> set[int]:
     return {id(value) for value in model.parameters() if value.requires_grad}
+
+
+def _code_in(model: nn.Module) -> tuple[frozenset[type], ModelCode]:
+    classes = model_classes(model)
+    return classes, code_of(classes)
 
 
 def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:
