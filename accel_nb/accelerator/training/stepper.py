@@ -92,7 +92,7 @@ class Stepper:
         self._averaged_ids: set[int] = set()
         # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
         # gradients are averaged.
-        self._trainable: dict[int, set[int]] = {}
+        self._trainable: dict[int, dict[int, torch.dtype]] = {}
         self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
@@ -121,9 +121,9 @@ class Stepper:
             self.strategy.grad_sync(model, self.window.averages_gradients)
 
     def changed_models(self) -> list[nn.Module]:
-        """Return the models whose trainable parameters, or the functions of their classes, have changed since then.
+        """Return the models whose trainable parameters, their dtypes, or the functions of their classes have changed.
 
-        Both are compared with those at the time when the model was prepared.
+        They are compared with those at the time when the model was prepared.
         """
         return [
             model
@@ -657,8 +657,8 @@ _NO_MODEL = (
 )
 
 
-def _trainable_in(model: nn.Module) -> set[int]:
-    return {id(value) for value in model.parameters() if value.requires_grad}
+def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
+    return {id(value): value.dtype for value in model.parameters() if value.requires_grad}
 
 
 def _code_in(model: nn.Module) -> tuple[frozenset[type], ModelCode]:

@@ -287,9 +287,8 @@ class ResultSender:
             if fingerprint == held.fingerprint and not is_wanted:
                 continue
             was = held.fingerprint if held.is_tracked else fingerprint
-            if root in before.shared and fingerprint and was and fingerprint.can_update(was):
-                known = None if is_wanted else was
-                self._add_change(path, value, fingerprint, known, namespace, shared, delta, weights, kept)
+            if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
+                self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
@@ -332,28 +331,28 @@ class ResultSender:
         path: str,
         value: Any,
         fingerprint: Fingerprint,
-        known: Fingerprint | None,
+        known: Fingerprint,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
         delta: NamespaceDelta,
         weights: dict[str, Any],
         kept: dict[str, str],
+        is_wanted: bool,
     ) -> None:
-        """Add the changes since the fingerprint ``known``; if it is None, the whole content whatever its size."""
-        is_wanted = known is None
+        """Add the changes since the fingerprint ``known``; with ``is_wanted`` the whole content whatever its size."""
         if is_module(value):
-            if known is None or fingerprint.content.weights != known.content.weights:
+            if is_wanted or fingerprint.content.weights != known.content.weights:
                 if is_state_sharded(value) and not can_read_full():
                     self._deferred_weights.add(root_name(path))
                     kept[path] = "its weights are divided among the workers; they come back with the next cell"
                 else:
                     weights[path] = value
-            if known is None or fingerprint.content.attributes != known.content.attributes:
+            if is_wanted or fingerprint.content.attributes != known.content.attributes:
                 delta.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
-            delta.optimizers[path] = optimizer_state(value, with_tensors=fits)
+            delta.optimizers[path] = optimizer_state(value, with_tensors=fits, sizes_before=known.kind)
             if not fits:
                 size = _size(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
