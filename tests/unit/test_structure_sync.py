@@ -48,3 +48,64 @@ def test_groups_that_a_cell_removes_are_removed_here(both):
     both.bring_back(before)
     assert both.kernel["optimizer"] is optimizer
     assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+
+
+def test_a_layer_that_a_cell_replaces_is_replaced_in_the_model_that_is_here(both):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    old, body = model[1], model[0].weight
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    both.kernel.update(model=model, optimizer=optimizer, holder=[model])
+    both.ship("model", "optimizer", "holder")
+    before = both.snapshot("model", "optimizer", "holder")
+    there = both.worker["model"]
+    there[1] = nn.Linear(2, 1)
+    there.append(nn.Tanh())
+    with torch.no_grad():
+        there[0].weight.fill_(5)
+    both.worker["other"] = torch.optim.SGD(there.parameters(), lr=0.1)
+    assert both.bring_back(before) == {}
+    assert both.kernel["model"] is both.kernel["holder"][0] is model
+    assert model[0].weight is body is optimizer.param_groups[0]["params"][0]
+    assert body.unique().item() == 5
+    assert old.out_features == 3
+    assert model[1].out_features == 1
+    assert torch.equal(model[1].weight, there[1].weight)
+    assert len(model) == 3
+    params = both.kernel["other"].param_groups[0]["params"]
+    assert all(one is two for one, two in zip(params, model.parameters(), strict=True))
+    assert both.ship("model", "optimizer", "holder", "other") == []
+    before = both.snapshot("model")
+    with torch.no_grad():
+        there[1].weight.fill_(7)
+    both.bring_back(before)
+    assert model[1].weight.unique().item() == 7
+
+
+def test_a_layer_that_a_cell_moves_inside_of_a_new_one_stays_the_same(both):
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    layer = model[0]
+    both.kernel.update(model=model)
+    both.ship("model")
+    before = both.snapshot("model")
+    there = both.worker["model"]
+    there[0] = nn.Sequential(there[0], nn.BatchNorm1d(2))
+    both.bring_back(before)
+    assert both.kernel["model"] is model
+    assert model[0][0] is layer
+    assert list(model.state_dict()) == list(there.state_dict())
+
+
+def test_a_dtype_that_a_cell_changes_is_changed_in_the_parameters_that_are_here(both):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.Adam(model.parameters())
+    weight = model[0].weight
+    both.kernel.update(model=model, optimizer=optimizer)
+    both.ship("model", "optimizer")
+    before = both.snapshot("model", "optimizer")
+    there = both.worker["model"].double()
+    there(torch.ones(4, 2, dtype=torch.float64)).sum().backward()
+    both.worker["optimizer"].step()
+    both.bring_back(before)
+    assert both.kernel["model"][0].weight is weight is optimizer.param_groups[0]["params"][0]
+    assert weight.dtype == optimizer.state[weight]["exp_avg"].dtype == model[1].running_mean.dtype == torch.float64
+    assert torch.equal(weight, there[0].weight)

@@ -291,7 +291,10 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for path, tensor in module_tensors(module).items():
             if path in state["tensors"]:
-                fill_tensor(tensor, state["tensors"][path])
+                value = state["tensors"][path]
+                if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
+                    tensor.grad, tensor.data = None, torch.empty_like(value, device=tensor.device)
+                fill_tensor(tensor, value)
             if tensor.is_leaf and tensor.is_floating_point():
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
