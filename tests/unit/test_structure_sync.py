@@ -109,3 +109,24 @@ def test_a_dtype_that_a_cell_changes_is_changed_in_the_parameters_that_are_here(
     assert both.kernel["model"][0].weight is weight is optimizer.param_groups[0]["params"][0]
     assert weight.dtype == optimizer.state[weight]["exp_avg"].dtype == model[1].running_mean.dtype == torch.float64
     assert torch.equal(weight, there[0].weight)
+
+
+def test_lazy_layers_that_a_cell_calls_first_have_their_parameters_here(both):
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    weight = model[0].weight
+    both.kernel.update(model=model, optimizer=optimizer, holder=[model])
+    both.ship("model", "optimizer", "holder")
+    before = both.snapshot("model", "optimizer", "holder")
+    there = both.worker["model"]
+    there(torch.randn(4, 2)).sum().backward()
+    both.worker["optimizer"].step()
+    assert both.bring_back(before) == {}
+    assert both.kernel["model"] is both.kernel["holder"][0] is model
+    assert [type(part) for part in model] == [nn.Linear, nn.BatchNorm1d, nn.Linear]
+    assert optimizer.param_groups[0]["params"][0] is model[0].weight is weight
+    assert torch.equal(weight, there[0].weight)
+    assert torch.equal(model[1].running_var, there[1].running_var)
+    assert optimizer.state[weight]["momentum_buffer"].shape == (3, 2)
+    model(torch.randn(4, 2)).sum().backward()
+    optimizer.step()

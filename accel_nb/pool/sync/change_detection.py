@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_kinds import is_lazy, is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
@@ -153,10 +153,12 @@ def module_structure(module: Any) -> tuple[Any, ...]:
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
-    """Return parameters and buffers by path, each tensor once."""
-    tensors = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
+    """Return parameters and buffers by path, each tensor once, without those that lazy layers have not created yet."""
+    return {path: tensor for path, tensor in _all_tensors(module).items() if not is_lazy(tensor)}
+
+
+def _all_tensors(module: Any) -> dict[str, Any]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
@@ -289,9 +291,11 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
 
     frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
     with torch.no_grad():
-        for path, tensor in module_tensors(module).items():
+        for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
                 value = state["tensors"][path]
+                if is_lazy(tensor):
+                    tensor.materialize(value.shape, dtype=value.dtype)
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
                     tensor.grad, tensor.data = None, torch.empty_like(value, device=tensor.device)
                 fill_tensor(tensor, value)

@@ -1,7 +1,7 @@
 """The submodules, parameters and buffers of modules, to change the structure of a module in place.
 
 A cell may replace a layer of the notebook's model, add one, or change the dtype of its weights. Trainers, optimizers
-and lists of the notebook refer to that model: it keeps its identity, and so does each part that is still the same object.
+and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_module
 from accel_nb.pool.sync.pickling import SharedId, shared_ids
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -23,13 +24,22 @@ class RecordedParts:
         modules = {path: value for path, value in objects.items() if is_module(value)}
         ids = shared_ids(modules)
         parts = {id(part): part for module in modules.values() for part in _parts_of(module)}
-        self._parts = [(weakref.ref(parts[key]), item) for key, item in ids.items() if key in parts]
+        self._parts = [
+            (weakref.ref(parts[key]), innermost_class(parts[key]), item) for key, item in ids.items() if key in parts
+        ]
 
     def shared_ids(self, paths: Iterable[str]) -> dict[int, SharedId]:
-        """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now."""
+        """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
+
+        A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one.
+        """
         wanted = set(paths)
-        living = ((reference(), item) for reference, item in self._parts if item[1] in wanted)
-        return {id(part): item for part, item in living if part is not None}
+        living = ((reference(), kind, item) for reference, kind, item in self._parts if item[1] in wanted)
+        return {
+            id(part): item
+            for part, kind, item in living
+            if part is not None and (not is_module(part) or innermost_class(part) is kind)
+        }
 
 
 def _parts_of(module: Any) -> Iterable[Any]:
@@ -52,7 +62,7 @@ def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[
 
 
 def set_module_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give modules the direct parts that `module_parts` returned for another copy of the module."""
+    """Set the direct parts of modules to those that `module_parts` returned for another copy of the module."""
     held = {path: module.get_submodule(path) for path in parts}
     for path, registries in parts.items():
         for name, content in registries.items():
@@ -61,17 +71,6 @@ def set_module_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> Non
             registry.update(content)
 
 
-def has_replaceable_parts(
-    module: Any, before: tuple[Any, ...], now: tuple[Any, ...], known: Mapping[int, SharedId]
-) -> bool:
-    """Return whether a module's parts can be replaced in place, and none of those that are known has another class.
-
-    ``before`` and ``now`` are the structures of the module. The class of a lazy or parametrized layer changes.
-    """
-    classes, kinds = ({item[0]: item[1] for item in structure if len(item) == 2} for structure in (before, now))
-    for path, part in module.named_modules():
-        if not isinstance(vars(part).get("_modules"), dict):  # TorchScript
-            return False
-        if id(part) in known and classes.get(known[id(part)][2]) != kinds[path]:
-            return False
-    return True
+def can_set_parts(module: Any, known: Mapping[int, SharedId]) -> bool:
+    """Return whether the parts of a module that both sides hold can be changed in place; not so for TorchScript."""
+    return id(module) in known and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())

@@ -45,7 +45,7 @@ from accel_nb.pool.sync.change_detection import (
     optimizer_state,
     set_module_state,
 )
-from accel_nb.pool.sync.module_parts import RecordedParts, has_replaceable_parts, module_parts
+from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_training_object
 from accel_nb.pool.sync.object_paths import (
@@ -166,8 +166,7 @@ class NamespaceSnapshot:
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
         objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
         unchanged = {path: value for path, value in objects.items() if path not in changed}
-        roots = {id(objects[path]): ("name", path, "") for path in changed}
-        return roots | {**self.parts.shared_ids(changed), **shared_ids(unchanged)} if changed else shared_ids(unchanged)
+        return {**self.parts.shared_ids(changed), **shared_ids(unchanged)} if changed else shared_ids(unchanged)
 
     def changed_modules(self) -> list[str]:
         """Return the paths of modules that both sides hold whose parts the cell has changed, to be changed in place."""
@@ -176,11 +175,9 @@ class NamespaceSnapshot:
             before = self.objects[path].fingerprint
             if not is_module(value) or before is None or root_name(path) not in self.shared:
                 continue
-            now = module_structure(value)
-            if now != before.kind and not is_state_sharded(value):
-                known = self.parts.shared_ids([path])
-                if has_replaceable_parts(value, before.kind, now, known):
-                    found.append(path)
+            is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
+            if is_changed and can_set_parts(value, self.parts.shared_ids([path])):
+                found.append(path)
         return found
 
 
