@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,8 @@ class Run:
     def __init__(self) -> None:
         self.printed: Values = []
         self.models: list[nn.Module] = []
-        self.row_counts: list[int] = []
+        # In a buffer: a model that appends to a list is not divided, since the list then depends on the batch.
+        self.row_counts = io.StringIO()
 
     def print(self, value: Tensor | float) -> None:
         self.printed.append(value.item() if isinstance(value, Tensor) else float(value))

@@ -1,5 +1,8 @@
 """States of optimizers that are set in place."""
 
+import pickle
+from collections import defaultdict
+
 import torch
 
 from accel_nb.pool.sync.change_detection import optimizer_state, own_values, set_optimizer_state
@@ -82,3 +85,28 @@ def test_the_state_of_a_wrapped_optimizer_is_set_too():
     found, expected = own.inner.state_dict()["state"], other.inner.state_dict()["state"]
     assert found.keys() == expected.keys() == {0, 1}
     assert all(torch.equal(found[key]["exp_avg"], expected[key]["exp_avg"]) for key in expected)
+
+
+class Keyed(torch.optim.SGD):
+    """An optimizer with data by parameter in dicts of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.momentum = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+        self.counts = defaultdict(int)
+
+
+def test_data_by_parameter_is_set_for_the_parameters_of_the_other_optimizer():
+    models = [torch.nn.Linear(2, 1) for _ in range(2)]
+    own, other = (Keyed(model.parameters()) for model in models)
+    momentum = own.momentum
+    for number, parameter in enumerate(models[1].parameters()):
+        other.momentum[parameter] += 1 + number
+        other.counts[parameter] += 3
+    state = pickle.loads(pickle.dumps(optimizer_state(other, with_tensors=True)))
+    set_optimizer_state(own, state)
+    assert own.momentum is momentum
+    assert list(own.momentum) == list(own.counts) == list(models[0].parameters())
+    assert [value.flatten().tolist() for value in own.momentum.values()] == [[1, 1], [2]]
+    assert list(own.counts.values()) == [3, 3]
+    assert own.counts["new"] == 0

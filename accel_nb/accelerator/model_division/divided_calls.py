@@ -145,7 +145,8 @@ class DividedCalls:
 
     def _take_snapshot(self, model: nn.Module) -> _Snapshot:
         shards_params = self._stepper.strategy.capabilities.shards_params
-        return _Snapshot(model, self._comm.world.device, shards_params=shards_params)
+        state = ModuleSnapshot(model, shards_params=shards_params, is_user_module=self._is_user_module)
+        return _Snapshot(state, self._comm.world.device)
 
     def _record_read_effect(
         self,
@@ -332,6 +333,7 @@ class DividedCalls:
                 kwargs,
                 batch_size=None if share is None else share.total_samples,
                 tolerance=self._tolerance,
+                is_user_module=self._is_user_module,
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
             )
@@ -368,9 +370,9 @@ class _KindOfCall:
 class _Snapshot:
     """A snapshot of a model's state and of the random states."""
 
-    def __init__(self, model: nn.Module, device: str, *, shards_params: bool) -> None:
+    def __init__(self, model: ModuleSnapshot, device: str) -> None:
         self._device = device
-        self._model, self._random = ModuleSnapshot(model, shards_params=shards_params), rng.capture(device)
+        self._model, self._random = model, rng.capture(device)
 
     def restore(self) -> None:
         """Restore the model's state and the random states; may be called several times."""

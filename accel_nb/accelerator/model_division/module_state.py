@@ -1,78 +1,78 @@
-"""Snapshot of a model's state: its buffers, its parameters as objects, and the attributes of its modules."""
+"""Snapshot of what a model's forward pass may change: attributes and buffers of its modules, and other objects."""
 
 from __future__ import annotations
 
 import copy
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = (list, dict, set)
+from accel_nb.accelerator.model_division.reachable_state import CONTAINERS, IsUserModule, find_containers
+
+_OF_SHARDED = ("_modules", "_parameters")
 
 
 class ModuleSnapshot:
     """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass.
 
-    Parameters that the code of the model replaces by others are restored too, unless ``shards_params``: then the
-    strategy replaces parameters in a forward pass, and restores them itself. For changes of their values see
-    `ParameterWrites`.
+    It includes containers, the user's objects and global variables that the code of the model uses, but not their
+    tensors. Parameters that this code replaces by others are restored too, unless ``shards_params``: then the strategy
+    replaces parameters in a forward pass, and restores them itself. For changes of their values see `ParameterWrites`.
     """
 
-    def __init__(self, model: nn.Module, *, shards_params: bool) -> None:
-        excluded = ("_modules", "_parameters") if shards_params else ("_modules",)
-        self._parts = [(name, part) for name, part in model.named_modules()]
-        self._attributes = [dict(vars(part)) for _, part in self._parts]
-        self._contents = [
-            {
-                key: copy.copy(value)
-                for key, value in vars(part).items()
-                if isinstance(value, _CONTAINERS) and key not in excluded
-            }
-            for _, part in self._parts
+    def __init__(self, model: nn.Module, *, shards_params: bool, is_user_module: IsUserModule) -> None:
+        parts = list(model.named_modules())
+        held: list[tuple[str, Any]] = [(name, vars(part)) for name, part in parts]
+        held += [
+            (f"{name}.{key}", value)
+            for name, part in parts
+            for key, value in vars(part).items()
+            if isinstance(value, CONTAINERS) and not (shards_params and key in _OF_SHARDED)
         ]
+        held += find_containers(model, is_user_module)
+        self._held = {id(container): (name, container, copy.copy(container)) for name, container in held}
         self._buffers = [
             (value, value.detach().clone())
-            for _, part in self._parts
+            for _, part in parts
             for value in part._buffers.values()
             if value is not None and value.layout is torch.strided and not value.is_meta
         ]
 
     @torch.no_grad()
     def restore(self) -> dict[str, Any]:
-        """Restore all attributes and buffers; return the changed values, by name."""
+        """Restore all attributes, containers and buffers; return the changed values, by name."""
         changed: dict[str, Any] = {}
         for number, (value, before) in enumerate(self._buffers):
             if not torch.equal(value, before):
                 changed[f"buffer {number}"] = value.detach().clone()
                 value.data.copy_(before)  # keeps the version counter: an earlier call may have saved the buffer
-        for (name, part), attributes, contents in zip(self._parts, self._attributes, self._contents, strict=True):
-            now = vars(part)
-            for key, value in list(now.items()):
-                if key in contents and attributes[key] is value:
-                    if not _is_same(value, contents[key]):
-                        changed[f"{name}.{key}"] = _copied(value)
-                elif key not in attributes or attributes[key] is not value:
-                    changed[f"{name}.{key}"] = _copied(value)
-            for key, content in contents.items():
-                _refill(attributes[key], content)
-            for key in [key for key in now if key not in attributes]:
-                del now[key]
-            now.update(attributes)
+        for name, container, content in self._held.values():
+            if _is_same(container, content):
+                continue
+            if isinstance(container, Mapping):
+                for key in container:
+                    if key not in content or container[key] is not content[key]:
+                        changed[f"{name}.{key}"] = _copied(container[key])
+            else:
+                changed[name] = _copied(container)
+            _refill(container, content)
         return changed
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+    return copy.copy(value) if isinstance(value, CONTAINERS) else value
 
 
 def _is_same(value: Any, content: Any) -> bool:
     """Whether a container holds the same objects as its earlier copy."""
     if len(value) != len(content):
         return False
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return all(key in content and item is content[key] for key, item in value.items())
     if isinstance(value, set):
         return value == content
@@ -81,10 +81,13 @@ def _is_same(value: Any, content: Any) -> bool:
 
 def _refill(container: Any, content: Any) -> None:
     """Set the items of a container to those of its earlier copy."""
-    if _is_same(container, content):
-        return
-    container.clear()
-    if isinstance(container, list):
+    if isinstance(container, list | deque):
+        container.clear()
         container.extend(content)
+        return
+    if isinstance(container, set):
+        container.clear()
     else:
-        container.update(content)
+        for key in [key for key in container if key not in content]:
+            del container[key]
+    container.update(content)

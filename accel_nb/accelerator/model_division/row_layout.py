@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.parameter_writes import ParameterWrites
+from accel_nb.accelerator.model_division.reachable_state import IsUserModule
 from accel_nb.accelerator.model_division.row_random import RowRandom
 from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
@@ -90,6 +93,7 @@ def find_layout(
     *,
     batch_size: int | None,
     tolerance: float,
+    is_user_module: IsUserModule,
     shards_params: bool = False,
     is_compiled: bool = False,
 ) -> RowLayout | DivisionRefusal:
@@ -97,7 +101,8 @@ def find_layout(
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
-    With ``shards_params`` the strategy replaces parameters in a forward pass.
+    Objects of modules for which ``is_user_module`` returns True are searched for stored values. With ``shards_params``
+    the strategy replaces parameters in a forward pass.
     """
     for leaf in find_leaves([args, kwargs]):
         if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
@@ -107,7 +112,9 @@ def find_layout(
         return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
     found: RowLayout | DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)
+        check = _LayoutCheck(
+            model, forward, args, kwargs, tensors, dims, total, tolerance, is_user_module, shards_params, is_compiled
+        )
         found = check.run()
         if isinstance(found, RowLayout) or found.is_reduced:
             return found
@@ -151,12 +158,13 @@ class _LayoutCheck:
         dims: tuple[int | None, ...],
         total: int,
         tolerance: float,
+        is_user_module: IsUserModule,
         shards_params: bool,
         is_compiled: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
-        self._shards_params, self._is_compiled = shards_params, is_compiled
+        self._is_user_module, self._shards_params, self._is_compiled = is_user_module, shards_params, is_compiled
         self._first_dim = next(dim for dim in dims if dim is not None)
 
     def run(self) -> RowLayout | DivisionRefusal:
@@ -177,7 +185,7 @@ class _LayoutCheck:
         if not (
             is_equal(effects, first_effects, self._tolerance) and is_equal(effects, second_effects, self._tolerance)
         ):
-            return DivisionRefusal("it stores values that depend on the batch")
+            return DivisionRefusal("it stores or prints values that depend on the batch")
         if not signature_of(whole) == signature_of(first) == signature_of(second):
             return DivisionRefusal("the kind of its output depends on the batch")
         outputs: list[int | None] = []
@@ -238,8 +246,12 @@ class _LayoutCheck:
     def _compute(
         self, rows: list[int], start: int, size: int, total: int
     ) -> tuple[Any, RowRandom | None, Any, list[Any]]:
-        """Return the output for some rows, the mode that recorded random draws, and the values stored and read."""
+        """Return the output for some rows, the mode that recorded random draws, and the values stored and read.
+
+        The text that the model prints is one of the stored values.
+        """
         reads: list[Any] = []
+        printed = io.StringIO()
         dims = iter(self._dims)
 
         def choose(tensor: Tensor) -> Tensor:
@@ -250,7 +262,7 @@ class _LayoutCheck:
         args, kwargs = map_tensors(choose, self._nested)
         draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
         device = next(iter(self._tensors)).device
-        state = ModuleSnapshot(self._model, shards_params=self._shards_params)
+        state = ModuleSnapshot(self._model, shards_params=self._shards_params, is_user_module=self._is_user_module)
         writes = None if self._shards_params or self._is_compiled else ParameterWrites(self._model)
         states = rng.capture(device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
@@ -259,7 +271,7 @@ class _LayoutCheck:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.no_grad())
-                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stdout(printed))
                 if writes is not None:
                     stack.enter_context(writes)
                 if draw is not None:
@@ -272,7 +284,7 @@ class _LayoutCheck:
                 part.training = True
             effects = state.restore() | ({} if writes is None else writes.restore())
             rng.restore(states, device)
-        return output, draw, effects, reads
+        return output, draw, effects | {"stdout": printed.getvalue()}, reads
 
 
 def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int | None:
@@ -300,12 +312,16 @@ def is_equal(one: Any, other: Any, tolerance: float) -> bool:
         allowed = max(tolerance, _TOLERANCE.get(one.dtype, _HALF_TOLERANCE))
         scale = torch.nan_to_num(one.detach().abs(), posinf=0.0).max() if one.numel() else 0.0
         return bool(torch.allclose(one, other, rtol=allowed, atol=float(allowed * scale), equal_nan=True))
+    if isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
+        if one.dtype.kind not in "fc":
+            return numpy.array_equal(one, other)
+        return one.shape == other.shape and numpy.allclose(one, other, max(tolerance, 1e-4), equal_nan=True)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_equal(one[key], other[key], tolerance) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+    if isinstance(one, list | tuple | deque) and isinstance(other, list | tuple | deque):
         return len(one) == len(other) and all(is_equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
     if is_dataclass(one):
         return type(one) is type(other) and is_equal(vars(one), vars(other), tolerance)
-    if isinstance(one, _PLAIN):
+    if isinstance(one, (*_PLAIN, set, numpy.generic)):
         return bool(one == other)
     return type(one) is type(other)

@@ -37,6 +37,7 @@ from accel_nb.accelerator.plain_cells.external_division import is_divided_loader
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.held_gradients import HeldGradients
+from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
@@ -139,6 +140,7 @@ class PlainCells:
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._files = file_writes.PrivateFiles()
         self._fresh_seeds = FreshSeeds()
+        self._lazy_models = LazyModels(accelerator)
         self._gradient_data = GradientData(self._prepared_parameters)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
@@ -396,7 +398,11 @@ class PlainCells:
 
     def _unprepared(self, objects: Iterable[Any]) -> UnpreparedObjects:
         prepared = self._accelerator.components.preparer
-        kinds = ObjectsByKind.sort(without_divided(objects))
+        objects = list(objects)
+        needed = [*objects, *(item.optimizer for item in objects if isinstance(item, LRScheduler))]
+        if all(item in prepared for item in needed):
+            return UnpreparedObjects()
+        kinds = ObjectsByKind.sort(self._lazy_models.without(without_divided(objects)))
         known = set(map(id, kinds.optimizers))
         scheduled = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
         optimizers = [*kinds.optimizers, *(item for key, item in scheduled.items() if key not in known)]

@@ -100,6 +100,16 @@ def warn_unprepared_model(accelerator: Accelerator) -> None:
     )
 
 
+def warn_lazy_model(accelerator: Accelerator, name: str) -> None:
+    """Warn that a model has lazy layers, and so is not divided in the statement that calls it first."""
+    _warn(
+        accelerator,
+        f"{name} has lazy layers, which create their parameters in its first call: until the statement with that call "
+        "has ended, every worker computes all of it: the result is that of one device, but no faster. Call the model "
+        "with a batch in a statement before the training",
+    )
+
+
 def warn_tensors_without_module(accelerator: Accelerator, names: Sequence[str]) -> None:
     """Warn that tensors in no module are trained."""
     _warn(

@@ -18,7 +18,7 @@ def without_divided(objects: Iterable[Any]) -> list[Any]:
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
     owned = {id(value) for part in wrapped for value in part.parameters()}
-    return [item for item in listed if not (is_divided_loader(item) or (owned and _has_any_of(item, owned)))]
+    return [item for item in listed if not (is_divided_loader(item) or (owned and has_any_of(item, owned)))]
 
 
 def is_divided_loader(item: Any) -> bool:
@@ -30,7 +30,8 @@ def is_divided_loader(item: Any) -> bool:
     )
 
 
-def _has_any_of(item: Any, parameters: set[int]) -> bool:
+def has_any_of(item: Any, parameters: set[int]) -> bool:
+    """Return whether a model, optimizer or scheduler has any of some parameters, which are given by their ids."""
     if isinstance(item, nn.Module):
         return any(id(value) in parameters for value in item.parameters())
     if isinstance(item, LRScheduler):

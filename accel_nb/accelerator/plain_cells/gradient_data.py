@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from accel_nb.runtime.distributed import sharded
 
@@ -48,7 +49,7 @@ class GradientData:
 
     def _is_in_bucket(self, tensor: Tensor) -> bool:
         """Whether a tensor is the gradient of a parameter, and a view of larger memory."""
-        if not tensor._is_view() or tensor.requires_grad:
+        if tensor.requires_grad or is_lazy(tensor) or not tensor._is_view():
             return False
         address = tensor.data_ptr()
         if address not in self._owners:

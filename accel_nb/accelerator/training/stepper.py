@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
-from accel_nb.accelerator.training.model_code import ModelCode, model_code
+from accel_nb.accelerator.training.model_code import ModelCode, code_of, model_classes
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
@@ -92,8 +92,8 @@ class Stepper:
         self._averaged_ids: set[int] = set()
         # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
         # gradients are averaged.
-        self._trainable: dict[int, set[int]] = {}
-        self._code: dict[int, ModelCode] = {}
+        self._trainable: dict[int, dict[int, torch.dtype]] = {}
+        self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
@@ -115,31 +115,34 @@ class Stepper:
         self.bundle = self.bundle + bundle
         for model in bundle.models:
             self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = model_code(model)
+            self._code[id(model)] = _code_in(model)
         self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages_gradients)
 
     def changed_models(self) -> list[nn.Module]:
-        """Return the models whose trainable parameters, or the functions of their classes, have changed since then.
+        """Return the models whose trainable parameters, their dtypes, or the functions of their classes have changed.
 
-        Both are compared with those at the time when the model was prepared.
+        They are compared with those at the time when the model was prepared.
         """
         return [
             model
             for model in self.bundle.models
-            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != model_code(model)
+            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
 
     def has_other_code(self) -> bool:
         """Return whether a function of a model's classes has been replaced since the model was prepared."""
-        return any(self._code[id(model)] != model_code(model) for model in self.bundle.models)
+        # Called before each statement that could train: it visits the classes, not the modules.
+        return any(
+            code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)
+        )
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = model_code(model)
+            self._code[id(model)] = _code_in(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
 
@@ -654,8 +657,13 @@ _NO_MODEL = (
 )
 
 
-def _trainable_in(model: nn.Module) -> set[int]:
-    return {id(value) for value in model.parameters() if value.requires_grad}
+def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
+    return {id(value): value.dtype for value in model.parameters() if value.requires_grad}
+
+
+def _code_in(model: nn.Module) -> tuple[frozenset[type], ModelCode]:
+    classes = model_classes(model)
+    return classes, code_of(classes)
 
 
 def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:

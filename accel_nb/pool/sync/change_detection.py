@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import types
 import zlib
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_kinds import is_lazy, is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
 
+_DICTS = (dict, OrderedDict, defaultdict)
 _PLAIN = bool | int | float | complex | str | bytes | None
 _OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 _TORCH_ATTRIBUTES = frozenset(
@@ -150,10 +153,12 @@ def module_structure(module: Any) -> tuple[Any, ...]:
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
-    """Return parameters and buffers by path, each tensor once."""
-    tensors = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
+    """Return parameters and buffers by path, each tensor once, without those that lazy layers have not created yet."""
+    return {path: tensor for path, tensor in _all_tensors(module).items() if not is_lazy(tensor)}
+
+
+def _all_tensors(module: Any) -> dict[str, Any]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
@@ -286,9 +291,14 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
 
     frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
     with torch.no_grad():
-        for path, tensor in module_tensors(module).items():
+        for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
-                fill_tensor(tensor, state["tensors"][path])
+                value = state["tensors"][path]
+                if is_lazy(tensor):
+                    tensor.materialize(value.shape, dtype=value.dtype)
+                if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
+                    tensor.grad, tensor.data = None, torch.empty_like(value, device=tensor.device)
+                fill_tensor(tensor, value)
             if tensor.is_leaf and tensor.is_floating_point():
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
@@ -322,14 +332,24 @@ def optimizer_bytes(optimizer: Any) -> int:
     return sum(tensor.nbytes for tensor in state_tensors(optimizer))
 
 
-def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
-    """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`."""
+def optimizer_state(
+    optimizer: Any, *, with_tensors: bool, sizes_before: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`.
+
+    ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
+    """
     kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     own = {} if kept is None else own_values(optimizer)
     inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
-    return {"groups": hyperparameters(optimizer), "state": kept, "own": own, "inner": inner}
+    known = group_sizes(optimizer) if sizes_before is None else sizes_before
+    params = [
+        None if known[number : number + 1] == (len(group["params"]),) else group["params"]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+    return {"groups": hyperparameters(optimizer), "params": params, "state": kept, "own": own, "inner": inner}
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
@@ -339,12 +359,18 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
+    groups = optimizer.param_groups
+    del groups[len(state["params"]) :]
+    groups += [{} for _ in state["params"][len(groups) :]]
+    for group, params in zip(groups, state["params"], strict=True):
+        if params is not None:
+            group["params"] = params
     for name, value in state["own"].items():
-        _set_attribute(optimizer, name, value)
-    for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
+        _set_attribute(optimizer, name, _with_keys(value, dict(enumerate(_parameters(optimizer)))))
+    for group, values in zip(groups, state["groups"], strict=True):
         group.update(values)
     if state["state"] is not None:
-        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        parameters = _parameters(optimizer)
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
         _optimizer_class().__setstate__(optimizer, {})
         own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
@@ -359,25 +385,52 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 def own_values(optimizer: Any) -> dict[str, Any]:
     """Return the data among the attributes of an optimizer of a class that is not torch's, such as a count of steps.
 
-    Data are plain values, tensors that require no gradients, and containers of these.
+    Data are plain values, tensors that require no gradients, and containers of these. A parameter that is the key of a
+    dict is returned as its `ParameterIndex`.
     """
     if all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__):
         return {}
+    indices = {value: ParameterIndex(number) for number, value in enumerate(_parameters(optimizer))}
     return {
-        name: value
+        name: _with_keys(value, indices)
         for name, value in vars(optimizer).items()
         if name not in ("state", "param_groups", "defaults")
         and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
-        and _is_data(value)
+        and _is_data(value, indices)
     }
 
 
-def _is_data(value: Any) -> bool:
+class ParameterIndex(int):
+    """The index of a parameter among those of its optimizer."""
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
+def _is_data(value: Any, parameters: Mapping[Any, Any]) -> bool:
     if is_tensor(value):
         return not value.requires_grad and not is_sharded(value)
-    if type(value) is dict:
-        return all(isinstance(key, _PLAIN) and _is_data(item) for key, item in value.items())
-    return isinstance(value, _PLAIN) or (type(value) in (list, tuple) and all(map(_is_data, value)))
+    if type(value) in _DICTS:
+        return all(
+            (isinstance(key, _PLAIN) or (is_tensor(key) and key in parameters)) and _is_data(item, parameters)
+            for key, item in value.items()
+        )
+    return isinstance(value, _PLAIN) or (
+        type(value) in (list, tuple) and all(_is_data(item, parameters) for item in value)
+    )
+
+
+def _with_keys(value: Any, other: Mapping[Any, Any]) -> Any:
+    """Return data in which the keys of dicts are replaced: parameters by their indices, or indices by parameters."""
+    if type(value) in _DICTS:
+        found = copy.copy(value)
+        found.clear()
+        for key, item in value.items():
+            is_index = is_tensor(key) or type(key) is ParameterIndex
+            found[other[key] if is_index else key] = _with_keys(item, other)
+        return found
+    return type(value)(_with_keys(item, other) for item in value) if type(value) in (list, tuple) else value
 
 
 def _optimizer_class() -> Any:

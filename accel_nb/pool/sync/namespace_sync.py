@@ -25,6 +25,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_state,
     set_optimizer_state,
 )
+from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_module,
@@ -69,6 +70,8 @@ class NamespaceDelta:
     values: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
     """The new content of objects that were changed in place."""
+    structures: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """The direct parts of the modules in modules whose structure was changed."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The attributes of modules other than tensors and flags."""
@@ -87,7 +90,10 @@ class NamespaceDelta:
         """The paths at which the receiver's objects equal the sender's after the delta is applied."""
         return list(
             dict.fromkeys(
-                [*self.values, *self.changed, *self.modules, *self.attributes, *self.optimizers, *self.schedulers]
+                [
+                    *(*self.values, *self.changed, *self.structures, *self.modules, *self.attributes),
+                    *(*self.optimizers, *self.schedulers),
+                ]
             )
         )
 
@@ -120,7 +126,7 @@ class NamespaceDelta:
         ``kept_names`` is as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
-        for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
+        for field_name in ("structures", "modules", "optimizers", "schedulers", "values", "changed", "attributes"):
             held = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
@@ -155,6 +161,7 @@ class NamespaceDelta:
                 except LookupError as error:
                     errors[path] = error
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
+            (self.structures, set_module_parts),
             (self.changed, set_content),
             (self.modules, set_module_state),
             (self.attributes, set_module_attributes),
@@ -350,8 +357,7 @@ class SharedObjectRegistry:
             value = namespace[name]
             self._entries[name] = _Entry(value, None)
             self._bindings[name] = value
-            known.setdefault(id(value), name)
-            fresh.append(name)
+            fresh += [name, known.setdefault(id(value), name)]  # another path, if `forget` has moved the entry
         for name in names:
             for own_path, part in referenced_objects(name, namespace[name]).items():
                 path = known.setdefault(id(part), own_path)

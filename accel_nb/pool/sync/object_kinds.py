@@ -25,6 +25,11 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_lazy(tensor: Any) -> bool:
+    """Return whether a tensor is a parameter or buffer of a lazy layer that was not called yet."""
+    return bool(sys.modules["torch"].nn.parameter.is_lazy(tensor))
+
+
 def is_optimizer(value: Any) -> bool:
     """Return whether the value is a torch optimizer."""
     torch = sys.modules.get("torch")

@@ -38,11 +38,14 @@ from accel_nb.pool.sync.change_detection import (
     is_untracked,
     module_attributes,
     module_flags,
+    module_state,
+    module_structure,
     module_tensors,
     optimizer_bytes,
     optimizer_state,
     set_module_state,
 )
+from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_training_object
 from accel_nb.pool.sync.object_paths import (
@@ -80,6 +83,8 @@ class NamespaceSnapshot:
     objects: dict[str, _RecordedObject]
     """By path: the values of names that the cell uses, and the objects reachable from names that both sides hold."""
     shared: dict[str, None]
+    parts: RecordedParts
+    """The parts of the modules that both sides hold."""
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
 
@@ -109,7 +114,8 @@ class NamespaceSnapshot:
                 known.update(map(id, found.values()))
                 parts[name] = found
         waiting, seen = [name for name in used if name in namespace], set(used)
-        references = ReferenceRecorder(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
+        objects = _objects(namespace, shared, parts) if waiting else {}
+        references = ReferenceRecorder(shared_ids(objects))
         fingerprints: dict[str, Fingerprint | None] = {}
         tracked: dict[str, Any] = {}
         while waiting:
@@ -133,7 +139,7 @@ class NamespaceSnapshot:
             for part in (tracked, *parts.values())
             for path, value in part.items()
         }
-        return cls(bound, held, shared, rebound)
+        return cls(bound, held, shared, RecordedParts(objects), rebound)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""
@@ -152,12 +158,27 @@ class NamespaceSnapshot:
         found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
-    def shared_ids(self) -> dict[int, SharedId]:
-        """Return the ids of objects that both sides hold and that are still alive."""
+    def shared_ids(self, changed: Collection[str] = ()) -> dict[int, SharedId]:
+        """Return the ids of objects that both sides hold and that are still alive.
+
+        ``changed`` are the paths of modules with other parts than before: of these, parts that are new have no id.
+        """
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
-        return shared_ids(
-            names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
-        )
+        objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
+        unchanged = {path: value for path, value in objects.items() if path not in changed}
+        return {**self.parts.shared_ids(changed), **shared_ids(unchanged)} if changed else shared_ids(unchanged)
+
+    def changed_modules(self) -> list[str]:
+        """Return the paths of modules that both sides hold whose parts the cell has changed, to be changed in place."""
+        found = []
+        for path, value in self.living().items():
+            before = self.objects[path].fingerprint
+            if not is_module(value) or before is None or root_name(path) not in self.shared:
+                continue
+            is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
+            if is_changed and can_set_parts(value, self.parts.shared_ids([path])):
+                found.append(path)
+        return found
 
 
 def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -269,7 +290,8 @@ class ResultSender:
         delta, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         living = before.living()
-        shared = before.shared_ids()
+        restructured = before.changed_modules()
+        shared = before.shared_ids(restructured)
         for name, value in namespace.items():
             is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
             if is_new and not hidden(name, value):
@@ -287,14 +309,21 @@ class ResultSender:
             if fingerprint == held.fingerprint and not is_wanted:
                 continue
             was = held.fingerprint if held.is_tracked else fingerprint
-            if root in before.shared and fingerprint and was and fingerprint.can_update(was):
-                known = None if is_wanted else was
-                self._add_change(path, value, fingerprint, known, namespace, shared, delta, weights, kept)
+            if path in restructured:
+                delta.structures[path] = module_parts(value, path, shared)
+                delta.modules[path] = module_state(value)
+                delta.attributes[path] = module_attributes(value, namespace, shared)
+                continue
+            if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
+                self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
-        for changes in (delta.changed, delta.attributes, delta.optimizers, delta.schedulers, weights):
+        for changes in (
+            *(delta.structures, delta.modules, delta.changed, delta.attributes),
+            *(delta.optimizers, delta.schedulers, weights),
+        ):
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
@@ -332,28 +361,28 @@ class ResultSender:
         path: str,
         value: Any,
         fingerprint: Fingerprint,
-        known: Fingerprint | None,
+        known: Fingerprint,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
         delta: NamespaceDelta,
         weights: dict[str, Any],
         kept: dict[str, str],
+        is_wanted: bool,
     ) -> None:
-        """Add the changes since the fingerprint ``known``; if it is None, the whole content whatever its size."""
-        is_wanted = known is None
+        """Add the changes since the fingerprint ``known``; with ``is_wanted`` the whole content whatever its size."""
         if is_module(value):
-            if known is None or fingerprint.content.weights != known.content.weights:
+            if is_wanted or fingerprint.content.weights != known.content.weights:
                 if is_state_sharded(value) and not can_read_full():
                     self._deferred_weights.add(root_name(path))
                     kept[path] = "its weights are divided among the workers; they come back with the next cell"
                 else:
                     weights[path] = value
-            if known is None or fingerprint.content.attributes != known.content.attributes:
+            if is_wanted or fingerprint.content.attributes != known.content.attributes:
                 delta.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
-            delta.optimizers[path] = optimizer_state(value, with_tensors=fits)
+            delta.optimizers[path] = optimizer_state(value, with_tensors=fits, sizes_before=known.kind)
             if not fits:
                 size = _size(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"

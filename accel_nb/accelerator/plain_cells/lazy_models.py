@@ -1,0 +1,40 @@
+"""Models with lazy layers: they have their parameters after their first call, and are prepared then."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.plain_cells.cell_warnings import warn_lazy_model
+from accel_nb.accelerator.plain_cells.external_division import has_any_of
+
+
+class LazyModels:
+    """Leaves models with lazy layers out of the preparation until they were called, and reports each once."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def without(self, objects: Iterable[Any]) -> list[Any]:
+        """Return ``objects`` without models whose layers were not all called, and without their optimizers."""
+        listed = list(objects)
+        lazy = [item for item in listed if isinstance(item, nn.Module) and _has_lazy_tensors(item)]
+        if not lazy:
+            return listed
+        owned = {id(value) for model in lazy for value in model.parameters()}
+        optimizers = [item for item in listed if not isinstance(item, nn.Module) and has_any_of(item, owned)]
+        if optimizers and any(model not in self._reported for model in lazy):
+            self._reported.update(lazy)
+            warn_lazy_model(self._accelerator, type(lazy[0]).__name__)
+        left_out = {id(item) for item in [*lazy, *optimizers]}
+        return [item for item in listed if id(item) not in left_out]
+
+
+def _has_lazy_tensors(model: nn.Module) -> bool:
+    return any(map(is_lazy, model.parameters())) or any(map(is_lazy, model.buffers()))

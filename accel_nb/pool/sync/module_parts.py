@@ -1,0 +1,76 @@
+"""The submodules, parameters and buffers of modules, to change the structure of a module in place.
+
+A cell may replace a layer of the notebook's model, add one, or change the dtype of its weights. Trainers, optimizers
+and lists of the notebook refer to that model: it keeps its identity, and so does each part that still exists.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import is_module
+from accel_nb.pool.sync.pickling import SharedId, shared_ids
+from accel_nb.runtime.tensors.instance_patching import innermost_class
+
+_REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+
+
+class RecordedParts:
+    """The parts of modules at one time, by weak references, with the paths that they had then."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        modules = {path: value for path, value in objects.items() if is_module(value)}
+        ids = shared_ids(modules)
+        parts = {id(part): part for module in modules.values() for part in _parts_of(module)}
+        self._parts = [
+            (weakref.ref(parts[key]), innermost_class(parts[key]), item) for key, item in ids.items() if key in parts
+        ]
+
+    def shared_ids(self, paths: Iterable[str]) -> dict[int, SharedId]:
+        """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
+
+        A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one.
+        """
+        wanted = set(paths)
+        living = ((reference(), kind, item) for reference, kind, item in self._parts if item[1] in wanted)
+        return {
+            id(part): item
+            for part, kind, item in living
+            if part is not None and (not is_module(part) or innermost_class(part) is kind)
+        }
+
+
+def _parts_of(module: Any) -> Iterable[Any]:
+    yield from module.modules()
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[str, dict[str, Any]]:
+    """Return the direct parts of each module in ``module`` that the receiver holds, by the path that it has there.
+
+    ``known`` are the ids of the objects that the receiver holds, and ``path`` is that of ``module``.
+    """
+    found = {}
+    for part in module.modules():
+        kind, root, below = known.get(id(part), ("", "", ""))
+        if root == path and kind in ("name", "module"):
+            found[below] = {name: vars(part)[name].copy() for name in _REGISTRIES}
+    return found
+
+
+def set_module_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the direct parts of modules to those that `module_parts` returned for another copy of the module."""
+    held = {path: module.get_submodule(path) for path in parts}
+    for path, registries in parts.items():
+        for name, content in registries.items():
+            registry = vars(held[path])[name]
+            registry.clear()
+            registry.update(content)
+
+
+def can_set_parts(module: Any, known: Mapping[int, SharedId]) -> bool:
+    """Return whether the parts of a module that both sides hold can be changed in place; not so for TorchScript."""
+    return id(module) in known and all(isinstance(vars(part).get("_modules"), dict) for part in module.modules())
