@@ -21,8 +21,8 @@ from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
-from accel_nb.compat.states import AcceleratorState, GradientState
-from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, filter_trackers, registered_names
+from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
+from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
 from accel_nb.config import ambient_layers, environment_layer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
@@ -34,6 +34,14 @@ _UNSET: Any = object()
 
 class Accelerator(OwnAccelerator):
     """`accel_nb.Accelerator` with accelerate's arguments and attributes; see `docs/migration.md` for what differs."""
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create an accelerator that knows its arguments, from which a copy of it is built."""
+        made = super().__new__(cls)
+        made._arguments = args, kwargs
+        return made
 
     def __init__(
         self,
@@ -71,9 +79,9 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if self._registered:
-            filter_trackers(self._registered, self.project_configuration.logging_dir)
             given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
             log_with = [item for item in given if item not in self._registered] or None
         if parse_flag_from_env("ACCELERATE_DEBUG_MODE") and not _is_set("debug", options.get("config")):
@@ -83,6 +91,8 @@ class Accelerator(OwnAccelerator):
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
+        if "world" not in options and "comm" not in options:
+            options["world"] = world_of_variable(cpu)
         super().__init__(
             mixed_precision=precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -139,6 +149,10 @@ class Accelerator(OwnAccelerator):
         self._gradient_state = GradientState(gradient_accumulation_plugin)
         of_self = weakref.ref(self)  # the shared state keeps no accelerator alive
         self._gradient_state.bind(self._stepper.window, lambda: () if (own := of_self()) is None else own._dataloaders)
+
+    def __reduce__(self) -> Any:
+        """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
+        return _rebuild, (type(self), *self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---
 
@@ -470,6 +484,19 @@ class Accelerator(OwnAccelerator):
         from accel_nb.compat.data_loaders import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
+
+
+def _rebuild(
+    kind: type[Accelerator],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    prepared: tuple[Any, ...],
+    registered: tuple[Any, ...],
+) -> Accelerator:
+    accelerator = kind(*args, **kwargs)
+    accelerator.prepare(*prepared)
+    accelerator.register_for_checkpointing(*registered)
+    return accelerator
 
 
 def refuse_offloaded_quantized(item: Any) -> None:

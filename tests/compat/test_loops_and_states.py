@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.data_loaders import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from accel_nb.compat.data_loaders import (
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    prepare_data_loader,
+    skip_first_batches,
+)
 from accel_nb.compat.hf_utils import save
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
@@ -127,6 +133,43 @@ def test_a_batch_sampler_without_a_sampler_is_divided() -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), batch_sampler=Pairs())  # pyright: ignore[reportArgumentType]
     made = prepare_data_loader(loader, num_processes=2, process_index=1, use_seedable_sampler=True)
     assert [batch.tolist() for (batch,) in made] == [[2, 3]]
+
+
+def test_an_accelerator_is_copied_with_its_arguments_and_what_it_has_prepared() -> None:
+    accelerator: Any = Accelerator(gradient_accumulation_steps=3)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = DataLoader(range(8), 2)
+    accelerator.prepare(model, optimizer, schedule, loader, skip_first_batches(DataLoader(range(8), 2), 1))
+    copied: Any = pickle.loads(pickle.dumps(accelerator))
+    assert copied.gradient_accumulation_steps == 3
+    assert copied._models[0] is not model
+    assert copied._models[0].weight.equal(model.weight)
+    assert copied._optimizers[0].param_groups[0]["params"][0] is copied._models[0].weight
+    assert copied._schedulers[0].optimizer is copied._optimizers[0]
+    first, second = copied._dataloaders
+    assert isinstance(first, DataLoaderShard)
+    assert [batch.tolist() for batch in first] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [batch.tolist() for batch in second] == [[2, 3], [4, 5], [6, 7]]
+    assert pickle.loads(pickle.dumps(loader)).batch_size == 2
+
+
+def test_the_variable_of_the_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu:1")
+    assert str(PartialState().device) == "cpu:1"
+    AcceleratorState._reset_state(True)
+    assert str(AcceleratorState().device) == "cpu:1"
+    AcceleratorState._reset_state(True)
+    accelerator: Any = Accelerator()
+    assert str(accelerator.device) == str(accelerator.state.device) == "cpu:1"
+
+
+def test_trackers_that_write_files_need_a_folder(tmp_path: Path) -> None:
+    for log_with in ("tensorboard", ["wandb", "tensorboard"]):
+        with pytest.raises(ValueError, match=r"tensorboard.*logging_dir"):
+            Accelerator(log_with=log_with)
+    Accelerator(log_with="tensorboard", project_dir=tmp_path)
 
 
 def two_ranks(world: World) -> dict[str, Any]:
