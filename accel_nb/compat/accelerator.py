@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
@@ -272,6 +274,8 @@ class Accelerator(OwnAccelerator):
             from accel_nb.compat.data_loaders import stateful_copy
 
             args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
+            preparer = self.components.preparer  # streams without a state are read again, as by torchdata
+            preparer.data = preparer.data.model_copy(update={"resume_stream": "replay"})
         found = super().prepare(*args, device_placement=device_placement)
         for item in args:
             if isinstance(item, DataLoader):
@@ -345,11 +349,22 @@ class Accelerator(OwnAccelerator):
     ) -> AbstractContextManager[None]:
         """Return a context for uneven inputs; without ``even_batches`` the accelerator's own value decides.
 
-        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block.
+        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block. Where
+        ranks cannot be joined, there is a warning, and only ``even_batches`` has an effect.
         """
         if even_batches is None and self.even_batches:
             even_batches = True
-        return super().join_uneven_inputs(joinables, even_batches)
+        problem = None if even_batches or not self.use_distributed else self._reason_not_to_join()
+        if problem is None:
+            return super().join_uneven_inputs(joinables, even_batches)
+        warnings.warn(f"join_uneven_inputs does not join the ranks: {problem}", stacklevel=2)
+        return override_even_batches(self._dataloaders if even_batches is False else [], False)
+
+    def _reason_not_to_join(self) -> str | None:
+        sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
+            return "each has a part of the model, and they train together"
+        return None if self._optimizers else "no optimizer is prepared whose steps they make together"
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Clip gradients to a total norm and return the norm before clipping."""

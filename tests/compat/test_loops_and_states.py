@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
+from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.data_loaders import (
     DataLoaderDispatcher,
@@ -23,6 +24,7 @@ from accel_nb.compat.data_loaders import (
     skip_first_batches,
 )
 from accel_nb.compat.hf_utils import save
+from accel_nb.compat.option_records import DataLoaderConfiguration
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
@@ -202,6 +204,20 @@ def two_ranks(world: World) -> dict[str, Any]:
         found[name] = sorted(gather(torch.cat(batches)).tolist()), [len(batch) for batch in batches], all(active)
     found["after"] = GradientState().in_dataloader
 
+    stateful: Any = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    loader = stateful.prepare(DataLoader(range(16), 2))
+    states: list[Any] = []
+    batches = [batch.tolist() for batch in loader if states.append(loader.state_dict()) is None]
+    loader.load_state_dict(states[1])
+    found["resumed"] = [batch.tolist() for batch in loader] == batches[2:]
+
+    with pytest.warns(UserWarning, match="no optimizer"), accelerator.join_uneven_inputs([model], even_batches=False):
+        found["joined"] = accelerator.gather(torch.ones(1)).tolist()
+    accelerator.state.distributed_type = DistributedType.FSDP
+    with pytest.warns(UserWarning, match="a part of the model"), accelerator.join_uneven_inputs([model]):
+        pass
+    accelerator.state.distributed_type = DistributedType.MULTI_CPU
+
     accelerator.state.debug = PartialState().debug = True
     found["errors"] = 0
     for operation in (broadcast, reduce):
@@ -231,6 +247,8 @@ def test_ranks_average_dispatch_check_and_end_schedules_as_there() -> None:
         assert found["whole"] == (list(range(8)), [2, 2], True)
         assert found["parts"] == (list(range(8)), [1, 1, 1, 1], True)
         assert not found["after"]
+        assert found["resumed"]
+        assert found["joined"] == [1.0, 1.0]
         assert found["errors"] == 2
         # Two steps a call, and the last position is the number of steps.
         assert found["positions of 2"] == [2, 2, 2]

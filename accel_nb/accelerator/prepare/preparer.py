@@ -31,6 +31,7 @@ from accel_nb.accelerator.training.optimizer_proxy import (
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.schema import Config
 from accel_nb.data.loader import BatchSizeMeaning, shard_loader, unshard_loader
+from accel_nb.data.stateful import replace_state_methods
 from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
@@ -545,6 +546,8 @@ class Preparer:
             seed=self._seed,
             place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
+        if isinstance(loops, TrainingLoops):  # others may read the loader by its own iterator
+            replace_state_methods(loader, self._comm)
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
         self._set_reading(loader, loops.whole_reading(loader))
 
