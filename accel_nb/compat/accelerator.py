@@ -22,7 +22,12 @@ from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
-from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
+from accel_nb.compat.option_records import (
+    DataLoaderConfiguration,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+)
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
 from accel_nb.config import ambient_layers, environment_layer
@@ -93,6 +98,11 @@ class Accelerator(OwnAccelerator):
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
+        has_choice = (
+            fsdp_plugin or deepspeed_plugin or options.get("strategy") or _is_set("strategy", options.get("config"))
+        )
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
+            fsdp_plugin = FullyShardedDataParallelPlugin()
         if "world" not in options and "comm" not in options:
             options["world"] = world_of_variable(cpu)
         super().__init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from accel_nb.compat.data_loaders import (
     skip_first_batches,
 )
 from accel_nb.compat.hf_utils import save
-from accel_nb.compat.option_records import DataLoaderConfiguration
+from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
@@ -172,6 +173,48 @@ def test_trackers_that_write_files_need_a_folder(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"tensorboard.*logging_dir"):
             Accelerator(log_with=log_with)
     Accelerator(log_with="tensorboard", project_dir=tmp_path)
+
+
+def test_a_plugin_of_fsdp_is_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
+
+    variables = {
+        "FSDP_VERSION": "2",
+        "FSDP_SHARDING_STRATEGY": "2",
+        "FSDP_BACKWARD_PREFETCH": "backward_post",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head",
+        "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
+    assert plugin.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+    assert plugin.backward_prefetch is BackwardPrefetch.BACKWARD_POST
+    assert plugin.as_options() == {
+        "strategy": "fsdp",
+        "fsdp.reshard_after_forward": False,
+        "fsdp.cpu_offload": True,
+        "fsdp.wrap": "classes",
+        "fsdp.classes": ["Block", "Head"],
+        "activation_checkpointing": True,
+    }
+
+
+def shards_by_variable(world: World) -> tuple[str, DistributedType, str]:
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    accelerator: Any = Accelerator()
+    name, kind = accelerator.components.strategy.name, accelerator.distributed_type
+    chosen: Any = Accelerator(strategy="ddp")
+    found = name, kind, chosen.components.strategy.name
+    accelerator.end_training()
+    return found
+
+
+def test_ranks_shard_models_if_the_variable_is_set() -> None:
+    for found in run_ranks(shards_by_variable, 2, timeout_s=60):
+        assert found == ("fsdp", DistributedType.FSDP, "ddp")
 
 
 def two_ranks(world: World) -> dict[str, Any]:
