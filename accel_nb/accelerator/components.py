@@ -10,7 +10,7 @@ import torch
 
 from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
 from accel_nb.accelerator.prepare.compiling import Compiler, require_compiler
-from accel_nb.accelerator.prepare.preparer import Preparer
+from accel_nb.accelerator.prepare.preparer import KeptLoaders, Preparer
 from accel_nb.accelerator.prepare.strategy_selection import StrategySelection
 from accel_nb.accelerator.process.init_world import initialize_world
 from accel_nb.accelerator.process.seeding import checked_types
@@ -57,6 +57,7 @@ class Components:
     tracked: TrackedRun
     state: TrainingState
     run: TrainingRun
+    kept_loaders: KeptLoaders
     groups: MeshGroups
     """The mesh of the ranks, and the communicators of its dimensions."""
 
@@ -125,8 +126,10 @@ def build_components(
     compiler, recomputer = Compiler(options.compile), ActivationCheckpointer(options.activation_checkpointing)
     float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
     run = TrainingRun(stepper, comm, sink, options.checkpoint, current_control_receiver.get())
+    kept_loaders = KeptLoaders()
     preparer = Preparer(
         owner,
+        kept_loaders,
         stepper,
         comm,
         device,
@@ -149,7 +152,7 @@ def build_components(
     selection = StrategySelection(strategy, settings.resolved, comm, device, registry)
     return Components(
         settings.resolved, comm, group, collectives, device, sink, stepper, compiler, float8, recomputer, selection,
-        preparer, tracked, state, run, groups,
+        preparer, tracked, state, run, kept_loaders, groups,
     )  # fmt: skip
 
 

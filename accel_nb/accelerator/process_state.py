@@ -179,14 +179,22 @@ class PartialState(ProcessView):
 
     Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
     `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only if it opens the group.
+    ``world`` is this process's rank and device, in place of those of the environment.
     """
 
-    def __init__(self, cpu: bool = False, *, backend: str | None = None, timeout: timedelta | None = None) -> None:
+    def __init__(
+        self,
+        cpu: bool = False,
+        *,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+        world: World | None = None,
+    ) -> None:
         given = {"group.backend": backend, "group.timeout": None if timeout is None else timeout.total_seconds()}
-        self._set_up(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu)
+        self._set_up(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu, world)
 
-    def _set_up(self, config: Config, cpu: bool) -> None:
-        self._comm, self._group = initialize_world(None, None, cpu, config.group)
+    def _set_up(self, config: Config, cpu: bool, world: World | None) -> None:
+        self._comm, self._group = initialize_world(None, world, cpu, config.group)
         self._collectives = Collectives(self._comm, verify=config.debug)
         self._world = self._comm.world
         self._device = device_type(self._world.device).make_current(torch.device(self._world.device))
@@ -235,9 +243,9 @@ class AcceleratorState(PartialState):
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
     """The FSDP2 plugin of the accelerator, if it has one."""
 
-    def __init__(self, mixed_precision: str | None = None, cpu: bool = False) -> None:
+    def __init__(self, mixed_precision: str | None = None, cpu: bool = False, *, world: World | None = None) -> None:
         config = _resolve({} if mixed_precision is None else {"precision": str(mixed_precision)}).config
-        self._set_up(config, cpu)
+        self._set_up(config, cpu, world)
         self.mixed_precision = choose_precision(config.precision, self._device)
 
     @classmethod

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,11 +19,17 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
+from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
-from accel_nb.compat.option_records import DataLoaderConfiguration, GradientAccumulationPlugin, ProjectConfiguration
-from accel_nb.compat.states import AcceleratorState, GradientState
-from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, filter_trackers, registered_names
+from accel_nb.compat.option_records import (
+    DataLoaderConfiguration,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+)
+from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
+from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
 from accel_nb.config import ambient_layers, environment_layer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
@@ -34,6 +41,14 @@ _UNSET: Any = object()
 
 class Accelerator(OwnAccelerator):
     """`accel_nb.Accelerator` with accelerate's arguments and attributes; see `docs/migration.md` for what differs."""
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create an accelerator that knows its arguments, from which a copy of it is built."""
+        made = super().__new__(cls)
+        made._arguments = args, kwargs
+        return made
 
     def __init__(
         self,
@@ -71,9 +86,9 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if self._registered:
-            filter_trackers(self._registered, self.project_configuration.logging_dir)
             given = list(log_with) if isinstance(log_with, list | tuple) else [log_with]
             log_with = [item for item in given if item not in self._registered] or None
         if parse_flag_from_env("ACCELERATE_DEBUG_MODE") and not _is_set("debug", options.get("config")):
@@ -83,6 +98,13 @@ class Accelerator(OwnAccelerator):
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
+        has_choice = (
+            fsdp_plugin or deepspeed_plugin or options.get("strategy") or _is_set("strategy", options.get("config"))
+        )
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
+            fsdp_plugin = FullyShardedDataParallelPlugin()
+        if "world" not in options and "comm" not in options:
+            options["world"] = world_of_variable(cpu)
         super().__init__(
             mixed_precision=precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -139,6 +161,10 @@ class Accelerator(OwnAccelerator):
         self._gradient_state = GradientState(gradient_accumulation_plugin)
         of_self = weakref.ref(self)  # the shared state keeps no accelerator alive
         self._gradient_state.bind(self._stepper.window, lambda: () if (own := of_self()) is None else own._dataloaders)
+
+    def __reduce__(self) -> Any:
+        """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
+        return _rebuild, (type(self), *self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---
 
@@ -258,6 +284,8 @@ class Accelerator(OwnAccelerator):
             from accel_nb.compat.data_loaders import stateful_copy
 
             args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
+            preparer = self.components.preparer  # streams without a state are read again, as by torchdata
+            preparer.data = preparer.data.model_copy(update={"resume_stream": "replay"})
         found = super().prepare(*args, device_placement=device_placement)
         for item in args:
             if isinstance(item, DataLoader):
@@ -331,11 +359,22 @@ class Accelerator(OwnAccelerator):
     ) -> AbstractContextManager[None]:
         """Return a context for uneven inputs; without ``even_batches`` the accelerator's own value decides.
 
-        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block.
+        If samples are repeated, all ranks have equally many, so they are not joined and may gather in the block. Where
+        ranks cannot be joined, there is a warning, and only ``even_batches`` has an effect.
         """
         if even_batches is None and self.even_batches:
             even_batches = True
-        return super().join_uneven_inputs(joinables, even_batches)
+        problem = None if even_batches or not self.use_distributed else self._reason_not_to_join()
+        if problem is None:
+            return super().join_uneven_inputs(joinables, even_batches)
+        warnings.warn(f"join_uneven_inputs does not join the ranks: {problem}", stacklevel=2)
+        return override_even_batches(self._dataloaders if even_batches is False else [], False)
+
+    def _reason_not_to_join(self) -> str | None:
+        sharded = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        if self.distributed_type in sharded or not self.components.strategy.capabilities.keeps_local:
+            return "each has a part of the model, and they train together"
+        return None if self._optimizers else "no optimizer is prepared whose steps they make together"
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """Clip gradients to a total norm and return the norm before clipping."""
@@ -470,6 +509,19 @@ class Accelerator(OwnAccelerator):
         from accel_nb.compat.data_loaders import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
+
+
+def _rebuild(
+    kind: type[Accelerator],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    prepared: tuple[Any, ...],
+    registered: tuple[Any, ...],
+) -> Accelerator:
+    accelerator = kind(*args, **kwargs)
+    accelerator.prepare(*prepared)
+    accelerator.register_for_checkpointing(*registered)
+    return accelerator
 
 
 def refuse_offloaded_quantized(item: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from accel_nb.accelerator.options import plugins
+from accel_nb.accelerator.options import fsdp_plugin, plugins
 from accel_nb.compat.hf_utils import TextEnum
 from accel_nb.runtime.process.environment import get_variable
 
@@ -89,6 +89,43 @@ class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
         self.backend = self.backend.lower() if isinstance(self.backend, str) else self.backend
         mode: Any = get_variable(f"{prefix}MODE", None)
         self.mode = self.mode or mode
+
+
+@dataclass
+class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin):
+    """Selects FSDP2; values that are not given are read from the variables ``FSDP_...``."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name = field.name.removeprefix("fsdp_")
+            text = get_variable(f"FSDP_{_FSDP_VARIABLES.get(name, name).upper()}", "")
+            if text and getattr(self, field.name) is None:
+                setattr(self, field.name, _read_text(text))
+        for name, kind in _fsdp_enumerations().items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value.upper() in kind.__members__:
+                setattr(self, name, kind[value.upper()])
+            elif type(value) is int:
+                setattr(self, name, kind(value))
+
+
+_FSDP_VARIABLES = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_cls_to_wrap"}
+"""Fields whose variable has another name."""
+
+
+def _fsdp_enumerations() -> dict[str, Any]:
+    """Return torch's enumerations of which fields are members; they are given by name or number too."""
+    from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy, StateDictType  # slow to import
+
+    return {
+        "sharding_strategy": ShardingStrategy, "backward_prefetch": BackwardPrefetch, "state_dict_type": StateDictType
+    }  # fmt: skip
+
+
+def _read_text(text: str) -> bool | int | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.isdecimal() else text
 
 
 class ComputeEnvironment(TextEnum):

@@ -23,7 +23,6 @@ def places_in(module: str, names: str) -> dict[str, str]:
 
 
 _RECORDS = {
-    **places_in("accel_nb.accelerator.options.fsdp_plugin", "FullyShardedDataParallelPlugin"),
     **places_in("accel_nb.accelerator.options.mesh_plugins", "MegatronLMPlugin TorchTensorParallelPlugin"),
     **places_in(
         _PLUGINS,
@@ -31,7 +30,9 @@ _RECORDS = {
         "GradScalerKwargs InitProcessGroupKwargs ProfileKwargs",
     ),
     **places_in(
-        _OWN_RECORDS, "DataLoaderConfiguration GradientAccumulationPlugin ProjectConfiguration TorchDynamoPlugin"
+        _OWN_RECORDS,
+        "DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration "
+        "TorchDynamoPlugin",
     ),
 }
 _DATACLASSES = {

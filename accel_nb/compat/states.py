@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_nb.accelerator import process_state
+from accel_nb.accelerator.process.init_world import find_world
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.data.loader import latest_share
 from accel_nb.runtime.process.environment import get_variable
+from accel_nb.runtime.world import World
 
 if TYPE_CHECKING:
     from accel_nb.accelerator.training.accumulation import AccumulationWindow
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
 
 _RECORD_FIELDS = ("_world", "device", "backend", "debug", "mixed_precision")
 """Fields of the shared record; objects do not have them after a reset."""
+
+
+def world_of_variable(cpu: bool) -> World | None:
+    """Return this process's world with the device of ``ACCELERATE_TORCH_DEVICE``; None if that is not set."""
+    device = get_variable("ACCELERATE_TORCH_DEVICE", "")
+    return replace(find_world(cpu), device=device) if device else None
 
 
 class PartialState(process_state.PartialState):
@@ -36,7 +45,12 @@ class PartialState(process_state.PartialState):
             return
         backend, timeout = kwargs.get("backend"), kwargs.get("timeout")
         cpu = cpu or get_variable("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
-        super().__init__(cpu, backend=backend, timeout=timeout if isinstance(timeout, timedelta) else None)
+        super().__init__(
+            cpu,
+            backend=backend,
+            timeout=timeout if isinstance(timeout, timedelta) else None,
+            world=world_of_variable(cpu),
+        )
         self._cpu = cpu
         self.debug = self.debug or parse_flag_from_env("ACCELERATE_DEBUG_MODE")
 
@@ -88,7 +102,7 @@ class AcceleratorState(PartialState):
                 )
             return
         requested = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", "no")
-        found = process_state.AcceleratorState(requested.lower(), cpu)
+        found = process_state.AcceleratorState(requested.lower(), cpu, world=world_of_variable(cpu))
         self.__dict__.update(vars(found), _cpu=cpu)
         PartialState._shared_state.update(vars(found), _cpu=cpu)
 
@@ -100,11 +114,18 @@ class AcceleratorState(PartialState):
     @property
     def distributed_type(self) -> DistributedType:
         """The kind of training: ``FSDP`` or ``DEEPSPEED`` if its plugin trains several processes."""
+        if "_distributed_type" in self.__dict__:
+            return self.__dict__["_distributed_type"]
         if self.use_distributed and self.fsdp_plugin is not None:
             return DistributedType.FSDP
         if self.use_distributed and self.deepspeed_plugin is not None:
             return DistributedType.DEEPSPEED
         return super().distributed_type
+
+    @distributed_type.setter
+    def distributed_type(self, distributed_type: DistributedType) -> None:
+        """Set what is reported; it does not change how models train."""
+        self.__dict__["_distributed_type"] = distributed_type
 
     @property
     def is_fsdp2(self) -> bool:
@@ -118,6 +139,7 @@ class AcceleratorState(PartialState):
     def set_from(self, state: process_state.AcceleratorState, **values: Any) -> None:
         """Set the shared record to the state of an accelerator."""
         PartialState._shared_state.update(vars(state))
+        AcceleratorState._shared_state.pop("_distributed_type", None)
         AcceleratorState._shared_state.update(vars(state), **values)
 
     @staticmethod
@@ -158,6 +180,10 @@ class GradientState:
     def _remove_dataloader(self, dataloader: Any) -> None:
         """Record that the iteration of a loader is over."""
         self._own_loaders = [item for item in self._own_loaders if item[0]() not in (None, dataloader)]
+
+    def __reduce__(self) -> Any:
+        """Copy the state: a copy is one more object of this class, and shares the state of its process."""
+        return GradientState, ()
 
     @property
     def initialized(self) -> bool:

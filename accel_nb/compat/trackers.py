@@ -64,9 +64,17 @@ def filter_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = 
         kind = LOGGER_TYPE_TO_CLASS.get(name)
         if kind is None:
             raise ValueError(f"log_with: {name!r} is not a tracker; available are {', '.join(LOGGER_TYPE_TO_CLASS)}")
-        if kind.requires_logging_directory and logging_dir is None:
-            raise ValueError(f"log_with: {name!r} writes files, and needs a folder: give project_dir")
+    require_folder(log_with, logging_dir)
     return list(dict.fromkeys(item for item in chosen if not isinstance(item, str) or item in known))
+
+
+def require_folder(log_with: Any, logging_dir: str | os.PathLike[str] | None) -> None:
+    """Raise ValueError if ``log_with`` names a tracker that writes files, and there is no folder."""
+    wanted = log_with if isinstance(log_with, list | tuple) else [log_with]
+    for name in (str(getattr(item, "value", item)) for item in wanted if isinstance(item, str)):
+        kind = LOGGER_TYPE_TO_CLASS.get(name)
+        if kind is not None and kind.requires_logging_directory and logging_dir is None:
+            raise ValueError(f"log_with: {name!r} writes files, and needs a logging_dir: give project_dir")
 
 
 def registered_names(log_with: Any) -> list[str]:

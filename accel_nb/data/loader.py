@@ -169,9 +169,12 @@ def reset_epochs(loader: DataLoader[Any]) -> None:
     _sharding(loader).reset_epochs()
 
 
-def get_position(loader: DataLoader[Any]) -> LoaderPosition:
-    """Return the position of a sharded loader; only that of rank 0 is complete, and is to be stored."""
-    return _sharding(loader).position(loader)
+def get_position(loader: DataLoader[Any], *, includes_latest: bool = False) -> LoaderPosition:
+    """Return the position of a sharded loader; only that of rank 0 is complete, and is to be stored.
+
+    It is that after the batches that were trained on; with ``includes_latest`` after the batch that was yielded last.
+    """
+    return _sharding(loader).position(loader, includes_latest)
 
 
 def resume_loader(
@@ -360,13 +363,13 @@ class _ShardedLoading:
         self._on_resume = None
         self._epoch = None
 
-    def position(self, loader: DataLoader[Any]) -> LoaderPosition:
+    def position(self, loader: DataLoader[Any], includes_latest: bool) -> LoaderPosition:
         epoch = self._epoch
         if self._resumed is not None:  # set by `resume`, and not iterated since
             return self._resumed
         here = LoaderPosition(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self.shard.count)
         if epoch is not None and not epoch.is_over and epoch.sampler_state is not None:
-            seen, batches = epoch.count_trained()
+            seen, batches = epoch.count_trained(includes_latest=includes_latest)
             stream = None if epoch.snapshots is None else epoch.snapshots.state_after(batches)
             return replace(
                 here,

@@ -141,10 +141,13 @@ class EpochProgress:
         self.latest_share = share
         self._mark = self._num_trained()
 
-    def count_trained(self) -> tuple[int, int]:
-        """Return the number of samples, and of the loader's batches, that were trained on."""
+    def count_trained(self, *, includes_latest: bool = False) -> tuple[int, int]:
+        """Return the number of samples, and of the loader's batches, that were trained on.
+
+        With ``includes_latest`` the batch that was yielded last counts in any case.
+        """
         latest = self.latest_share
-        if latest is None or self._num_trained() <= self._mark:
+        if latest is None or (self._num_trained() <= self._mark and not includes_latest):
             return self.num_samples, self.num_batches
         return self.num_samples + latest.total_samples - latest.total_repeated, self.num_batches + self._group_size
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
+from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.data_loaders import DataLoaderDispatcher, DataLoaderShard, prepare_data_loader
+from accel_nb.compat.data_loaders import (
+    DataLoaderDispatcher,
+    DataLoaderShard,
+    prepare_data_loader,
+    skip_first_batches,
+)
 from accel_nb.compat.hf_utils import save
+from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import set_rank_variables
@@ -129,6 +138,85 @@ def test_a_batch_sampler_without_a_sampler_is_divided() -> None:
     assert [batch.tolist() for (batch,) in made] == [[2, 3]]
 
 
+def test_an_accelerator_is_copied_with_its_arguments_and_what_it_has_prepared() -> None:
+    accelerator: Any = Accelerator(gradient_accumulation_steps=3)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = DataLoader(range(8), 2)
+    accelerator.prepare(model, optimizer, schedule, loader, skip_first_batches(DataLoader(range(8), 2), 1))
+    copied: Any = pickle.loads(pickle.dumps(accelerator))
+    assert copied.gradient_accumulation_steps == 3
+    assert copied._models[0] is not model
+    assert copied._models[0].weight.equal(model.weight)
+    assert copied._optimizers[0].param_groups[0]["params"][0] is copied._models[0].weight
+    assert copied._schedulers[0].optimizer is copied._optimizers[0]
+    first, second = copied._dataloaders
+    assert isinstance(first, DataLoaderShard)
+    assert [batch.tolist() for batch in first] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [batch.tolist() for batch in second] == [[2, 3], [4, 5], [6, 7]]
+    assert pickle.loads(pickle.dumps(loader)).batch_size == 2
+
+
+def test_the_variable_of_the_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu:1")
+    assert str(PartialState().device) == "cpu:1"
+    AcceleratorState._reset_state(True)
+    assert str(AcceleratorState().device) == "cpu:1"
+    AcceleratorState._reset_state(True)
+    accelerator: Any = Accelerator()
+    assert str(accelerator.device) == str(accelerator.state.device) == "cpu:1"
+
+
+def test_trackers_that_write_files_need_a_folder(tmp_path: Path) -> None:
+    for log_with in ("tensorboard", ["wandb", "tensorboard"]):
+        with pytest.raises(ValueError, match=r"tensorboard.*logging_dir"):
+            Accelerator(log_with=log_with)
+    Accelerator(log_with="tensorboard", project_dir=tmp_path)
+
+
+def test_a_plugin_of_fsdp_is_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
+
+    variables = {
+        "FSDP_VERSION": "2",
+        "FSDP_SHARDING_STRATEGY": "2",
+        "FSDP_BACKWARD_PREFETCH": "backward_post",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Head",
+        "FSDP_ACTIVATION_CHECKPOINTING": "false",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
+    assert plugin.sharding_strategy is ShardingStrategy.SHARD_GRAD_OP
+    assert plugin.backward_prefetch is BackwardPrefetch.BACKWARD_POST
+    assert plugin.as_options() == {
+        "strategy": "fsdp",
+        "fsdp.reshard_after_forward": False,
+        "fsdp.cpu_offload": True,
+        "fsdp.wrap": "classes",
+        "fsdp.classes": ["Block", "Head"],
+        "activation_checkpointing": True,
+    }
+
+
+def shards_by_variable(world: World) -> tuple[str, DistributedType, str]:
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    accelerator: Any = Accelerator()
+    name, kind = accelerator.components.strategy.name, accelerator.distributed_type
+    chosen: Any = Accelerator(strategy="ddp")
+    found = name, kind, chosen.components.strategy.name
+    accelerator.end_training()
+    return found
+
+
+def test_ranks_shard_models_if_the_variable_is_set() -> None:
+    for found in run_ranks(shards_by_variable, 2, timeout_s=60):
+        assert found == ("fsdp", DistributedType.FSDP, "ddp")
+
+
 def two_ranks(world: World) -> dict[str, Any]:
     """Return what one of two ranks finds in gradients, batches, errors and schedules."""
     set_rank_variables(world)
@@ -159,6 +247,20 @@ def two_ranks(world: World) -> dict[str, Any]:
         found[name] = sorted(gather(torch.cat(batches)).tolist()), [len(batch) for batch in batches], all(active)
     found["after"] = GradientState().in_dataloader
 
+    stateful: Any = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    loader = stateful.prepare(DataLoader(range(16), 2))
+    states: list[Any] = []
+    batches = [batch.tolist() for batch in loader if states.append(loader.state_dict()) is None]
+    loader.load_state_dict(states[1])
+    found["resumed"] = [batch.tolist() for batch in loader] == batches[2:]
+
+    with pytest.warns(UserWarning, match="no optimizer"), accelerator.join_uneven_inputs([model], even_batches=False):
+        found["joined"] = accelerator.gather(torch.ones(1)).tolist()
+    accelerator.state.distributed_type = DistributedType.FSDP
+    with pytest.warns(UserWarning, match="a part of the model"), accelerator.join_uneven_inputs([model]):
+        pass
+    accelerator.state.distributed_type = DistributedType.MULTI_CPU
+
     accelerator.state.debug = PartialState().debug = True
     found["errors"] = 0
     for operation in (broadcast, reduce):
@@ -188,6 +290,8 @@ def test_ranks_average_dispatch_check_and_end_schedules_as_there() -> None:
         assert found["whole"] == (list(range(8)), [2, 2], True)
         assert found["parts"] == (list(range(8)), [1, 1, 1, 1], True)
         assert not found["after"]
+        assert found["resumed"]
+        assert found["joined"] == [1.0, 1.0]
         assert found["errors"] == 2
         # Two steps a call, and the last position is the number of steps.
         assert found["positions of 2"] == [2, 2, 2]

@@ -184,6 +184,41 @@ def test_dropped_accelerator_is_gone_and_its_objects_can_be_taken_over() -> None
     assert type(model) is nn.Linear
 
 
+def test_loader_is_freed_with_the_last_name_of_it_and_of_its_accelerator() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(6), 2))
+    iterator = iter(loader)
+    next(iterator)
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader, iterator
+        assert accelerator.prepared_objects == (gone(),)
+        del accelerator
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_loader_outlives_its_accelerator() -> None:
+    accelerator = Accelerator(cpu=True, batch="global")
+    loader = accelerator.prepare(DataLoader(range(6), 2))
+    del accelerator
+    gc.collect()
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_released_loader_is_not_kept() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(6), 2))
+    accelerator.free_memory(loader)
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert accelerator.prepared_objects == ()
+
+
 def test_events_of_a_run() -> None:
     recorder = Recorder()
     model, optimizer = _parts(lr=0.25)

@@ -31,6 +31,7 @@ from accel_nb.accelerator.training.optimizer_proxy import (
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.schema import Config
 from accel_nb.data.loader import BatchSizeMeaning, shard_loader, unshard_loader
+from accel_nb.data.stateful import replace_state_methods
 from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
@@ -178,12 +179,21 @@ class _LoopEvents:
                 self._validation.finish(self._meter.run_step, losses)
 
 
+class KeptLoaders(dict[int, DataLoader[Any]]):
+    """The prepared loaders, by id, of which their accelerator keeps the only reference of this package."""
+
+
 class Preparer:
-    """Prepares the objects of one accelerator in place, and restores them when they are released."""
+    """Prepares the objects of one accelerator in place, and restores them when they are released.
+
+    A prepared loader refers to the preparer. The preparer itself has only a weak reference to it, so that a loader is
+    freed, with its worker processes, together with the last name of it and of the accelerator, which has ``kept``.
+    """
 
     def __init__(
         self,
         owner: Any,
+        kept: KeptLoaders,
         stepper: Stepper,
         comm: Communicator,
         device: torch.device,
@@ -196,7 +206,7 @@ class Preparer:
         rng_types: Sequence[str] = (),
         observer: RunObserver,
     ) -> None:
-        self._owner = weakref.ref(owner)
+        self._owner, self._kept = weakref.ref(owner), weakref.ref(kept)
         self._stepper = stepper
         self._comm = comm
         self._device = device
@@ -213,7 +223,8 @@ class Preparer:
         self._rng_types = tuple(rng_types)
         self._observer = observer
         self.undivided_batch = UndividedBatch()
-        self._objects: dict[int, Any] = {}
+        # By id: functions that return the object, None if it was freed.
+        self._objects: dict[int, Callable[[], Any]] = {}
         # By id: models in the run's precision that are not trained, also those that `forget_evaluated` has dropped.
         self._evaluated: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         # Whether a schedule may have been computed from a loader's length before the loader was divided, so shortened.
@@ -228,17 +239,19 @@ class Preparer:
         self.whole_loaders: dict[int, WholeReading] = {}
 
     def __contains__(self, item: object) -> bool:
-        return id(item) in self._objects
+        found = self._objects.get(id(item))
+        return found is not None and found() is item
 
     @property
     def objects(self) -> list[Any]:
         """All prepared objects, in the order of preparation."""
-        return list(self._objects.values())
+        found = [get() for get in self._objects.values()]
+        return [item for item in found if item is not None]
 
     def epoch_lengths(self) -> list[int]:
         """Return the number of batches that this rank reads from each loader of known length in an epoch."""
         lengths: list[int] = []
-        for item in self._objects.values():
+        for item in self.objects:
             if isinstance(item, DataLoader):
                 with suppress(TypeError):  # a stream
                     lengths.append(len(item))
@@ -279,7 +292,7 @@ class Preparer:
             raise
         new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
         for item in new:
-            self._objects[id(item)] = item
+            self._record(item)
         self._stepper.add(bundle)
         try:
             for model in models:
@@ -298,6 +311,18 @@ class Preparer:
             )
         for loader in kinds.loaders:
             self._observer.on_loader_prepared(loader)
+
+    def _record(self, item: Any) -> None:
+        is_loader, kept = isinstance(item, DataLoader), self._kept()
+        self._objects[id(item)] = weakref.ref(item) if is_loader else lambda: item
+        if is_loader and kept is not None:
+            kept[id(item)] = item
+
+    def _forget(self, item: Any) -> None:
+        self._objects.pop(id(item), None)
+        kept = self._kept()
+        if kept is not None:
+            kept.pop(id(item), None)
 
     def record_division(self, loader: DataLoader[Any], reading: WholeReading | None) -> bool:
         """Record how a loader's batches are divided; return whether its description in the receipt changes."""
@@ -379,7 +404,7 @@ class Preparer:
             replace_forward(model, forward_in_precision(model, precision))
             self._record_ownership([model])
         self._evaluated[id(model)] = model
-        self._objects[id(model)] = model
+        self._record(model)
 
     def forget_evaluated(self) -> None:
         """Drop the references to models that are not trained; they still compute in the run's precision."""
@@ -432,7 +457,7 @@ class Preparer:
         """Restore prepared objects to their state before preparation; ignore others."""
         released = [item for item in objects if item in self or id(item) in self._evaluated]
         for item in released:
-            self._objects.pop(id(item), None)
+            self._forget(item)
             self.whole_loaders.pop(id(item), None)
         self._restore(released)
         self._stepper.remove(released)
@@ -521,6 +546,8 @@ class Preparer:
             seed=self._seed,
             place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
+        if isinstance(loops, TrainingLoops):  # others may read the loader by its own iterator
+            replace_state_methods(loader, self._comm)
         setattr(type(loader), _OWNERSHIP, Ownership(self._owner, unshard_loader))
         self._set_reading(loader, loops.whole_reading(loader))
 
