@@ -42,6 +42,7 @@ NAMES = (
     "forecast",
     "sharding",
     "zero",
+    "mesh",
 )
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"

@@ -36,7 +36,7 @@ def zero(quick: bool = False) -> Report:
         report.add(name, quiet_mean(found), quiet_mean(busy[name]))
     for stage in STAGES:
         hand, ours = _names(stage)
-        ratio, *spread = _ratio(times[ours], times[hand])
+        ratio, *spread = quiet_ratio(times[ours], times[hand])
         what = f"stage {stage}: wall per step over hand-driven"
         report.figures.append(Figure(what, ratio, 1.02, "x", spread=(spread[0], spread[1])))
     return report
@@ -47,7 +47,7 @@ def quiet_mean(values: Sequence[float]) -> float:
     return statistics.fmean(sorted(values)[: max(1, len(values) // 2)])
 
 
-def _ratio(own: Sequence[float], base: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
+def quiet_ratio(own: Sequence[float], base: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
     """Return the ratio of the quiet means, and its 95 % bootstrap interval, drawn from whole rounds."""
     drawer, found = random.Random(0), []
     for _ in range(draws):

@@ -21,48 +21,11 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.mesh_models import VOCABULARY, WIDTH, by_hand, flat, optimizers, tokens
+from tests.ranks.mesh_models import VOCABULARY, WIDTH, Experts, Mixture, by_hand, flat, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
 
 SIZES = (8, 8, 8, 8)
 CLOSE = 1e-9
-
-
-class Experts(nn.Module):
-    """Experts with stacked weights, computed one after the other."""
-
-    def __init__(self, num_experts: int, factor: float = 1.0) -> None:
-        super().__init__()
-        self.num_experts, self.factor = num_experts, factor
-        self.up = nn.Parameter(torch.randn(num_experts, WIDTH, 12) / 3)
-        self.bias = nn.Parameter(torch.randn(num_experts, 12) / 3)
-        self.down = nn.Parameter(torch.randn(num_experts, 12, WIDTH) / 3)
-
-    def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-        result = torch.zeros_like(tokens)
-        for number in range(self.num_experts):
-            row, choice = torch.where(indices == number)
-            hidden = torch.tanh(tokens[row] @ self.up[number] + self.bias[number]) @ self.down[number]
-            result = result.index_add(0, row, self.factor * hidden * weights[row, choice, None])
-        return result
-
-
-class Mixture(nn.Module):
-    """A layer that sends each token to two of its experts; with ``last`` all tokens go to the last two."""
-
-    def __init__(self, num_experts: int, last: bool = False) -> None:
-        super().__init__()
-        self.norm, self.router = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, num_experts)
-        self.experts = Experts(num_experts)
-        self.last = last
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = self.norm(x).flatten(0, 1)
-        scores = self.router(rows)
-        if self.last:
-            scores = scores + 100.0 * torch.arange(scores.shape[1])
-        weights, indices = scores.softmax(-1).topk(2)
-        return x + self.experts(rows, indices, weights=weights).view_as(x)
 
 
 class Sparse(nn.Module):

@@ -56,6 +56,10 @@ class WeightedLoss(NamedTuple):
             and _has_one_target_each(node, self.num_samples)
         )
 
+    def drop_gradient_unless(self, has_weight: Tensor) -> None:
+        """Make the gradient of the loss zero unless ``has_weight``, which is read when the gradient is computed."""
+        self.node.register_prehook(lambda gradients: tuple(value.where(has_weight, 0.0) for value in gradients))
+
 
 LossReduction = Literal["mean", "sum"] | WeightedLoss
 """How a loss is reduced: a mean or sum over samples, or a division by a total weight."""

@@ -206,8 +206,10 @@ class Stepper:
                 factor = window.sum_factor
             elif reduction != "mean" and self._needs_exchange(reduction):
                 factor_of_share = self._weigh_share(reduction.total, share).to(loss.dtype)
-                # If all targets of a share are ignored, its loss is 0 / 0.
-                loss, shown = loss * factor_of_share, shown.detach().where(factor_of_share != 0, 0.0)
+                # If all targets of a share are ignored, its loss is 0 / 0, and so is its gradient.
+                has_weight = factor_of_share != 0
+                reduction.drop_gradient_unless(has_weight)
+                loss, shown = loss * factor_of_share, shown.detach().where(has_weight, 0.0)
                 factor = 1.0
         try:
             if share is None:
