@@ -511,14 +511,20 @@ def _may_draw(sampler: Any) -> bool:
 
 def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
     """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the replacement, if any."""
-    if type(draws_from) is RandomSampler:
+    if _is_usual(draws_from, RandomSampler):
         seeded = SeedableRandomSampler.like(draws_from, seed=seed)
         return seeded, seeded
-    if type(draws_from) is BatchSampler:
+    if _is_usual(draws_from, BatchSampler):
         inner, seeded = _seeded(draws_from.sampler, seed)
         if seeded is not None:
             return BatchSampler(inner, draws_from.batch_size, draws_from.drop_last), seeded
     return draws_from, None
+
+
+def _is_usual(sampler: Any, kind: type[Any]) -> bool:
+    """Return whether a sampler is of a class of torch, or of torchdata's with the same order."""
+    own = type(sampler)
+    return own is kind or (own.__name__ == kind.__name__ and own.__module__.startswith("torchdata."))
 
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
