@@ -72,7 +72,8 @@ def starts_skipped(world: World) -> list[tuple[list[Any], list[Any]]]:
     accelerator = Accelerator(config={"data.even_batches": True, "data.use_seedable_sampler": True})
     in_order = [[at, at + 1, at + 2][: 17 - at] for at in range(0, 17, 3)]
     found: list[list[Any]] = []
-    for options in ({"shuffle": True, "batch_size": 3}, {"batch_sampler": in_order}):
+    choices: list[dict[str, Any]] = [{"shuffle": True, "batch_size": 3}, {"batch_sampler": in_order}]
+    for options in choices:
         loader: Any = accelerator.prepare(DataLoader(range(17), **options))  # type: ignore[arg-type]
         for skips in (loader, accelerator.skip_first_batches(loader, 1)):
             loader.set_epoch(2)
