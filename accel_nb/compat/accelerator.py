@@ -37,18 +37,11 @@ from accel_nb.runtime.process.environment import get_variable, option_variables
 from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class
 
 _UNSET: Any = object()
+_NO_ARGUMENTS = ("self", "options", "__class__")
 
 
 class Accelerator(OwnAccelerator):
     """`accel_nb.Accelerator` with accelerate's arguments and attributes; see `docs/migration.md` for what differs."""
-
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Create an accelerator that knows its arguments, from which a copy of it is built."""
-        made = super().__new__(cls)
-        made._arguments = args, kwargs
-        return made
 
     def __init__(
         self,
@@ -75,6 +68,9 @@ class Accelerator(OwnAccelerator):
         parallelism_config: Any = None,
         **options: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if value is not _UNSET}
+        # A copy is built from these.
+        self._arguments = {name: value for name, value in given.items() if name not in _NO_ARGUMENTS} | options
         self.project_configuration = _project(project_config, project_dir)
         self.gradient_accumulation_plugin = gradient_accumulation_plugin
         if gradient_accumulation_steps == 1:
@@ -164,7 +160,7 @@ class Accelerator(OwnAccelerator):
 
     def __reduce__(self) -> Any:
         """Copy an accelerator: one with its arguments is built, and prepares copies of what it has prepared."""
-        return _rebuild, (type(self), *self._arguments, self.prepared_objects, tuple(self._custom_objects))
+        return _rebuild, (type(self), self._arguments, self.prepared_objects, tuple(self._custom_objects))
 
     # --- states ---
 
@@ -513,12 +509,12 @@ class Accelerator(OwnAccelerator):
 
 def _rebuild(
     kind: type[Accelerator],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    arguments: dict[str, Any],
     prepared: tuple[Any, ...],
     registered: tuple[Any, ...],
 ) -> Accelerator:
-    accelerator = kind(*args, **kwargs)
+    accelerator = kind.__new__(kind)
+    Accelerator.__init__(accelerator, **arguments)
     accelerator.prepare(*prepared)
     accelerator.register_for_checkpointing(*registered)
     return accelerator

@@ -114,8 +114,8 @@ class AcceleratorState(PartialState):
     @property
     def distributed_type(self) -> DistributedType:
         """The kind of training: ``FSDP`` or ``DEEPSPEED`` if its plugin trains several processes."""
-        if "_distributed_type" in self.__dict__:
-            return self.__dict__["_distributed_type"]
+        if "assigned_type" in self.__dict__:
+            return self.__dict__["assigned_type"]
         if self.use_distributed and self.fsdp_plugin is not None:
             return DistributedType.FSDP
         if self.use_distributed and self.deepspeed_plugin is not None:
@@ -125,7 +125,7 @@ class AcceleratorState(PartialState):
     @distributed_type.setter
     def distributed_type(self, distributed_type: DistributedType) -> None:
         """Set what is reported; it does not change how models train."""
-        self.__dict__["_distributed_type"] = distributed_type
+        self.__dict__["assigned_type"] = distributed_type
 
     @property
     def is_fsdp2(self) -> bool:
@@ -139,7 +139,7 @@ class AcceleratorState(PartialState):
     def set_from(self, state: process_state.AcceleratorState, **values: Any) -> None:
         """Set the shared record to the state of an accelerator."""
         PartialState._shared_state.update(vars(state))
-        AcceleratorState._shared_state.pop("_distributed_type", None)
+        AcceleratorState._shared_state.pop("assigned_type", None)
         AcceleratorState._shared_state.update(vars(state), **values)
 
     @staticmethod

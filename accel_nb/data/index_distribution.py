@@ -156,14 +156,16 @@ class IndexSampler:
         mine = contiguous_share(usual, count, index) if group_size == 1 else range(usual)
         start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
         number = index if group_size > 1 else 0
-        expected, is_last, fill = self.num_groups(), False, ()
-        for group, is_last in self._start(group_size, expected, started):
+        expected, is_last = self.num_groups(), False
+        groups = self._start(group_size, expected, started)
+        fill = _samples_of(next(groups)[0]) if self._repeats_skipped else []
+        for group, is_last in groups:
             if shard.mode.is_whole:
                 merged = group[0] if len(group) == 1 else [sample for batch in group for sample in batch]
                 yield merged, whole_batch_share(len(merged), count, index, is_last=is_last)
                 continue
             if shard.is_even and not fill:
-                fill = [sample for batch in group for sample in batch]
+                fill = _samples_of(group)
             if len(group) == group_size and len(group[-1]) == usual:
                 yield group[number][start:stop], BatchShare(num_mine, total, is_last, False)
                 continue
@@ -201,6 +203,7 @@ class IndexSampler:
             yields_lists=self.yields_lists,
             parts=self._parts,
             started=started,
+            num_first=self._shard.group_size if self._repeats_skipped else 0,
         )
 
     def _start_sampler(self) -> Iterator[Any] | None:
@@ -254,13 +257,24 @@ class IndexSampler:
         if first is not None:
             yield from chain([first], groups)
 
+    @property
+    def _repeats_skipped(self) -> bool:
+        """Whether samples before the position of a resumed epoch are to be repeated: the first group comes before."""
+        return self._shard.is_even and self.yields_lists and self.epoch.resumed is not None
+
     def _grouped(
         self, size: int, expected: int | None, started: Iterator[Any] | None
     ) -> Iterator[tuple[list[Any], bool]]:
         items = self.draw(started)
+        if self._repeats_skipped:
+            yield [self.epoch.first_samples], False
         batches = map(_sized, items) if self.yields_lists else items
         groups = grouped(batches, size, drop_short=self._drops_short)
         yield from flag_last(groups, expected, is_exact=self.is_drawn_everywhere)
+
+
+def _samples_of(group: list[Any]) -> list[Any]:
+    return [sample for batch in group for sample in batch]
 
 
 _ITERATION_TAG = -0x6E6F772C
@@ -497,14 +511,20 @@ def _may_draw(sampler: Any) -> bool:
 
 def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
     """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the replacement, if any."""
-    if type(draws_from) is RandomSampler:
+    if _is_usual(draws_from, RandomSampler):
         seeded = SeedableRandomSampler.like(draws_from, seed=seed)
         return seeded, seeded
-    if type(draws_from) is BatchSampler:
+    if _is_usual(draws_from, BatchSampler):
         inner, seeded = _seeded(draws_from.sampler, seed)
         if seeded is not None:
             return BatchSampler(inner, draws_from.batch_size, draws_from.drop_last), seeded
     return draws_from, None
+
+
+def _is_usual(sampler: Any, kind: type[Any]) -> bool:
+    """Return whether a sampler is of a class of torch, or of torchdata's with the same order."""
+    own = type(sampler)
+    return own is kind or (own.__name__ == kind.__name__ and own.__module__.startswith("torchdata."))
 
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:

@@ -125,6 +125,8 @@ class EpochProgress:
         self.num_samples = 0 if resumed is None else resumed.num_samples
         self.num_batches = 0 if resumed is None else resumed.num_batches
         self.sampler_state: SamplerState | None = None
+        # Of a resumed epoch: its first samples, which were read before.
+        self.first_samples: list[Any] = []
         self.latest_share: BatchShare | None = None
         self.is_over = False
         self.snapshots: DatasetSnapshots | None = None
@@ -193,12 +195,14 @@ def draw_epoch(
     yields_lists: bool,
     parts: tuple[rng.Part, ...],
     started: Iterator[Any] | None = None,
+    num_first: int = 0,
 ) -> Iterator[Any]:
     """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
     The first item is drawn before this returns; in a resumed epoch with the random states of its start.
     ``yields_lists``: the items are lists of samples. ``parts`` are the global generators that the sampler may use.
-    ``started`` is what `start_sampler` returned for this epoch, if it was called.
+    ``started`` is what `start_sampler` returned for this epoch, if it was called. The samples of the first
+    ``num_first`` batches of a resumed epoch are recorded too, as far as they are before its position.
     """
     resumed = epoch.resumed
     if resumed is None:
@@ -209,13 +213,13 @@ def draw_epoch(
             epoch.sampler_state = replace(epoch.sampler_state, num_compared=len(head), fingerprint=_checksum(head))
     elif resumed.sampler_state is None:  # a new epoch, of which the first samples are skipped
         epoch.sampler_state = capture_sampler_state(sampler, generators, rng.capture(parts=parts))
-        items = _remaining(sampler, resumed, yields_lists, epoch.sampler_state)
+        items = _remaining(sampler, epoch, resumed, yields_lists, num_first)
         first = next(items, _END)
     else:
         epoch.sampler_state = resumed.sampler_state
         restore_sampler_state(resumed.sampler_state, sampler, generators)
         with rng.fork_rng(resumed.sampler_state.random):
-            items = _remaining(sampler, resumed, yields_lists, resumed.sampler_state)
+            items = _remaining(sampler, epoch, resumed, yields_lists, num_first)
             first = next(items, _END)
     return iter(()) if first is _END else chain([first], items)
 
@@ -262,17 +266,22 @@ def num_remaining(
     return max(num_items - resumed.num_batches, 0)
 
 
-def _remaining(draws_from: Any, resumed: LoaderPosition, yields_lists: bool, state: SamplerState) -> Iterator[Any]:
-    count = state.num_compared
+def _remaining(
+    draws_from: Any, epoch: EpochProgress, resumed: LoaderPosition, yields_lists: bool, num_first: int
+) -> Iterator[Any]:
+    state = epoch.sampler_state or SamplerState()
     if yields_lists and type(draws_from) is BatchSampler:
-        head, rest = _from(draws_from.sampler, resumed.num_samples, count)
+        wanted = num_first * draws_from.batch_size
+        head, rest = _from(draws_from.sampler, resumed.num_samples, max(state.num_compared, wanted))
         _check_fingerprint(state, head)
+        epoch.first_samples = head[:wanted]
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
     if resumed.num_batches:
-        first = next(items, _END)
-        _check_fingerprint(state, [] if first is _END else _head(first, yields_lists)[:count])
-        items = islice(items, resumed.num_batches - 1, None)
+        first = list(islice(items, min(max(num_first, 1), resumed.num_batches)))
+        _check_fingerprint(state, _head(first[0], yields_lists) if first else [])
+        epoch.first_samples = [sample for batch in first[:num_first] for sample in batch]
+        items = islice(items, max(resumed.num_batches - len(first), 0), None)
     return items
 
 
@@ -323,6 +332,7 @@ def _checksum(head: list[Any]) -> int:
 
 def _check_fingerprint(state: SamplerState, head: list[Any]) -> None:
     """Raise if the epoch starts with other samples than before: some would be lost and others repeated."""
+    head = head[: state.num_compared]
     if state.num_compared and len(head) == state.num_compared and _checksum(head) != state.fingerprint:
         raise CheckpointError(
             "the sampler draws another order than when the checkpoint was saved, so samples would be lost "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from accel_nb import Accelerator
@@ -64,3 +64,34 @@ def test_state_of_a_loader_that_was_not_prepared_is_refused() -> None:
     loader: Any = Accelerator(cpu=True).prepare(StatefulDataLoader(range(4), batch_size=2))
     with pytest.raises(CheckpointError, match="after prepare"):
         loader.load_state_dict(state)
+
+
+def starts_skipped(world: World) -> list[tuple[list[Any], list[Any]]]:
+    """Return the batches of whole epochs, and of the same epochs without their first batch."""
+    torch.manual_seed(0)
+    accelerator = Accelerator(config={"data.even_batches": True, "data.use_seedable_sampler": True})
+    in_order = [[at, at + 1, at + 2][: 17 - at] for at in range(0, 17, 3)]
+    found: list[list[Any]] = []
+    choices: list[dict[str, Any]] = [{"shuffle": True, "batch_size": 3}, {"batch_sampler": in_order}]
+    for options in choices:
+        loader: Any = accelerator.prepare(DataLoader(range(17), **options))  # type: ignore[arg-type]
+        for skips in (loader, accelerator.skip_first_batches(loader, 1)):
+            loader.set_epoch(2)
+            found.append([batch.tolist() for batch in skips])
+        stateful: Any = accelerator.prepare(StatefulDataLoader(range(17), **options))
+        stateful.set_epoch(2)
+        states: list[dict[str, Any]] = []
+        found.append([batch.tolist() for batch in stateful if states.append(stateful.state_dict()) is None])
+        stateful.load_state_dict(states[0])
+        found.append([batch.tolist() for batch in stateful])
+    accelerator.close()
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def test_last_batches_repeat_the_first_samples_of_an_epoch_whose_start_is_skipped() -> None:
+    for found in run_ranks(starts_skipped, 2, timeout_s=60):
+        assert len(found) == 4
+        for whole, rest in found:
+            assert len(whole) == 3
+            assert whole in (found[0][0], found[2][0])  # torchdata's loaders have the order of torch's
+            assert rest == whole[1:]
