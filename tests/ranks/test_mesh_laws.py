@@ -116,11 +116,11 @@ class Training:
 
 TRAININGS = {
     "a sum": Training(loss=sum_of, clip=0.5),
-    "a mean over tokens": Training(loss=token_loss_of, sizes=(8, 8, 8, 7)),
     "a masked mean, all else too": Training("two", (8, 8, 8, 7), 0.05, 2, masked_loss_of, is_tied=True, is_frozen=True),
 }
 if RUNS_ALL:
     TRAININGS |= {
+        "a mean over tokens": Training(loss=token_loss_of, sizes=(8, 8, 8, 7)),
         "a short last batch": Training(sizes=(8, 8, 8, 5)),
         "accumulation": Training(accumulate=2),
         "clipping": Training(clip=0.05),
@@ -140,9 +140,10 @@ def train_ways(world: World, layout: Layout, names: list[str]) -> list[Tensor]:
 @pytest.mark.parametrize("mesh", LAYOUTS)
 def test_weights_equal_those_of_one_process(mesh: str) -> None:
     layout, names = LAYOUTS[mesh], list(TRAININGS)
+    expected = {name: training.by_hand() for name, training in TRAININGS.items()}
     for rank, found in enumerate(run_ranks(train_ways, layout.size, layout, names, timeout_s=300)):
         for name, weights in zip(names, found, strict=True):
-            assert (weights - TRAININGS[name].by_hand()).abs().max() < CLOSE, (mesh, name, rank)
+            assert (weights - expected[name]).abs().max() < CLOSE, (mesh, name, rank)
 
 
 def draw_dropout(world: World, layout: Layout) -> None:

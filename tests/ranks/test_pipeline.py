@@ -12,10 +12,12 @@ import torch
 import torch.distributed.tensor  # imported once, before ranks are forked
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed.sharded import is_absent, local_part
 from accel_nb.runtime.world import World
@@ -221,6 +223,42 @@ def drop_gradients(world: World) -> None:
     assert (flat(model) - flat(alone)).abs().max() < CLOSE
 
 
+class Headless(nn.Module):
+    """A model whose embedding, head and scale are called around its forward, as those of the annotated transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+        self.norm, self.scale = nn.LayerNorm(8), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.embed(x)))
+
+
+def train_around(world: World) -> None:
+    """Train with parts of the model that plain cells call outside of its forward, which each stage computes."""
+
+    def run(way: str) -> nn.Module:
+        torch.manual_seed(6)
+        model = Headless().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for x, y in DataLoader(TensorDataset(*tokens(0, 24)), batch_size=8):
+            hidden = model(x) if way == "call" else model.forward(x)
+            loss = F.cross_entropy((model.head(hidden) * model.scale).flatten(0, 1), y.flatten())
+            optimizer.zero_grad()
+            (loss + model.embed(x).square().mean()).backward()
+            optimizer.step()
+        return model
+
+    for way in ("call", "forward"):
+        accelerator = build(world, pp=world.size)  # with several shares of the data these parts are refused
+        with PlainCells(accelerator).run_cell():
+            found = run(way)
+        accelerator.close()
+        assert (flat(found) - flat(run(way))).abs().max() < CLOSE, way
+
+
 class Skipping(nn.Module):
     """Blocks whose outputs are used later as well, which a stage does not have."""
 
@@ -274,6 +312,7 @@ def everything_else(world: World, folder: Path) -> None:
     refuse(world)
     draw_dropout(world)
     drop_gradients(world)
+    train_around(world)
     train_lengths(world)
     train_transformers(world)
     train_otherwise(world)

@@ -132,6 +132,8 @@ class ShardedModel:
         self._absent = absent
         self._staged: set[int] = set()
         self.pipeline: Pipeline | None = None
+        # By id, tensors whose gradients are weighed, with the hooks that do so.
+        self._weighed: dict[int, tuple[Tensor, Any]] = {}
         # A rank calls only the blocks of its own stage.
         units = [unit for unit in units if not self._is_absent(unit) and unit not in experts]
         self._units = [*experts, *units, model]
@@ -206,6 +208,8 @@ class ShardedModel:
         for division in (self.experts, self.sequences, self._layers):
             if division is not None:
                 division.undo()
+        for _, hook in self._weighed.values():
+            hook.remove()
 
     @property
     def num_units(self) -> int:
@@ -241,6 +245,28 @@ class ShardedModel:
             self._root.set_reshard_after_backward(True)
             for group in self._groups():
                 group.reshard()
+
+    def weigh_outside(self) -> None:
+        """Have gradients that code around the model's forward computes counted once, and not for each stage."""
+        if self.pipeline is None:
+            return
+        gathered = (
+            param._unsharded_param
+            for group in self._groups()
+            for param in group.fsdp_params
+            if hasattr(param, "_unsharded_param") and not self.is_staged(param.sharded_param)
+        )
+        for value, weigh in (
+            *((value, self.pipeline.weigh_outside) for value in gathered),
+            *((value, self._average_outside) for value in self.singles),
+        ):
+            if value.requires_grad and id(value) not in self._weighed:
+                self._weighed[id(value)] = value, value.register_hook(weigh)
+
+    def _average_outside(self, gradient: Tensor) -> Tensor:
+        if self.pipeline is not None and self.pipeline.is_outside:
+            return self._comm.all_reduce(gradient.clone(), "mean")
+        return gradient
 
     def average_pending(self) -> None:
         """Average the gradients that backward passes have left on this rank; every rank must call.

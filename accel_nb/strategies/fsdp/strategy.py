@@ -376,6 +376,7 @@ class Fsdp(Stepping):
             self.keep_graph()
         for part in self._models.values():
             part.is_pending = part.is_pending or not part.syncs or part.pipeline is not None
+            part.weigh_outside()
         pipelines = [part.pipeline for part in self._models.values() if part.pipeline is not None]
         if pipelines and (sharded.is_sharded(loss) or create_graph):
             raise MisuseError(

@@ -120,6 +120,7 @@ class Pipeline:
         self.plan = plan
         self.accepts_backward = False
         """Whether the backward pass that runs was started by the strategy, for all parameters."""
+        self._computes_stages = False
         self.collected: dict[int, Tensor] = {}
         self.model = model
         self._kind = innermost_class(model).__name__
@@ -143,6 +144,9 @@ class Pipeline:
         self._run: StageRun | ChainProbe | None = None
         self._kinds: dict[Any, KindOfCall] = {}
         self._forward = bound_forward(model)
+        # The hooks of a call gather parameters, so `model.forward(x)` is made a call.
+        self._is_called = False
+        self._call_hook = model.register_forward_pre_hook(self._note_call, prepend=True)
         self._has_cache_option = "use_cache" in inspect.signature(self._forward).parameters
         self._replaced: list[nn.Module] = []
         # Computes calls of the model in another way, with the backward pass.
@@ -154,12 +158,14 @@ class Pipeline:
                 self._replaced.append(block)
             replace_forward(model, self.forward)
         except BaseException:
+            self._call_hook.remove()
             self._restore_blocks()
             raise
 
     def undo(self) -> None:
         """Restore the model's methods; other replacements since then must be undone already."""
         restore_forward(self.model)
+        self._call_hook.remove()
         self._restore_blocks()
 
     def _restore_blocks(self) -> None:
@@ -173,8 +179,14 @@ class Pipeline:
             for value in self.model.get_submodule(name).buffers():
                 self.exchange.comm.broadcast(value, self.plan.rank_of(number))
 
+    def _note_call(self, *_: Any) -> None:
+        self._is_called = True
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model: every rank gets the outputs of the last stage."""
+        if not self._is_called and self._run is None:
+            return self.model(*args, **kwargs)
+        self._is_called = False
         if self._run is not None:
             raise MisuseError(
                 f"the forward of {self._kind} calls itself, which stages do not support: train with --pp 1"
@@ -402,6 +414,15 @@ class Pipeline:
 
     # --- backward ---
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether gradients are computed of code around the model's forward, which is the same on every rank."""
+        return self.accepts_backward and not self._computes_stages
+
+    def weigh_outside(self, gradient: Tensor) -> Tensor:
+        """Return the share of a gradient of which stages add up their parts: outside, each has the whole."""
+        return gradient / self.exchange.num_ranks if self.is_outside else gradient
+
     @contextmanager
     def collect_singles(self) -> Iterator[None]:
         """Move the gradients of single numbers, which backward passes of the block compute, into ``collected``."""
@@ -414,6 +435,14 @@ class Pipeline:
                 earlier = self.collected.get(id(value))
                 self.collected[id(value)] = value.grad if earlier is None else earlier + value.grad
             value.grad = gradient
+
+    @contextmanager
+    def _computing_stages(self) -> Iterator[None]:
+        self._computes_stages = True
+        try:
+            yield
+        finally:
+            self._computes_stages = False
 
     def compute_gradients(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Compute the gradients of this rank's stage, and return those of the model's arguments."""
@@ -429,7 +458,7 @@ class Pipeline:
         made.is_done = True
         exchange, waits = self.exchange, []
         self._keep_gathered(True)
-        with self.collect_singles():
+        with self._computing_stages(), self.collect_singles():
             for stage in reversed(self.stages):
                 start = 0
                 for index, size in enumerate(made.sizes):
