@@ -43,7 +43,7 @@ class Layout:
 LAYOUTS = {
     "pp x tp": Layout(4, {"pp": 2, "tp": 2, "micro_batches": 3}),
     "cp x fsdp": Layout(4, {"cp": 2}, "fsdp"),
-    "ep": Layout(2, {"ep": 2}),
+    "ep x tp": Layout(4, {"ep": 2, "tp": 2}),
 }
 if RUNS_ALL:
     LAYOUTS |= {
@@ -55,10 +55,13 @@ if RUNS_ALL:
         "pp": Layout(2, {"pp": 2}),
         "tp x fsdp": Layout(4, {"tp": 2}, "fsdp"),
         "cp x tp": Layout(4, {"cp": 2, "tp": 2}),
+        "ep": Layout(2, {"ep": 2}),
         "ep x fsdp": Layout(4, {"ep": 2}, "fsdp"),
         "pp x dp": Layout(4, {"pp": 2, "micro_batches": 2}),
         "pp x fsdp": Layout(4, {"pp": 2, "micro_batches": 3}, "fsdp"),
         "hsdp x tp": Layout(8, {"tp": 2}, "fsdp", hybrid=2),
+        "ep x cp x fsdp": Layout(4, {"ep": 4, "cp": 2}, "fsdp"),
+        "ep x cp x tp": Layout(8, {"ep": 2, "cp": 2, "tp": 2}),
         "pp x fsdp x tp": Layout(8, {"pp": 2, "tp": 2, "micro_batches": 2}, "fsdp"),
     }
 
