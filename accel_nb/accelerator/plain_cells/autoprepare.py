@@ -168,6 +168,7 @@ class PlainCells:
             ]
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
+        self._lazy_models.begin_statement()
         self._release_unreachable(())
         objects = list(find_training_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
