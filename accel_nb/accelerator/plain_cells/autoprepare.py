@@ -534,6 +534,7 @@ class PlainCells:
             else:
                 run_backward(loss, retain_graph, create_graph)
 
+        @torch.enable_grad()  # the loss is scaled first, and the cell may call backward under no_grad
         def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
             self._has_unused_gradients = True
             # For the last two conditions torch raises its own errors.
