@@ -157,7 +157,7 @@ class _Options(Section):
         "Meaning of the loader's batch size: the batch of each worker, or of all workers together. If not set: global "
         "in a plain cell, per-worker in a cell that uses the accelerator.",
     )
-    divide: Annotated[Literal["auto", "data", "model", "none"], BeforeValidator(read_text)] = declare(
+    divide: Literal["auto", "data", "model", "none"] = declare(
         "auto",
         "How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the "
         "models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, "

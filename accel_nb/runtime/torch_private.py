@@ -428,6 +428,11 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "module_parts",
+        ("pool/sync/module_parts.py",),
+        ("Module._buffers", "Module._modules", "Module._non_persistent_buffers_set", "Module._parameters"),
+    ),
+    PrivateUse(
         "process_group",
         ("runtime/distributed/process_group.py", "runtime/distributed/shared_group.py"),
         (

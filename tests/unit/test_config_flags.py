@@ -30,6 +30,11 @@ def test_only_given_flags_are_in_the_layer():
     assert resolve([layer]).config.show_ranks == (0, 1)
 
 
+@pytest.mark.parametrize("word", ["auto", "data", "model", "none"])
+def test_every_value_of_divide_is_accepted(word: str):
+    assert resolve([parse_flags(f"--divide {word}")]).config.divide == word
+
+
 def test_flags_may_come_as_words():
     layer = parse_flags(["--name", "my run", "--static"], source="command line")
     assert dict(layer.values) == {"name": "my run", "static": True}

@@ -168,6 +168,7 @@ class PlainCells:
             ]
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
+        self._lazy_models.begin_statement()
         self._release_unreachable(())
         objects = list(find_training_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
@@ -533,6 +534,7 @@ class PlainCells:
             else:
                 run_backward(loss, retain_graph, create_graph)
 
+        @torch.enable_grad()  # the loss is scaled first, and the cell may call backward under no_grad
         def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
             self._has_unused_gradients = True
             # For the last two conditions torch raises its own errors.

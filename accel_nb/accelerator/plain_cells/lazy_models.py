@@ -15,18 +15,28 @@ from accel_nb.accelerator.plain_cells.external_division import has_any_of
 
 
 class LazyModels:
-    """Leaves models with lazy layers out of the preparation until they were called, and reports each once."""
+    """Leaves models with lazy layers out of the preparation until the statement that calls them has ended.
+
+    Between the first call and its backward pass a model cannot be prepared: that moves its parameters.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._reported: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._left_out: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def begin_statement(self) -> None:
+        """Record that no call of a model waits for its backward pass."""
+        self._left_out.clear()
 
     def without(self, objects: Iterable[Any]) -> list[Any]:
         """Return ``objects`` without models whose layers were not all called, and without their optimizers."""
         listed = list(objects)
-        lazy = [item for item in listed if isinstance(item, nn.Module) and _has_lazy_tensors(item)]
+        models = [item for item in listed if isinstance(item, nn.Module)]
+        lazy = [model for model in models if model in self._left_out or _has_lazy_tensors(model)]
         if not lazy:
             return listed
+        self._left_out.update(lazy)
         owned = {id(value) for model in lazy for value in model.parameters()}
         optimizers = [item for item in listed if not isinstance(item, nn.Module) and has_any_of(item, owned)]
         if optimizers and any(model not in self._reported for model in lazy):

@@ -12,7 +12,6 @@ from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_module
 from accel_nb.pool.sync.pickling import SharedId, shared_ids
-from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -21,6 +20,8 @@ class RecordedParts:
     """The parts of modules at one time, by weak references, with the paths that they had then."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
+        from accel_nb.runtime.tensors.instance_patching import innermost_class
+
         modules = {path: value for path, value in objects.items() if is_module(value)}
         ids = shared_ids(modules)
         parts = {id(part): part for module in modules.values() for part in _parts_of(module)}
@@ -33,6 +34,8 @@ class RecordedParts:
 
         A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one.
         """
+        from accel_nb.runtime.tensors.instance_patching import innermost_class
+
         wanted = set(paths)
         living = ((reference(), kind, item) for reference, kind, item in self._parts if item[1] in wanted)
         return {
