@@ -669,7 +669,7 @@ def _without_marks(state: Any) -> Any:
     kept = {name: value for name, value in state.items() if name not in _MARKS}
     for name in _HOOKS:
         if name in kept:
-            kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_fully_shard(hook))
+            kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_wrapper(hook))
     return kept
 
 
@@ -684,11 +684,12 @@ def _clean(module: nn.Module) -> None:
 def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         hooks = vars(module)[name]
-        for key in [key for key, hook in hooks.items() if _is_of_fully_shard(hook)]:
+        for key in [key for key, hook in hooks.items() if _is_of_wrapper(hook)]:
             del hooks[key]
             for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
                 vars(module).get(extra, {}).pop(key, None)
 
 
-def _is_of_fully_shard(hook: Any) -> bool:
-    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_SOURCE)
+def _is_of_wrapper(hook: Any) -> bool:
+    """Return whether a hook is one of `fully_shard` or of a `Pipeline`, which no copy of a model has."""
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith((_SOURCE, Pipeline.__module__))
