@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_lazy_model
@@ -47,4 +47,6 @@ class LazyModels:
 
 
 def _has_lazy_tensors(model: nn.Module) -> bool:
-    return any(map(is_lazy, model.parameters())) or any(map(is_lazy, model.buffers()))
+    # Not by `model.parameters()`, which frees the gathered parameters of a sharded model.
+    lazy: list[Any] = [part for part in model.modules() if isinstance(part, LazyModuleMixin)]
+    return any(part.has_uninitialized_params() for part in lazy)
