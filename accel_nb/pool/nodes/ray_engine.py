@@ -16,10 +16,12 @@ from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.engine import NodesEngine
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
-from accel_nb.runtime.process.environment import get_variable
+from accel_nb.runtime.process.environment import get_variable, set_variables, unchanged_environment
 
 START_TIMEOUT_S = 60.0
 INSTALL = 'pip install "accel_nb[ray]"'
+_RECONNECT, _FOR_EVER_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "2000000"
+"""After this time without the head Ray ends the process, which is the kernel; by default after 60 seconds."""
 _TOKEN = "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or the file ~/.ray/auth_token"
 
 
@@ -60,8 +62,11 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
     Raise ConfigError, with the remedy, if that is not possible; nothing is left running then.
     """
     options = request.options
-    ray = _import_ray()
-    joined = _join(ray, options)
+    # Ray reads it when it is first used in a process.
+    with unchanged_environment():
+        set_variables({_RECONNECT: _FOR_EVER_S})
+        ray = _import_ray()
+        joined = _join(ray, options)
     actors: list[Any] = []
     try:
         nodes = _choose_nodes(ray, options)
