@@ -247,7 +247,7 @@ class ShardedModel:
                 group.reshard()
 
     def weigh_outside(self) -> None:
-        """Have gradients that code around the model's forward computes counted once, and not for each stage."""
+        """Register hooks by which gradients of code around the model's forward count once, and not for each stage."""
         if self.pipeline is None:
             return
         gathered = (
