@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from accel_nb.runtime.devices.registry import device_type
 from tests.support.kernel import Kernel, running_kernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -62,3 +63,10 @@ def test_the_kernel_may_hold_a_device_context(kernel: Kernel) -> None:
     assert kernel.run(SETUP).error is None
     output = kernel.run(f"%%accelerate --gpus all\n{TRAIN}", timeout_s=120)
     assert output.error is None, output.traceback
+
+
+def test_sensors_of_a_gpu_are_read() -> None:
+    measured = device_type("cuda:0").load("cuda:0")
+    assert 0 <= measured["GPU utilization (%)"] <= 100
+    assert 0 < measured["GPU power (W)"] < 2000
+    assert 0 < measured["GPU temperature (C)"] < 120
