@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,9 +19,9 @@ def leaves_nothing_behind() -> None:
     """Replace the check of all tests: the processes of a Ray cluster come and go by themselves."""
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """The address of a cluster with a token."""
+@contextmanager
+def running_cluster() -> Iterator[str]:
+    """Run a cluster with a token, and yield its address."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
@@ -39,8 +40,22 @@ def cluster() -> Iterator[str]:
             process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster."""
+    with running_cluster() as address:
+        yield address
+
+
 @pytest.fixture
 def kernel(cluster: str) -> Iterator[Kernel]:
+    with loaded_kernel() as kernel:
+        yield kernel
+
+
+@contextmanager
+def loaded_kernel() -> Iterator[Kernel]:
+    """Run a kernel that has loaded the extension."""
     with running_kernel() as kernel:
         output = kernel.run("%load_ext accel_nb")
         assert output.error is None, output.traceback

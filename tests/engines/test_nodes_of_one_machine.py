@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,38 +41,82 @@ def test_weights_are_equal_to_the_bit_on_one_two_and_four_nodes(kernel: Kernel, 
         assert kernel.value(DISTANCE) == 0.0, num_nodes
 
 
-def test_a_node_that_freezes_is_lost_and_its_return_changes_nothing(kernel: Kernel) -> None:
-    flags = flags_of(2)
-    run(kernel, f"%%accelerate {flags}\nkept = 3")
-    ranks = pids_of(kernel)
-    host = host_of(ranks[2])
-    frozen = [host, *host.children(recursive=True)]
-    frozen_at = 0.0
+class Freezing:
+    """The processes of a node, which are stopped as by a machine that hangs."""
 
-    def freeze() -> None:
-        nonlocal frozen_at
-        frozen_at = time.monotonic()
-        for process in frozen:
+    def __init__(self, host: psutil.Process) -> None:
+        self.processes = [host, *host.children(recursive=True)]
+        self.started_at = 0.0
+
+    def begin(self) -> None:
+        self.started_at = time.monotonic()
+        for process in self.processes:
             process.send_signal(signal.SIGSTOP)
 
-    timer = threading.Timer(1.0, freeze)
-    timer.start()
-    try:
-        lost = kernel.run(f"%%accelerate {flags}\nkept = 7\n{SLEEP}", timeout_s=60)
-        print(f"from the loss of the node to the prompt: {time.monotonic() - frozen_at:.2f} s")
-    finally:
-        timer.join()
-        for process in frozen:
+    def end(self) -> None:
+        for process in self.processes:
             process.send_signal(signal.SIGCONT)
-    assert lost.error is not None
-    assert lost.error[0] == "WorkerDied"
-    assert "node localhost-2 was lost: it has not answered for 2." in lost.error[1]
-    assert kernel.value("kept") == 7
+
+    def has_ended_all(self) -> bool:
+        return not any(is_alive(process) for process in self.processes)
+
+
+SAVE = """
+import torch
+accelerator.register_for_checkpointing(model)
+for number in range(10_000):
+    accelerator.save_state("saved")
+    print("saving", flush=True)
+"""
+RETURN = """
+import torch
+large = torch.ones(100_000_000)
+print("returning", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        pytest.param(f"kept = 7\n{SLEEP}", "waiting", id="cell"),
+        pytest.param(f"kept = 7\n{SAVE}", "saving", id="save"),
+        pytest.param(f"kept = 7\n{RETURN}", "returning", id="return"),
+        pytest.param("kept = 7", None, id="between cells"),
+        pytest.param("kept = 7", "start", id="start"),
+    ],
+)
+def test_a_node_that_freezes_is_lost_and_its_return_changes_nothing(
+    kernel: Kernel, tmp_path: Path, code: str, text: str | None
+) -> None:
+    flags = flags_of(2)
+    run(kernel, f"import os, torch\nos.chdir({str(tmp_path)!r})\nmodel = torch.nn.Linear(500, 500)")
+    run(kernel, f"%%accelerate {flags}\nkept = 3")
+    freezing = Freezing(host_of(pids_of(kernel)[2]))
+    is_before = text in (None, "start")
+    if text == "start":  # more workers are to be started
+        flags = flags_of(2, 6)
+    try:
+        if is_before:
+            freezing.begin()
+        lost = kernel.run(
+            f"%%accelerate {flags}\n{code}",
+            timeout_s=60,
+            interrupt_on=None if is_before else text,
+            act=freezing.begin,
+        )
+        print(f"from the loss of the node to the prompt: {time.monotonic() - freezing.started_at:.2f} s")
+    finally:
+        freezing.end()
+    if text != "returning":  # whose values may have come back before the loss is noticed
+        assert lost.error is not None
+        assert lost.error[0] in ("WorkerDied", "PoolError")
+        assert "node localhost-2 was lost: it has not answered for 2." in lost.error[1]
+    assert kernel.value("kept") == (3 if is_before else 7)
     run(kernel, f"%%accelerate {flags}\nimport torch.distributed as dist\nsize = dist.get_world_size()")
-    assert kernel.value("size") == 2
+    assert kernel.value("size") == (3 if text == "start" else 2)
     assert "lost: it has not answered for 2." in run(kernel, "%accelerate nodes")
     # Its lease ends, and with it all of its processes.
-    assert wait_for(lambda: not any(is_alive(process) for process in frozen), 60.0)
+    assert wait_for(freezing.has_ended_all, 60.0)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -100,19 +100,3 @@ def test_nothing_is_left_when_the_kernel_is_killed(kernel, cluster):
     ours = [*workers, *(host_of(worker.pid) for worker in workers), *(w.parent() for w in workers)]
     os.kill(kernel.pid, 9)
     assert psutil.wait_procs([process for process in ours if process is not None], timeout=20)[1] == []
-
-
-def test_the_kernel_outlives_the_head(kernel, cluster):  # the last one: it ends the cluster
-    run(
-        kernel,
-        f"%%accelerate --engine ray --nodes 2 --cpus 1 --engine.address {cluster} --engine.lost-after-s 10\nkept = 3",
-    )
-    port = int(cluster.rpartition(":")[2])
-    [head] = {
-        item.pid for item in psutil.net_connections() if item.status == psutil.CONN_LISTEN and item.laddr.port == port
-    }
-    psutil.Process(head).kill()
-    # After 60 seconds without the head Ray ends a process that has joined, if it is not told otherwise.
-    assert psutil.wait_procs([psutil.Process(kernel.pid)], timeout=75)[0] == []
-    run(kernel, "%%accelerate --cpus 1\nkept = kept + 1")
-    assert kernel.value("kept") == 4

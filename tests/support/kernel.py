@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +48,16 @@ class Kernel:
     def pid(self) -> int:
         return self.manager.provisioner.process.pid  # type: ignore[union-attr]
 
-    def run(self, code: str, *, timeout_s: float = 60, interrupt_on: str | None = None) -> Output:
-        """Run a cell and wait for its end; interrupt it once it has printed ``interrupt_on``."""
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 60,
+        interrupt_on: str | None = None,
+        act: Callable[[], None] | None = None,
+    ) -> Output:
+        """Run a cell and wait for its end; interrupt it, or call ``act``, once it has printed ``interrupt_on``."""
+        act = act or self.manager.interrupt_kernel
         output = Output()
         message_id = self.client.execute(code)
         places: dict[str, int] = {}
@@ -64,7 +72,7 @@ class Kernel:
                 setattr(output, content["name"], getattr(output, content["name"]) + content["text"])
                 if interrupt_on is not None and interrupt_on in output.stdout:
                     interrupt_on = None
-                    self.manager.interrupt_kernel()
+                    act()
             elif kind in ("display_data", "execute_result"):
                 if display_id := content.get("transient", {}).get("display_id"):
                     places[display_id] = len(output.displays)
