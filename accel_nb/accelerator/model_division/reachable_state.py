@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from accel_nb.runtime.code_objects import nested_codes
+
 IsUserModule = Callable[[str | None], bool]
 """Whether a module, given by its name, is the user's."""
 CONTAINERS = (list, dict, set, deque)
@@ -88,7 +90,7 @@ def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]
         yield from enumerate(value) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, types.FunctionType):
         if is_user_module(value.__module__):
-            names = {name for code in _codes(value.__code__) for name in code.co_names}
+            names = {name for code in nested_codes(value.__code__) for name in code.co_names}
             yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
             yield from enumerate(cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL)
     elif isinstance(value, types.MethodType):
@@ -102,17 +104,10 @@ def _is_users_object(value: Any, is_user_module: IsUserModule) -> bool:
     return not isinstance(value, type) and hasattr(value, "__dict__") and is_user_module(type(value).__module__)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from _codes(item)
-
-
 def _assigned_globals(function: types.FunctionType) -> frozenset[str]:
     return frozenset(
         item.argval
-        for code in _codes(function.__code__)
+        for code in nested_codes(function.__code__)
         for item in dis.get_instructions(code)
         if item.opname == "STORE_GLOBAL"
     )

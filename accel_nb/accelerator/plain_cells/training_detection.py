@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.runtime.code_objects import nested_codes
 
 _TRAINS = frozenset({"backward", "manual_backward"})
 _READS_GRADIENTS = frozenset({"grad"})
@@ -74,12 +75,10 @@ def _mentions(code: types.CodeType, scope: Mapping[str, Any], wanted: Set[str]) 
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    yield from code.co_varnames
-    yield from code.co_freevars
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+    for part in nested_codes(code):
+        yield from part.co_names
+        yield from part.co_varnames
+        yield from part.co_freevars
 
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
+from accel_nb.runtime.code_objects import nested_codes
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
@@ -348,13 +349,6 @@ def _as_statement(node: ast.AST) -> ast.stmt:
     return ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node  # type: ignore[return-value]
 
 
-def _nested_codes(code: types.CodeType) -> Iterable[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested_codes(constant)
-
-
 def _mentioned_names(code: types.CodeType) -> set[str]:
     """Return the names, attributes and rank variables in a code object and those nested in it.
 
@@ -362,12 +356,12 @@ def _mentioned_names(code: types.CodeType) -> set[str]:
     """
     names = {
         name
-        for part in _nested_codes(code)
+        for part in nested_codes(code)
         for name in part.co_names
         if name != "accelerator" or _accelerator_uses(part)
     }
     return names | {
-        text for part in _nested_codes(code) for text in _strings_in(part.co_consts) if text in _RANK_VARIABLES
+        text for part in nested_codes(code) for text in _strings_in(part.co_consts) if text in _RANK_VARIABLES
     }
 
 
@@ -406,7 +400,7 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 
     return frozenset(
         instruction.argval
-        for part in _nested_codes(code)
+        for part in nested_codes(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     )
@@ -419,7 +413,7 @@ def stored_globals(code: types.CodeType) -> frozenset[str]:
 
     return frozenset(
         instruction.argval
-        for part in _nested_codes(code)
+        for part in nested_codes(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname == "STORE_GLOBAL"
     )
@@ -469,12 +463,12 @@ def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wid
             has_more = has_more or bool(further) or len(codes) > num_own
             waiting += further
         for code in codes:
-            looks_up = looks_up or any(map(code_looks_up_names, _nested_codes(code)))
+            looks_up = looks_up or any(map(code_looks_up_names, nested_codes(code)))
             waiting += sorted(global_names(code))
             stored += sorted(stored_globals(code))
             mentioned |= _mentioned_names(code)
             if "accelerator" in mentioned:
-                parts = [part for part in _nested_codes(code) if "accelerator" in part.co_names]
+                parts = [part for part in nested_codes(code) if "accelerator" in part.co_names]
                 only_reads = only_reads and all(_accelerator_uses(part) <= _READING_ATTRIBUTES for part in parts)
     return _ResolvedNames(list(found), stored, mentioned, only_reads, has_more, looks_up)
 
