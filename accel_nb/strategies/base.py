@@ -219,6 +219,10 @@ class Strategy(Protocol):
         """Step the optimizer, or skip the step because gradients overflowed."""
         ...
 
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Call ``step``, the optimizer's own method, and return its result; called inside of `step` or in its place."""
+        ...
+
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return all training state, copied or as it is in memory; every rank calls.
 
@@ -363,6 +367,10 @@ class Stepping:
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer unless its gradients overflowed."""
         return "ran" if self.precision.step(optimizer) else "skipped"
+
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Call ``step``."""
+        return step()
 
 
 class ReplicaStrategy(Stepping):

@@ -31,6 +31,10 @@ class StepHandler(Protocol):
         """Step the optimizer of a proxy where the accumulation window closes."""
         ...
 
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Call ``step``, the own method of an optimizer."""
+        ...
+
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Whether the optimizer may clear its gradients now."""
         ...
@@ -100,7 +104,7 @@ class OptimizerProxy:
         optimizer._opt_called = True  # read by schedulers for the warning about the order of calls
         self._is_stepping = True
         try:
-            self._step()
+            self._stepping.run_step(self.optimizer, self._step)
         finally:
             self._is_stepping = False
         return True
@@ -130,7 +134,9 @@ class OptimizerProxy:
             if not self._is_stepping:
                 return self._stepping.step(self, closure)
             optimizer._opt_called = True
-            return self._step() if self._closure is None else self._step(self._closure)
+            if self._closure is not None:
+                return self._step(self._closure)
+            return self._stepping.run_step(self.optimizer, self._step)
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
         optimizer: Any = self.optimizer

@@ -310,6 +310,10 @@ class Stepper:
             self.meter.restart_clock()
         return None
 
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Call ``step``, the own method of an optimizer, as the strategy does."""
+        return self.strategy.run_step(optimizer, step)
+
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
         """Whether an optimizer may clear its gradients: not while they belong to an open window."""
         window = self.window

@@ -50,6 +50,7 @@ from accel_nb.strategies.base import (
 )
 from accel_nb.strategies.context_parallel.divided_sequences import refuse_blocks
 from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
+from accel_nb.strategies.fsdp.local_step import step_on_parts
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
 from accel_nb.strategies.fsdp.sharded_state import (
     absent_state,
@@ -483,6 +484,10 @@ class Fsdp(Stepping):
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
         multiply_tensors((*itertools.chain(*parts.values()), *whole), scale)
         return total
+
+    def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        """Call ``step``, on this rank's parts as plain tensors where that has the same result."""
+        return step_on_parts(optimizer, step)
 
     def _num_holders(self, parameter: Tensor) -> int:
         """Return how many ranks hold a parameter, or a part of it."""
