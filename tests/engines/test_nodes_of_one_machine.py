@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,26 @@ def test_a_node_that_freezes_is_lost_and_its_return_changes_nothing(
     assert "lost: it has not answered for 2." in run(kernel, "%accelerate nodes")
     # Its lease ends, and with it all of its processes.
     assert wait_for(freezing.has_ended_all, 60.0)
+
+
+def test_a_kernel_that_stands_still_loses_no_node(kernel: Kernel) -> None:
+    flags = flags_of(2)
+    process = psutil.Process(kernel.pid)
+    continuing = threading.Timer(4.0, process.resume)  # longer than a node may be silent
+
+    def pause() -> None:
+        process.suspend()
+        continuing.start()
+
+    output = kernel.run(
+        f"%%accelerate {flags}\n{SLEEP.replace('600', '30')}",
+        timeout_s=60,
+        interrupt_on="waiting",
+        act=pause,
+    )
+    continuing.join()
+    assert output.error is None, output.traceback
+    assert "lost" not in run(kernel, "%accelerate nodes")
 
 
 def is_alive(process: psutil.Process) -> bool:

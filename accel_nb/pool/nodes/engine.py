@@ -131,7 +131,9 @@ class NodesEngine:
         self.payloads = NodePayloads(self._drop)
         self._lost_after_s = lost_after_s
         self._on_stop = on_stop
-        now = time.monotonic()
+        # The time in which this process could not read what nodes send, such as while the machine was suspended.
+        self._paused_s = 0.0
+        now = self._clock()
         self._nodes = [_Node(number, link, now) for number, link in enumerate(links)]
         # The choice of GPUs is made on each node.
         self._variables = {name: value for name, value in inherited_variables().items() if name != GPU_VARIABLE}
@@ -271,7 +273,7 @@ class NodesEngine:
     def _read(self, node: _Node) -> None:
         """Handle the frames of a node until its host ends; the frames of a lost node are dropped."""
         while (data := node.link.receive()) is not None:
-            node.last_seen = time.monotonic()
+            node.last_seen = self._clock()
             for message, parts in read_frames(data):
                 if not node.lost:
                     self._handle(node, message, parts)
@@ -319,16 +321,23 @@ class NodesEngine:
 
     def _send_heartbeats(self) -> None:
         beat = pack_frame({"kind": "beat"})
-        sent_at = 0.0
+        sent_at, checked_at = 0.0, time.monotonic()
         while not self._stopping.wait(CHECK_S):
             now = time.monotonic()
+            if (late_s := now - checked_at - CHECK_S) > CHECK_S:
+                self._paused_s += late_s
+            checked_at = now
             if now - sent_at >= HEARTBEAT_S:
                 sent_at = now
                 for node in self._live():
                     node.link.send(beat)
             for node in self._live():
-                if (silent_s := now - node.last_seen) > self._lost_after_s:
+                if (silent_s := self._clock() - node.last_seen) > self._lost_after_s:
                     self._record_loss(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
+
+    def _clock(self) -> float:
+        """Return a time in seconds that stands still while this process is paused."""
+        return time.monotonic() - self._paused_s
 
     def _record_loss(self, node: _Node, reason: str) -> None:
         with self._lock:
