@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.mesh import unravel
@@ -33,6 +34,10 @@ _flat: Any = None
 
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
+
+# Torch computes the ranks of a mesh anew at each read, and a mesh takes it milliseconds.
+_ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 _reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", default=False)
 
@@ -126,7 +131,19 @@ def is_absent(tensor: Any) -> bool:
 def describe_placement(tensor: Any) -> list[Any]:
     """Return as JSON which ranks hold a `DTensor`, in which shape, and how it is divided among them."""
     places = [[getattr(place, "dim", None), getattr(place, "split_factor", None)] for place in tensor.placements]
-    return [tensor.device_mesh.mesh.tolist(), places]
+    return [_ranks_of(tensor.device_mesh), places]
+
+
+def _ranks_of(mesh: Any) -> Any:
+    """Return the ranks of a device mesh, as nested lists."""
+    ranks = _ranks_of_meshes.get(mesh)
+    if ranks is None:
+        ranks = _ranks_of_meshes[mesh] = mesh.mesh.tolist()
+    return ranks
+
+
+def _flatten(ranks: Any) -> list[int]:
+    return [ranks] if isinstance(ranks, int) else [rank for part in ranks for rank in _flatten(part)]
 
 
 def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
@@ -136,7 +153,10 @@ def absent_tensor(like: Tensor, placement: Sequence[Any], device: Any) -> Any:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     ranks, places = placement
-    mesh = DeviceMesh(device.type, ranks, _init_backend=False)
+    key = device.type, repr(ranks)
+    mesh = _meshes_of_ranks.get(key)
+    if mesh is None:
+        mesh = _meshes_of_ranks[key] = DeviceMesh(device.type, ranks, _init_backend=False)
     placements = [
         Replicate() if dim is None else Shard(dim) if factor is None else _StridedShard(dim, split_factor=factor)
         for dim, factor in places
@@ -192,7 +212,7 @@ def gather_full(tensor: Any, comm: Communicator) -> Tensor:
     mesh = tensor.device_mesh
     # By region, the first rank of the mesh that holds it.
     holders: dict[Any, int] = {}
-    for index, rank in enumerate(mesh.mesh.flatten().tolist()):
+    for index, rank in enumerate(_flatten(_ranks_of(mesh))):
         holders.setdefault(_region(tensor, unravel(index, tuple(mesh.shape))), rank)
     own = local_part(tensor).detach().reshape(-1)
     longest = max(math.prod(lengths) for _, lengths in holders)
