@@ -96,6 +96,7 @@ def test_options_that_cannot_be_imported_are_left_out_with_a_warning(tmp_path: P
     assert "the options of strategy 'simple' (my_package.options:SimpleOptions) are left out" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_strategy_of_another_package_passes_the_suite(tmp_path: Path) -> None:
     suite = ["tests/contract/test_strategy.py", "tests/contract/test_windows.py", "tests/contract/test_losses.py"]

@@ -162,6 +162,7 @@ def test_sigterm_saves_then_stops_and_restarts_go_on_from_there(folder: Path):
     assert any("again/step_" in url for url in done.checkpoints)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path, monkeypatch: pytest.MonkeyPatch):
     write_digits(folder)

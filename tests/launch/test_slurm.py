@@ -17,6 +17,7 @@ from tests.launch.jobs import launch, write_digits
 JOB_S = 150.0
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not is_installed(), reason="needs Slurm's and munge's programs, and root to start them")
 @pytest.mark.timeout(300)
 def test_a_submitted_script_trains_on_two_machines(folder: Path):

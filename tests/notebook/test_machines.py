@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook.test_cells import done, run
 
 FLAGS = "--engine ssh --engine.hosts localhost --cpus 2"
@@ -15,6 +17,7 @@ def test_a_cell_runs_by_an_agent(kernel) -> None:
     assert "on localhost" in kernel.run("%accelerate status").stdout
 
 
+@pytest.mark.nightly
 def test_later_cells_run_on_the_machines_that_are_connected(kernel) -> None:
     assert kernel.run("%accelerate connect local").error is None
     assert "cells run on this machine" in kernel.run("%accelerate nodes").stdout

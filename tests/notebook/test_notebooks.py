@@ -138,13 +138,14 @@ def dimensions() -> Executed:
     )
 
 
+RUN_TWICE = ["quickstart", pytest.param("language_model", marks=pytest.mark.nightly)]
 PLATFORMS = {
     "colab": {"COLAB_RELEASE_TAG": "release-colab-20261101", "COLAB_GPU": ""},
     "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "release-colab-20261101"},
 }
 
 
-@pytest.fixture(scope="module", params=list(PLATFORMS))
+@pytest.fixture(scope="module", params=["colab", pytest.param("kaggle", marks=pytest.mark.nightly)])
 def launcher(request: pytest.FixtureRequest) -> tuple[str, Executed]:
     """The launcher's notebook in the environment of a platform."""
     before = dict(os.environ)
@@ -220,6 +221,7 @@ def test_quickstart_shows_its_error_and_lives_on(quickstart: Executed) -> None:
     assert "pool: ready" in quickstart.text("status")
 
 
+@pytest.mark.nightly
 def test_language_model_learns(language_model: Executed) -> None:
     facts = language_model.facts()
     assert language_model.errors() == {}
@@ -228,6 +230,7 @@ def test_language_model_learns(language_model: Executed) -> None:
     assert facts["last_epoch"] == facts["num_steps"]  # the schedule counted optimizer steps
 
 
+@pytest.mark.nightly
 def test_language_model_comes_back_in_full_precision(language_model: Executed) -> None:
     facts = language_model.facts()
     assert "precision auto is" in language_model.displays("train")[0]["text/plain"]
@@ -235,6 +238,7 @@ def test_language_model_comes_back_in_full_precision(language_model: Executed) -
     assert facts["same"]
 
 
+@pytest.mark.nightly
 def test_language_model_writes_text(language_model: Executed) -> None:
     written = language_model.text("sample")
     assert written.startswith("def ")
@@ -265,6 +269,7 @@ def test_resume_says_what_it_resumed(resume: Executed) -> None:
     assert any(line.startswith("saved step") for line in lines)
 
 
+@pytest.mark.nightly
 def test_five_ways_are_one_training(bigger_than_memory: Executed) -> None:
     facts = bigger_than_memory.facts()
     assert bigger_than_memory.errors() == {}
@@ -276,6 +281,7 @@ def test_five_ways_are_one_training(bigger_than_memory: Executed) -> None:
     assert "deepspeed" in bigger_than_memory.displays("zero_two")[0]["text/plain"]
 
 
+@pytest.mark.nightly
 def test_five_ways_hold_more_and_less(bigger_than_memory: Executed) -> None:
     held = {name: workers[0] for name, workers in bigger_than_memory.facts()["held"].items()}
     whole = held["ddp"]
@@ -285,6 +291,7 @@ def test_five_ways_hold_more_and_less(bigger_than_memory: Executed) -> None:
     assert any("image/png" in data for data in bigger_than_memory.displays("memory"))
 
 
+@pytest.mark.nightly
 def test_training_goes_on_when_a_machine_is_lost(machines: Executed) -> None:
     assert machines.errors() == {}
     connected, remaining = (machines.text(cell).splitlines() for cell in ("connect", "remaining"))
@@ -300,6 +307,7 @@ def test_training_goes_on_when_a_machine_is_lost(machines: Executed) -> None:
     assert not facts["left"]
 
 
+@pytest.mark.nightly
 def test_every_mesh_prints_the_losses_of_one_device(dimensions: Executed) -> None:
     facts = dimensions.facts()
     assert dimensions.errors() == {}
@@ -317,6 +325,7 @@ def test_every_mesh_prints_the_losses_of_one_device(dimensions: Executed) -> Non
     assert "ddp x tp 2" in dimensions.text("plan")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_a_big_model_generates_under_a_limit_below_its_size(big_model: Executed) -> None:
     facts = big_model.facts()
@@ -331,6 +340,7 @@ def test_a_big_model_generates_under_a_limit_below_its_size(big_model: Executed)
     assert not facts["left"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_a_big_model_is_forecast(big_model: Executed) -> None:
     [shown] = big_model.displays("load")
@@ -341,19 +351,19 @@ def test_a_big_model_is_forecast(big_model: Executed) -> None:
     assert re.search(r"each forward moves \d+\.\d MiB from disk to cpu", reported)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+@pytest.mark.parametrize("name", RUN_TWICE)
 def test_the_training_cell_keeps_a_picture(name: str, request: pytest.FixtureRequest) -> None:
     executed = request.getfixturevalue(name)
     assert any("image/png" in data for data in executed.displays("train"))
 
 
-@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+@pytest.mark.parametrize("name", RUN_TWICE)
 def test_nothing_warns(name: str, request: pytest.FixtureRequest) -> None:
     outputs = [output for cell in request.getfixturevalue(name).notebook.cells for output in cell.get("outputs", ())]
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
 
 
-@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+@pytest.mark.parametrize("name", RUN_TWICE)
 def test_no_process_outlives_the_kernel(name: str, request: pytest.FixtureRequest) -> None:
     pids = request.getfixturevalue(name).pids()
     assert len(pids) == 3  # the process that workers are forked from, and two workers

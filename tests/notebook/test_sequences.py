@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_mesh import SETUP, TRAIN
 
 
+@pytest.mark.nightly
 def test_a_plain_cell_trains_as_on_one_process_with_dropout_also_after_a_worker_was_killed(kernel) -> None:
     assert kernel.run(SETUP + "model, optimizer, loader = build()\n" + TRAIN + TRAIN).error is None
     kept = "alone, alone_losses, alone_predicted = model, losses, predicted\nmodel, optimizer, loader = build()\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.soak import soak
 
 
+@pytest.mark.nightly
 def test_many_cells_leave_nothing_behind(kernel) -> None:
     growth = soak(kernel, 60)
     assert growth.descriptors <= 2, "the kernel opens one of its own now and then; a leak would be one a cell"

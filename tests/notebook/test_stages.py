@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_mesh import SETUP
 
@@ -24,6 +26,7 @@ with torch.no_grad():
 FLAGS = "--cpus 4 --pp 2 --mesh.micro-batches 2"
 
 
+@pytest.mark.nightly
 def test_a_plain_cell_trains_as_on_one_process_also_after_a_worker_was_killed(kernel) -> None:
     setup = SETUP.replace("Dropout(0.2)", "Dropout(0.0)")
     assert kernel.run(setup + "model, optimizer, loader = build()\n" + TRAIN + TRAIN).error is None

@@ -75,6 +75,7 @@ def check_panel(page: Page, picture: Path) -> None:
     assert len(Path(numbers.value.path()).read_text().splitlines()) == NUM_STEPS + 1
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("server", ["notebook"], indirect=True)
 def test_notebook_7_shows_panel_and_sidebar(page: Page, server: LabServer, pictures: Path):
@@ -88,6 +89,7 @@ def test_notebook_7_shows_panel_and_sidebar(page: Page, server: LabServer, pictu
     expect(sidebar).to_have_attribute("data-state", re.compile("ready|not-loaded"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("server", ["nbclassic"], indirect=True)
 def test_the_classic_notebook_shows_the_panel(page: Page, server: LabServer, pictures: Path):

@@ -21,6 +21,7 @@ CELLS = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_step_that_does_not_fit_leaves_its_bill_and_a_pool_that_trains(page: Page, lab: LabServer, pictures: Path):
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
