@@ -22,6 +22,8 @@ from tests.ranks.test_model_division import Run, mlp, squared, train
 
 STORED: dict[str, list[Any]] = {"means": [], "names": []}
 NUM_CALLS = 0
+BANK = torch.zeros(64, dtype=torch.float64)
+COUNTS = numpy.zeros(4)
 
 
 class Meter:
@@ -66,9 +68,21 @@ def fills_a_nested_container(model: Any, x: Tensor) -> None:
     model.stored["inner"].append(x.sum(1).numpy())
 
 
+def writes_into_a_global_tensor(model: Any, x: Tensor) -> None:
+    BANK[: len(x)] = x.sum(1)
+
+
+def writes_into_a_global_array(model: Any, x: Tensor) -> None:
+    COUNTS[0] += len(x)
+
+
+def averages_into_an_attribute(model: Any, x: Tensor) -> None:
+    model.average.mul_(0.9).add_(x.mean(), alpha=0.1)
+
+
 EFFECTS = (
     prints_values, prints_shapes, appends_to_a_global_list, appends_the_same_for_all_rows, updates_a_meter,
-    fills_a_nested_container,
+    fills_a_nested_container, writes_into_a_global_tensor, writes_into_a_global_array, averages_into_an_attribute,
 )  # fmt: skip
 
 
@@ -77,6 +91,7 @@ class Observed(nn.Module):
         super().__init__()
         self.inner, self.meter = mlp(), Meter()
         self.stored: dict[str, list[Any]] = {"inner": []}
+        self.average = torch.zeros((), dtype=torch.float64)  # no buffer
         self.observe = observe
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,12 +105,15 @@ def leave(observe: Callable[[Any, Tensor], None]) -> list[Any]:
     NUM_CALLS = 0
     for values in STORED.values():
         values.clear()
+    BANK.zero_()
+    COUNTS[:] = 0
     torch.manual_seed(7)
     run, model = Run(), Observed(observe)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         train(run, model, squared)
     stored = [value.tolist() for value in model.stored["inner"]]
-    left = [{**STORED}, NUM_CALLS, model.meter.last, list(model.meter.sizes), stored, run.weights]
+    left = [{**STORED}, NUM_CALLS, model.meter.last, list(model.meter.sizes), stored]
+    left += [BANK.tolist(), COUNTS.tolist(), model.average.item(), run.weights]
     return [printed.getvalue(), *[repr(item) if isinstance(item, dict) else item for item in left]]
 
 

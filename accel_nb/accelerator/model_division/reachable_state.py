@@ -1,4 +1,4 @@
-"""Containers, attributes and global variables outside of a model's modules that its forward pass may change.
+"""Containers, attributes, global variables, tensors and arrays outside of modules that a forward pass may change.
 
 They are reachable from the attributes of its modules, from the code of their classes, and from the user's functions
 that this code names. Other models are not included.
@@ -7,11 +7,13 @@ that this code names. Other models are not included.
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from accel_nb.runtime.code_objects import nested_codes
@@ -54,20 +56,24 @@ class GlobalVariables(MutableMapping[str, Any]):
         return dict(self)
 
 
-def find_containers(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
-    """Yield containers, attributes of objects and global variables that a model's code may change, each with a name."""
+def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
+    """Yield what a model's code may change, each with a name.
+
+    These are containers, attributes of objects and global variables as mappings, arrays, and tensors that are neither
+    parameters nor buffers of the model.
+    """
     waiting = [
         (f"{name}.{key}", value)
         for name, part in model.named_modules()
         for key, value in (*vars(part).items(), *_methods(type(part), is_user_module))
         if key not in _OF_TORCH
     ]
-    seen: set[int] = set()
+    seen = set(map(id, model.buffers()))
     for name, value in waiting:  # grows meanwhile
-        if id(value) in seen or isinstance(value, nn.Module | Tensor) or len(seen) > _MAX_FOUND:
+        if id(value) in seen or isinstance(value, nn.Module | nn.Parameter) or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))
-        if isinstance(value, CONTAINERS):
+        if isinstance(value, CONTAINERS) or has_values(value):
             yield name, value
         elif isinstance(value, types.FunctionType):
             if is_user_module(value.__module__) and (assigned := _assigned_globals(value)):
@@ -75,6 +81,14 @@ def find_containers(model: nn.Module, is_user_module: IsUserModule) -> Iterator[
         elif _is_users_object(value, is_user_module):
             yield name, vars(value)
         waiting += [(f"{name}.{key}", part) for key, part in _parts(value, is_user_module)]
+
+
+def has_values(value: Any) -> bool:
+    """Whether a value is a tensor or a NumPy array whose values can be copied."""
+    if type(value) is Tensor:
+        return value.layout is torch.strided and not value.is_meta
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
 def _methods(kind: type, is_user_module: IsUserModule) -> Iterator[tuple[str, types.FunctionType]]:
