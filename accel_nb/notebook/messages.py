@@ -25,6 +25,20 @@ that import it are reloaded too.
 
 
 @dataclass(frozen=True, slots=True)
+class SentModule:
+    """The source of one of the user's own modules, for a worker on another machine."""
+
+    name: str
+    file: str
+    """Its path on the notebook's machine."""
+    text: str
+    is_package: bool
+    mtime_ns: int
+    size: int
+    """Modification time, in nanoseconds, and size of the file, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallRequest:
     """A function that runs in place of a cell's source."""
 
@@ -65,6 +79,8 @@ class RunRequest:
     variables: dict[str, str | None] = field(default_factory=dict)
     """The notebook's changes of environment variables; None: deleted."""
     settings: dict[str, Any] = field(default_factory=dict)
+    modules: tuple[SentModule, ...] = ()
+    """The notebook's own modules that workers on other machines lack, or have in an older version."""
     reloaded: dict[str, ReloadMode] = field(default_factory=dict)
     """The modules to reload."""
     lines: tuple[str, ...] = ()
@@ -144,7 +160,10 @@ def to_body(record: RunRequest | PullRequest | TaskReply) -> dict[str, Any]:
     """Return a record as a JSON-ready dict; lists and dicts in it are not copied."""
     values = {item.name: getattr(record, item.name) for item in fields(record)}
     nested = (CallRequest, ErrorReport, OutOfMemoryReport)
-    return {name: asdict(value) if isinstance(value, nested) else value for name, value in values.items()}
+    body = {name: asdict(value) if isinstance(value, nested) else value for name, value in values.items()}
+    if isinstance(record, RunRequest):
+        body["modules"] = [asdict(module) for module in record.modules]
+    return body
 
 
 def read_answer(result: RankResult) -> RankAnswer:

@@ -17,13 +17,13 @@ import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from IPython.core.getipython import get_ipython
 
 import accel_nb
 from accel_nb.errors import ShippingError
-from accel_nb.notebook.messages import ReloadMode
+from accel_nb.notebook.messages import ReloadMode, SentModule
 
 FileStamp = tuple[int, int]
 """Modification time and size of a file."""
@@ -37,15 +37,21 @@ _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _AUTORELOAD = "autoreload"
 
 
-def _file_of(module: Any) -> str | None:
+def source_file_of(module: Any) -> str | None:
     """Return the source file of one of the user's own modules; None for any other module."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    if not isinstance(origin, str) or not origin.endswith(".py") or origin.startswith(_LIBRARIES):
+    if not isinstance(origin, str) or not origin.endswith(".py") or is_of_library(origin):
         return None
-    return None if any(part in origin for part in _PACKAGES) else origin
+    return origin
 
 
-def _stamp_of(file: str) -> FileStamp | None:
+def is_of_library(path: str) -> bool:
+    """Return whether a path belongs to an installed library, Python or this package."""
+    return path.startswith(_LIBRARIES) or any(part in path for part in _PACKAGES)
+
+
+def stamp_of(file: str) -> FileStamp | None:
+    """Return modification time and size of a file; None if it cannot be read."""
     try:
         status = os.stat(file)
     except OSError:
@@ -90,7 +96,7 @@ class ImportedModuleRecord:
             spec = _spec_of(name)
             if imported.spec is not None and spec is not None and spec is not imported.spec:
                 found[name] = "update" if updates else "again"  # each load of a module creates a new spec
-            elif (stamp := _stamp_of(imported.file)) is not None and stamp != imported.stamp:
+            elif (stamp := stamp_of(imported.file)) is not None and stamp != imported.stamp:
                 found[name] = "edited"
             elif imported.spec is None:
                 imported.spec = spec
@@ -118,10 +124,19 @@ def _has_autoreload() -> bool:
     return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
 
 
+class SentFiles(Protocol):
+    """The files that the notebook has sent to a worker on another machine."""
+
+    def find_file(self, file: str) -> SentModule | None:
+        """Return the module of a file on the notebook's machine; None if it was not sent."""
+        ...
+
+
 class WorkerModules:
     """A worker's record of the user's own modules that it has imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: SentFiles) -> None:
+        self._sent = sent
         self._checked = set(sys.modules)
         self._files: dict[str, str] = {}
         self._unreported: dict[str, tuple[str, int, int]] = {}
@@ -143,7 +158,7 @@ class WorkerModules:
         new = sys.modules.keys() - self._checked
         self._checked |= new
         for name in new:
-            if (file := _file_of(sys.modules[name])) is not None and (stamp := _stamp_of(file)) is not None:
+            if (file := source_file_of(sys.modules[name])) is not None and (stamp := self._stamp_of(file)) is not None:
                 self._files[name] = file
                 # A file written while the cell ran may have changed after its import: its stamp is unknown.
                 self._unreported[name] = (file, *(stamp if stamp[0] < self._began_ns else _UNKNOWN))
@@ -152,12 +167,12 @@ class WorkerModules:
         """Reload modules, each after those that it imports. Raise ShippingError for one that cannot be loaded."""
         self._find_new_imports()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
-        imports = {name: set(_find_imports(name, file, known)) for name, file in known.items()}
+        imports = {name: set(_find_imports(name, file, self._read(file), known)) for name, file in known.items()}
         modes: dict[str, ReloadMode] = {name: how for name, how in changed.items() if name in known}
         for name in _find_importers([name for name, how in modes.items() if how == "edited"], imports):
             modes.setdefault(name, "edited")
         for name in _sort_by_imports(modes, imports):
-            stamp = _stamp_of(known[name])
+            stamp = self._stamp_of(known[name])
             try:
                 self._reload_one(sys.modules[name], modes[name])
             except Exception as error:  # the user's module may raise anything
@@ -167,6 +182,22 @@ class WorkerModules:
                 ) from error
             if stamp is not None:
                 self._unreported[name] = (known[name], *stamp)
+
+    def _stamp_of(self, file: str) -> FileStamp | None:
+        """Return the stamp of a file on the notebook's machine if it was sent, else of the one here."""
+        sent = self._sent.find_file(file)
+        return stamp_of(file) if sent is None else (sent.mtime_ns, sent.size)
+
+    def _read(self, file: str) -> str | bytes:
+        """Return the source of a module; nothing if it cannot be read."""
+        sent = self._sent.find_file(file)
+        if sent is not None:
+            return sent.text
+        try:
+            with open(file, "rb") as source:
+                return source.read()
+        except OSError:  # reloading the module, if needed, raises the error
+            return b""
 
     def _reload_one(self, module: types.ModuleType, how: ReloadMode) -> None:
         importlib.invalidate_caches()
@@ -191,12 +222,11 @@ def _superreload() -> Any:
     return superreload
 
 
-def _find_imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
+def _find_imports(name: str, file: str, source: str | bytes, known: Iterable[str]) -> Iterator[str]:
     """Yield the ``known`` modules that a module's source imports, at any depth of nesting."""
     try:
-        with open(file, "rb") as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):  # reloading the module, if needed, raises the error
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # reloading the module, if needed, raises the error
         return
     package = name if os.path.basename(file) == "__init__.py" else name.rpartition(".")[0]
     mentioned: set[str] = set()

@@ -20,7 +20,9 @@ from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME, ImportedChanges
 from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
+from accel_nb.notebook.session.own_modules import OwnModules
 from accel_nb.notebook.session.run_state import Cell, PackedCell
+from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry, referred_names
@@ -40,6 +42,7 @@ class NamespaceSession:
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
     _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
+    _own_modules: OwnModules = field(default_factory=OwnModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
@@ -60,6 +63,7 @@ class NamespaceSession:
         self._receiver.close()
         self._registry.forget()
         self._environment.reset()
+        self._own_modules.clear()
         self.only_on_workers = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
@@ -86,18 +90,19 @@ class NamespaceSession:
             self._registry.record_deleted([call.bound_name])
 
     def pack_cell(
-        self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
+        self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, facts: EngineFacts
     ) -> tuple[PackedCell, list[str]]:
         """Pack the values that a cell needs and the workers lack; return them, and a line for each that is left out.
 
-        ``started_with`` are the environment variables that the workers started with. Raise ShippingError, with a
-        remedy, for a value that cannot be sent.
+        Workers on other machines get the user's own modules too. Raise ShippingError, with a remedy, for a value that
+        cannot be sent.
         """
         digest, states = self._capture_random_states(always=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         if pool is not self._pool:
             self._pool = pool
             self._modules.clear()
+            self._own_modules.clear()
         reloaded = self._modules.modules_to_reload()
         if reloaded:
             self._registry.forget(
@@ -109,6 +114,7 @@ class NamespaceSession:
         prepared = self._registry.serialize_changes(
             [*imported, *needed], self.namespace, pool.payloads, rng=states, optional=names.optional
         )
+        modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)
@@ -119,8 +125,9 @@ class NamespaceSession:
             sources=self._environment.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
             rng_digest=digest,
             has_rng=states is not None,
-            variables=self._environment.changed_variables(started_with),
+            variables=self._environment.changed_variables(facts.variables),
             settings=settings,
+            modules=tuple(modules),
             reloaded=reloaded,
             lines=tuple(self._modules.describe_reloads(reloaded)),
             is_partial=len(chosen) < pool.size,
@@ -132,10 +139,10 @@ class NamespaceSession:
         request = replace(request, shared=tuple(self.shared_names))
         body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
-        ranks = range(pool.size) if payloads or reloaded or settings else chosen
+        ranks = range(pool.size) if payloads or modules or reloaded or settings else chosen
         bodies = {rank: body if rank in chosen else idle_body for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
-        lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
+        lines += [*notes, *(f"left out: {problem}" for problem in prepared.left_out.values())]
         unreturned = () if resolved.config.bring_back else names.bound
         return PackedCell(
             pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
@@ -156,6 +163,7 @@ class NamespaceSession:
         self._registry.forget(map(root_name, packed.sent_paths))
         self._registry.record_outdated(packed.removed_names)
         self._environment.reset()
+        self._own_modules.clear()
 
     def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.

@@ -507,7 +507,7 @@ class Session:
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
         running.output.set_phase(SENDING)
-        packed, notes = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts.variables)
+        packed, notes = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts)
         lines += notes
         return packed
 

@@ -40,6 +40,7 @@ from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
+from accel_nb.notebook.worker.sent_modules import SentModules
 from accel_nb.notebook.worker.shell import (
     PACKAGE_FOLDER,
     drop_frames,
@@ -94,7 +95,8 @@ class CellProgram:
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
-        self._modules = WorkerModules()
+        self._sent_modules = SentModules()
+        self._modules = WorkerModules(self._sent_modules)
         # Objects that the explicit cells' previous accelerator had prepared; the next one prepares them again.
         self._objects_to_prepare: tuple[Any, ...] = ()
         # Accelerators of an old process group whose models are still sharded.
@@ -186,6 +188,7 @@ class CellProgram:
         with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine
             os.chdir(request.cwd)
         sys.path[:] = request.sys_path
+        self._sent_modules.add(request.modules)
         self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)
         apply_settings(request.settings)

@@ -1,0 +1,136 @@
+"""The source files of the user's own modules, for workers on machines that may lack them or have other versions."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from accel_nb.notebook.messages import SentModule
+from accel_nb.notebook.session.module_sync import FileStamp, is_of_library, source_file_of, stamp_of
+
+_MAX_FILES = 1000
+_MAX_BYTES = 10 * 2**20
+_SOURCE = ".py"
+
+
+@dataclass(slots=True)
+class OwnModules:
+    """The record of the modules that were sent to the workers of a pool."""
+
+    _stamps: dict[str, FileStamp] = field(default_factory=dict)
+    _imports: dict[str, tuple[FileStamp | None, list[str]]] = field(default_factory=dict)
+    """By file its stamp, and the modules that it imports."""
+    _left_out: set[str] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """Record that workers have no modules of the notebook."""
+        self._stamps.clear()
+        self._left_out.clear()
+
+    def collect(self, tree: ast.Module) -> tuple[list[SentModule], list[str]]:
+        """Return modules that workers lack or have in an older version, and a line for each package that is too large.
+
+        These are the user's own modules that the notebook has imported or that ``tree`` imports, and those that these
+        import in turn; of a package all files of Python.
+        """
+        found: list[SentModule] = []
+        lines: list[str] = []
+        waiting = [*dict.fromkeys([*_imported_here(), *_imports_of(tree)])]
+        seen = {"accel_nb"}
+        while waiting:
+            top = waiting.pop()
+            if top in seen:
+                continue
+            seen.add(top)
+            files = _find_files(top)
+            if _is_too_large([file for _, file, _ in files]):
+                if top not in self._left_out:
+                    self._left_out.add(top)
+                    lines.append(f"the package {top} is too large to be sent: nodes import their own, if they have one")
+                continue
+            for name, file, is_package in files:
+                module = self._read(name, file, is_package=is_package)
+                if module is not None:
+                    found.append(module)
+                waiting += self._imports_in(file)
+        return found, lines
+
+    def _read(self, name: str, file: str, *, is_package: bool) -> SentModule | None:
+        """Return a module unless the workers have it in this version."""
+        stamp = stamp_of(file)
+        if stamp is None or self._stamps.get(name) == stamp:
+            return None
+        try:
+            with open(file, "rb") as source:
+                text = importlib.util.decode_source(source.read())
+        except (OSError, SyntaxError, UnicodeDecodeError):  # the import on a worker fails as it would here
+            return None
+        self._stamps[name] = stamp
+        return SentModule(name, file, text, is_package, *stamp)
+
+    def _imports_in(self, file: str) -> list[str]:
+        stamp = stamp_of(file)
+        known = self._imports.get(file)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        try:
+            with open(file, "rb") as source:
+                found = list(_imports_of(ast.parse(source.read())))
+        except (OSError, SyntaxError, ValueError):
+            found = []
+        self._imports[file] = stamp, found
+        return found
+
+
+def _imported_here() -> Iterator[str]:
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and source_file_of(module) is not None:
+            yield name.partition(".")[0]
+
+
+def _find_files(top: str) -> list[tuple[str, str, bool]]:
+    """Return name, file and whether it is a package for the user's own module ``top`` and its submodules."""
+    for entry in sys.path:
+        folder = os.path.abspath(entry)
+        package, file = os.path.join(folder, top), os.path.join(folder, top + _SOURCE)
+        if is_of_library(os.path.join(package, "")):
+            continue
+        if os.path.isfile(os.path.join(package, f"__init__{_SOURCE}")):
+            return list(_files_of_package(top, package))
+        if os.path.isfile(file):
+            return [(top, file, False)]
+    return []
+
+
+def _files_of_package(package: str, folder: str) -> Iterator[tuple[str, str, bool]]:
+    count = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name.isidentifier() and name != "__pycache__")
+        inner = os.path.relpath(place, folder)
+        prefix = package if inner == os.curdir else f"{package}.{inner.replace(os.sep, '.')}"
+        for file in sorted(files):
+            stem, extension = os.path.splitext(file)
+            if extension == _SOURCE and stem.isidentifier():
+                is_package = stem == "__init__"
+                yield prefix if is_package else f"{prefix}.{stem}", os.path.join(place, file), is_package
+                count += 1
+                if count > _MAX_FILES:
+                    return
+
+
+def _is_too_large(files: list[str]) -> bool:
+    sizes = [stamp[1] for file in files if (stamp := stamp_of(file)) is not None]
+    return len(files) > _MAX_FILES or sum(sizes) > _MAX_BYTES
+
+
+def _imports_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the first parts of the names of the modules that a source imports absolutely."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
