@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,7 +57,8 @@ class Freezing:
 
     def end(self) -> None:
         for process in self.processes:
-            process.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):  # the kernel ends the host of a lost node on its own machine
+                process.send_signal(signal.SIGCONT)
 
     def has_ended_all(self) -> bool:
         return not any(is_alive(process) for process in self.processes)
@@ -112,7 +114,8 @@ def test_a_node_that_freezes_is_lost_and_its_return_changes_nothing(
         assert lost.error is not None
         assert lost.error[0] in ("WorkerDied", "PoolError")
         assert "node localhost-2 was lost: it has not answered for 2." in lost.error[1]
-    assert kernel.value("kept") == (3 if is_before else 7)
+    # Rank 0's values come back unless no cell has run.
+    assert kernel.value("kept") == (3 if text == "start" else 7)
     run(kernel, f"%%accelerate {flags}\nimport torch.distributed as dist\nsize = dist.get_world_size()")
     assert kernel.value("size") == (3 if text == "start" else 2)
     assert "lost: it has not answered for 2." in run(kernel, "%accelerate nodes")

@@ -56,8 +56,8 @@ class GlobalVariables(MutableMapping[str, Any]):
         return dict(self)
 
 
+def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
     """Yield values that a model's code may change, each with a name.
-    """Yield what a model's code may change, each with a name.
 
     These are containers, attributes of objects and global variables as mappings, arrays, and tensors that are neither
     parameters nor buffers of the model.
