@@ -608,7 +608,11 @@ class Session:
                     on_wait=lambda: on_phase(STARTING if engine.facts().is_warm else IMPORTING),
                 )
             except BaseException:
-                self.stop()
+                facts = engine.facts()
+                if 0 < len(facts.lost_nodes) < len(facts.nodes):
+                    self.discard_workers()  # the next cell runs on the nodes that remain
+                else:
+                    self.stop()
                 raise
         return self._pool
 
