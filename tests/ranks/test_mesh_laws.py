@@ -195,6 +195,7 @@ def go_on(world: World, layout: Layout, folders: list[Path]) -> list[Tensor]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_checkpoints_go_on_in_every_other_mesh_and_number_of_workers(tmp_path: Path) -> None:
     expected = by_hand(gpt(num_experts=4), "adamw", sizes=(8, 8, 8, 8))

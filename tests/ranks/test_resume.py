@@ -192,7 +192,15 @@ def seen_once(*parts: list[Any], epoch: tuple[int, ...] = (-1, 0), what: str = "
     assert (lost, repeated) == (0, 0), f"{what} {lost} lost, {repeated} repeated: {found}"
 
 
-@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+def long(*values: int) -> Any:
+    """Return parameters that only the nightly tests use."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+SOME_SIZES = [1, long(2), 3, long(4)]
+
+
+@pytest.mark.parametrize("saved", SOME_SIZES)
 @pytest.mark.parametrize("batch", ["per-worker", "global"])
 def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(saved: int, batch: str, tmp_path: Path) -> None:
     step = random.Random(f"{saved} {batch}").randint(1, 2)  # 53 samples are 3 steps of 4 x 6
@@ -207,7 +215,7 @@ def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(saved: int, ba
 KINDS = ["in order", "generator", "batch sampler", "own sampler", "buckets", "workers", "persistent", "stateful"]
 
 
-@pytest.mark.parametrize(("saved", "loading"), [(2, 3), (1, 2), (2, 1)])
+@pytest.mark.parametrize(("saved", "loading"), [(2, 3), long(1, 2), long(2, 1)])
 def test_every_kind_of_loader_goes_on(saved: int, loading: int, tmp_path: Path) -> None:
     before, after = (
         run_ranks(each, size, train, {kind: (kind, tmp_path / kind, [None, stop], {}) for kind in KINDS})
@@ -257,7 +265,7 @@ BIT_EXACT = ["shuffle", "noisy", "drop_last", "generator", "own sampler", "bucke
 
 
 @pytest.mark.parametrize(("save_after", "left"), [(3, 3), (12, 2)])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [long(1), 2])
 def test_as_many_ranks_end_with_the_same_bits(size: int, save_after: int, left: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "batch": "global"}  # an odd number of batches: inside of a window
     saving = {kind: (kind, tmp_path / kind, save_after, options) for kind in BIT_EXACT}
@@ -403,7 +411,7 @@ def read_logs(log: Path) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("loading", [1, 2, 3, 4])
-@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+@pytest.mark.parametrize("saved", SOME_SIZES)
 def test_after_a_kill_nothing_is_lost_and_nothing_repeated(saved: int, loading: int, tmp_path: Path) -> None:
     per_epoch = -(-NUM_SAMPLES // 6)
     kill_at = random.Random(f"{saved} {loading}").randint(2, 2 * per_epoch - 1)
