@@ -278,6 +278,14 @@ def _path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
+def write_stack_on_signal(descriptor: int) -> None:
+    """Write the Python stack of the thread that receives a `TRACE_SIGNAL`, which is the main thread if it can.
+
+    faulthandler reads the stacks of other threads while these run, which ends the process by SIGSEGV at times.
+    """
+    faulthandler.register(TRACE_SIGNAL, descriptor, all_threads=False)
+
+
 def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> int:
     """Run a worker in a process that was just forked; return the exit code."""
     os.setsid()
@@ -287,7 +295,7 @@ def run_worker(start: WorkerStart, descriptors: list[int], *, parent: int) -> in
     control, monitor, stdout, stderr, ring, store, trace = descriptors
     _adopt_streams(stdout, stderr)
     faulthandler.enable(trace)
-    faulthandler.register(TRACE_SIGNAL, trace)
+    write_stack_on_signal(trace)
     restore_threads()
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path

@@ -31,6 +31,7 @@ import cloudpickle
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.sync.object_paths import resolve_path
+from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -371,6 +372,8 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
+        if is_parametrized(obj):
+            return reduce_parametrized(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)

@@ -1,6 +1,6 @@
 # Parametrised layers: spectral_norm and weight_norm, made in the cell that trains.
-# outcome: told stayed on the workers: model
-# compare: state
+# outcome: equal
+# compare: model, state
 # %%
 import torch
 import torch.nn as nn

@@ -1,5 +1,5 @@
-# A parametrised model of an earlier cell: torch itself refuses to serialise such modules.
-# outcome: refused Make it inside the %%accelerate cell
+# A parametrised model of an earlier cell, whose class torch makes and refuses to pickle.
+# outcome: equal
 # compare: model
 # runs: always
 # %%
