@@ -14,11 +14,14 @@ from accel_nb.pool.sync.object_kinds import is_module
 
 def is_parametrized(value: Any) -> bool:
     """Return whether a value is a module whose class torch has made for its parametrizations."""
-    if not is_module(value) or "parametrizations" not in vars(value).get("_modules", ()):
+    if not is_module(value):
+        return False
+    parametrize = sys.modules["torch"].nn.utils.parametrize
+    if not parametrize.is_parametrized(value):
         return False
     from accel_nb.runtime.tensors.instance_patching import innermost_class
 
-    return innermost_class(value).__module__ == sys.modules["torch"].nn.utils.parametrize.__name__
+    return innermost_class(value).__module__ == parametrize.__name__
 
 
 def reduce_parametrized(module: Any) -> Any:
