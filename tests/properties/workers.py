@@ -127,9 +127,7 @@ class Workers:
         assert self._pool is not None
         cell = Cell(source, ast.parse(source), 1)
         session = NamespaceSession({})
-        packed, _ = session.pack_cell(
-            cell, analyze_cell(cell.tree, {}), self._flags, self._pool, self._engine.facts().variables
-        )
+        packed, _ = session.pack_cell(cell, analyze_cell(cell.tree, {}), self._flags, self._pool, self._engine.facts())
         bodies = packed.bodies
         if own is not None:
             bodies = {rank: {**body, "source": own[rank], "is_empty": True} for rank, body in bodies.items()}
