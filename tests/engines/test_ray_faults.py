@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.engines.conftest import loaded_kernel, running_cluster
+from tests.engines.conftest import running_cluster
 from tests.engines.test_ray import SLEEP, run
 from tests.support.kernel import Kernel
 
@@ -17,12 +17,6 @@ def cluster() -> Iterator[str]:
     """The address of a cluster that no other test uses."""
     with running_cluster() as address:
         yield address
-
-
-@pytest.fixture
-def kernel(cluster: str) -> Iterator[Kernel]:
-    with loaded_kernel() as kernel:
-        yield kernel
 
 
 def flags_of(cluster: str) -> str:

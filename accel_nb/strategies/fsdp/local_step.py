@@ -24,8 +24,10 @@ def step_on_parts(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
 
     Hooks on the optimizer's step see the sharded tensors.
     """
+    if type(optimizer) not in _BY_ELEMENT:
+        return step()
     exchange = _Exchange(optimizer)
-    if type(optimizer) not in _BY_ELEMENT or not exchange.is_possible():
+    if not exchange.is_possible():
         return step()
     before = optimizer.register_step_pre_hook(lambda *_: exchange.begin())
     after = optimizer.register_step_post_hook(lambda *_: exchange.end())
