@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from accel_nb.cli.command_failed import CommandFailed
@@ -97,8 +98,12 @@ def _execute(path: Path) -> tuple[Any, str | None]:
         kernel_manager_class=OwnKernelManager,
         resources={"metadata": {"path": str(path.parent)}},
     )
+    client.km = client.create_kernel_manager()
     try:
-        client.execute()
+        with TemporaryDirectory(prefix="accel-nb-") as folder:
+            # Jupyter finds free TCP ports before the kernel starts: another process may bind one of them meanwhile.
+            client.km.transport, client.km.ip = "ipc", str(Path(folder) / "channel")
+            client.execute()
     except CellExecutionError as error:
         return notebook, f"{error.ename}: {error.evalue}"
     except (CellTimeoutError, DeadKernelError) as error:

@@ -20,6 +20,7 @@ from nbclient import NotebookClient
 from accel_nb.cli import demo
 from accel_nb.cli.main import main
 from tests.conftest import wait_for
+from tests.support.kernel import own_kernel
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -64,13 +65,12 @@ def execute(name: str, facts: str, *, has_workers: bool = True) -> Executed:
     more = {"facts": f"import json\nprint(json.dumps({facts}))"} | ({"processes": STATUS} if has_workers else {})
     for ident, source in more.items():
         notebook.cells.append(nbformat.v4.new_code_cell(source, id=ident))
-    # The fixtures' interpreter, not whatever is installed as python3.
     client = NotebookClient(
         notebook, timeout=1200, store_widget_state=False, resources={"metadata": {"path": str(FOLDER)}}
     )
     client.km = client.create_kernel_manager()
-    client.km.kernel_spec.argv[0] = sys.executable
-    client.execute()
+    with own_kernel(client.km):
+        client.execute()
     return Executed(notebook)
 
 

@@ -12,6 +12,8 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
+from tests.support.kernel import own_kernel
+
 ROOT = Path(__file__).parents[2]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -40,7 +42,10 @@ def notebook() -> Any:
     cells += [new_code_cell(RUN.format(mode=mode, rung=rung)) for mode, rung in (LIVE, STATIC, TEXT, CORE)]
     cells += [new_code_cell('panel = Panel("run", 2)\npanel.refresh(force=True)\npanel.finish("done")')]
     made = new_notebook(cells=cells)
-    NotebookClient(made, timeout=60, kernel_name="python3", store_widget_state=True).execute()
+    client = NotebookClient(made, timeout=60, kernel_name="python3", store_widget_state=True)
+    client.km = client.create_kernel_manager()
+    with own_kernel(client.km):
+        client.execute()
     nbformat.validate(made)
     return made
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -98,20 +100,32 @@ class Kernel:
 
 
 @contextmanager
+def own_kernel(manager: KernelManager) -> Iterator[None]:
+    """Prepare a manager: its kernel runs this interpreter, and is reached by Unix sockets.
+
+    Jupyter finds free TCP ports before the kernel starts. Another test may bind one of them before the kernel does.
+    """
+    with TemporaryDirectory(prefix="kernel-") as folder:
+        manager.kernel_spec.argv[0] = sys.executable  # type: ignore[union-attr]
+        manager.transport, manager.ip = "ipc", str(Path(folder) / "channel")
+        yield
+
+
+@contextmanager
 def running_kernel() -> Iterator[Kernel]:
     before, started = set(threading.enumerate()), set[threading.Thread]()
     manager = KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable  # type: ignore[union-attr]
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=60)
-        started = set(threading.enumerate()) - before
-        yield Kernel(manager, client)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=False)
-        client.context.term() if client.context is not manager.context else None
-        for thread in started:
-            thread.join(5)
+    with own_kernel(manager):
+        manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=60)
+            started = set(threading.enumerate()) - before
+            yield Kernel(manager, client)
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=False)
+            client.context.term() if client.context is not manager.context else None
+            for thread in started:
+                thread.join(5)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from playwright.sync_api import Page
@@ -78,6 +79,7 @@ class LabServer:
         self.root = folder / "notebooks"
         self.root.mkdir()
         self._folder = folder
+        self._runtime = TemporaryDirectory(prefix="lab-")  # the path of a Unix socket has a limit of 107 characters
         self._token = secrets.token_hex(16)
         self._port = _free_port()
         self._log = (folder / "server.log").open("wb")
@@ -93,6 +95,7 @@ class LabServer:
                 "--ServerApp.port_retries=0",
                 f"--IdentityProvider.token={self._token}",
                 f"--ServerApp.root_dir={self.root}",
+                "--KernelManager.transport=ipc",  # another test may bind a port before the kernel does
                 *_FLAGS[application],
             ],
             env=self._environment(),
@@ -137,6 +140,7 @@ class LabServer:
             self._process.kill()
             self._process.wait()
         self._log.close()
+        self._runtime.cleanup()
 
     def _request(self, method: str, path: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
@@ -154,7 +158,6 @@ class LabServer:
             "IPYTHONDIR": "ipython",
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",
-            "JUPYTER_RUNTIME_DIR": "runtime",
             "JUPYTERLAB_SETTINGS_DIR": "settings",
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
             "XDG_STATE_HOME": "state",
@@ -170,7 +173,8 @@ class LabServer:
             for name, value in os.environ.items()
             if not name.startswith(("JUPYTER", "JPY_")) or name == "JUPYTER_PATH"  # where other builds lie
         }
-        return inherited | {name: str(self._folder / folder) for name, folder in folders.items()}
+        own = {name: str(self._folder / folder) for name, folder in folders.items()}
+        return inherited | own | {"JUPYTER_RUNTIME_DIR": self._runtime.name}
 
 
 def open_notebook(page: Page, server: LabServer, notebook: str) -> None:
