@@ -201,6 +201,7 @@ lab: $(STAMPS)/develop
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: $(STAMPS)/develop browser
+	@.ci/environment.sh $(BIN)/python $(ENGINES) .ci/engines.txt
 	$(BIN)/python -m benchmarks
 
 lint: lint-python lint-front-end

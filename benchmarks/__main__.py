@@ -43,7 +43,16 @@ NAMES = (
     "sharding",
     "zero",
     "mesh",
+    "nodes",
 )
+INTERPRETERS = {
+    "nodes": Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    / "accel_nb"
+    / "engines"
+    / "bin"
+    / "python"
+}
+"""Benchmarks that need packages of another environment, which `make bench` has installed."""
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"
 
@@ -93,7 +102,8 @@ def _run_benchmark(name: str, path: Path, *, quick: bool) -> Report | str:
     """Run one benchmark and return its report, or a description of its failure, such as leftover processes."""
     print(f"--- {name}", flush=True)
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(path), *(["--quick"] if quick else [])]
+    interpreter = INTERPRETERS.get(name, sys.executable)
+    command = [interpreter, "-m", f"benchmarks.{name}", "--json", str(path), *(["--quick"] if quick else [])]
     process = subprocess.run(command, cwd=ROOT, env={**os.environ, _MARK: mark}, check=False)
     leftovers = _leftovers(mark)
     for other in leftovers:

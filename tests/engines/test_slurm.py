@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import wait_for
+from tests.engines.conftest import TOKEN
+from tests.engines.machines import NODES, free_port, wait_for_port
 from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
 from tests.launch.cluster import is_installed, running_slurm
 from tests.support.kernel import Kernel, running_kernel
@@ -108,3 +112,44 @@ def test_nothing_is_left_when_the_kernel_is_killed(slurm_kernel: Kernel) -> None
     os.kill(slurm_kernel.pid, 9)
     assert psutil.wait_procs([process for process in ours if process is not None], timeout=20)[1] == []
     wait_for_no_job()
+
+
+def test_ray_on_the_nodes_of_a_job(slurm_kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe of the documentation; here both nodes are this machine, so each is told its address."""
+    kernel = slurm_kernel
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    granted = subprocess.run(
+        ["salloc", "--nodes=2", "--exclusive", "--no-shell"], capture_output=True, text=True, check=True
+    ).stderr
+    job = granted.split("job allocation ")[-1].split()[0]
+    port = free_port(NODES[0])
+    head = f"{NODES[0]}:{port}"
+    start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
+    step = ["srun", f"--jobid={job}", "--nodes=1", "--ntasks=1"]
+    first = [*start, "--head", f"--node-ip-address={NODES[0]}", f"--port={port}", "--include-dashboard=false"]
+    commands = [
+        [*step, "--nodelist=one", *first],
+        [*step, "--nodelist=two", *start, f"--address={head}", f"--node-ip-address={NODES[1]}"],
+    ]
+    steps: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            steps.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+            wait_for_port(NODES[0], port)
+        flags = f"--engine ray --nodes 2 --cpus 2 --engine.address {head} --engine.lost-after-s 10"
+        with running_kernel() as kernel:
+            run(kernel, "%load_ext accel_nb")
+            assert wait_for(lambda: kernel.run(f"%accelerate connect {head} --nodes 2").error is None, 60)
+            run(kernel, f"{DATA}\nmodel, optimizer, loader = make()")
+            run(kernel, f"%%accelerate {flags} --seed 1\n{TRAIN}")
+            run(kernel, "far = [p.clone() for p in model.parameters()]")
+            assert f"on {NODES[1]}" in run(kernel, "%accelerate status")
+            run(kernel, "model, optimizer, loader = make()\n%accelerate restart\n")
+            run(kernel, f"%%accelerate --cpus 4 --seed 1\n{TRAIN}")
+            assert kernel.value("all(torch.equal(a, b) for a, b in zip(far, model.parameters()))")
+    finally:
+        subprocess.run(["scancel", job], check=True)
+        for process in steps:
+            process.wait(60)
+        wait_for_no_job()
