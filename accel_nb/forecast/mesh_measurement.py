@@ -21,8 +21,7 @@ from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.block_calls import chain_input
 from accel_nb.strategies.context_parallel.divided_sequences import find_blocks, refuse_blocks
 from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
-from accel_nb.strategies.fsdp.sharded_model import staged_parameters
-from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages
+from accel_nb.strategies.pipeline.stage_plan import StagePlan, plan_stages, staged_parameters
 from accel_nb.strategies.tensor_parallel.divided_layers import divided_parameters
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan, plan_division
 

@@ -310,7 +310,7 @@ PRIVATE_USES = (
         (
             "accelerator/model_division/divided_calls.py",
             "accelerator/model_division/module_state.py",
-            "accelerator/model_division/parameter_writes.py",
+            "accelerator/model_division/tensor_writes.py",
             "accelerator/model_division/row_layout.py",
             "accelerator/model_division/row_random.py",
             "accelerator/plain_cells/loop_division.py",

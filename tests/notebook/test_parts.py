@@ -69,3 +69,21 @@ def test_what_a_model_keeps_on_itself_comes_back(kernel):
     setup(kernel, "model.losses.clear()\nmodel.calls = 10")
     done(kernel, body)
     assert kernel.value("(len(losses), model.calls)") == (1, 11)
+
+
+def test_a_model_that_comes_back_as_a_new_object_is_reported(kernel):
+    """Sharded weights cannot be set in a model whose layer has another class than before."""
+    setup(
+        kernel,
+        "import torch\nfrom torch.nn.utils.parametrizations import weight_norm\ntorch.manual_seed(0)\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))\nheld = [model]\n"
+        "x = torch.ones(4, 2)",
+    )
+    output = done(
+        kernel,
+        "weight_norm(model[1])\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(x).pow(2).mean().backward()\noptimizer.step()",
+        flags="--cpus 2 --strategy fsdp",
+    )
+    assert kernel.value("(model is held[0], torch.nn.utils.parametrize.is_parametrized(model[1]))") == (False, True)
+    assert any(text.startswith("model is a new object") for text in output.texts)

@@ -163,7 +163,8 @@ def test_a_worker_that_is_to_end_saves_first(kernel, folder: Path):
         "accelerator.prepare(model, optimizer, loader)\n"
         "for epoch in range(20_000):\n"
         "    for (x,) in loader:\n"
-        "        accelerator.backward(model(x).square().mean())\n        optimizer.step()\n"
+        "        accelerator.backward(model(x).square().mean())\n"
+        "        optimizer.step()\n        optimizer.zero_grad()\n"
         f"    is_saved = torch.tensor(float(any(Path({str(folder)!r}).glob('step_*/manifest.json'))))\n"
         "    if accelerator.reduce(is_saved, 'sum') > 0: break\n"
     )

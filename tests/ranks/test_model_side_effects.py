@@ -24,6 +24,8 @@ STORED: dict[str, list[Any]] = {"means": [], "names": []}
 NUM_CALLS = 0
 BANK = torch.zeros(64, dtype=torch.float64)
 COUNTS = numpy.zeros(4)
+LARGE = torch.zeros(70_000_000)
+"""More than what is copied before each pass."""
 
 
 class Meter:
@@ -72,6 +74,10 @@ def writes_into_a_global_tensor(model: Any, x: Tensor) -> None:
     BANK[: len(x)] = x.sum(1)
 
 
+def writes_into_a_large_tensor(model: Any, x: Tensor) -> None:
+    LARGE[: len(x)] = x.sum(1)
+
+
 def writes_into_a_global_array(model: Any, x: Tensor) -> None:
     COUNTS[0] += len(x)
 
@@ -82,7 +88,8 @@ def averages_into_an_attribute(model: Any, x: Tensor) -> None:
 
 EFFECTS = (
     prints_values, prints_shapes, appends_to_a_global_list, appends_the_same_for_all_rows, updates_a_meter,
-    fills_a_nested_container, writes_into_a_global_tensor, writes_into_a_global_array, averages_into_an_attribute,
+    fills_a_nested_container, writes_into_a_global_tensor, writes_into_a_large_tensor, writes_into_a_global_array,
+    averages_into_an_attribute,
 )  # fmt: skip
 
 
@@ -106,6 +113,7 @@ def leave(observe: Callable[[Any, Tensor], None]) -> list[Any]:
     for values in STORED.values():
         values.clear()
     BANK.zero_()
+    LARGE[:64] = 0
     COUNTS[:] = 0
     torch.manual_seed(7)
     run, model = Run(), Observed(observe)
@@ -113,7 +121,7 @@ def leave(observe: Callable[[Any, Tensor], None]) -> list[Any]:
         train(run, model, squared)
     stored = [value.tolist() for value in model.stored["inner"]]
     left = [{**STORED}, NUM_CALLS, model.meter.last, list(model.meter.sizes), stored]
-    left += [BANK.tolist(), COUNTS.tolist(), model.average.item(), run.weights]
+    left += [BANK.tolist(), LARGE[:64].tolist(), COUNTS.tolist(), model.average.item(), run.weights]
     return [printed.getvalue(), *[repr(item) if isinstance(item, dict) else item for item in left]]
 
 

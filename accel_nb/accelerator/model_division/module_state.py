@@ -23,7 +23,10 @@ class ModuleSnapshot:
     It includes containers, the user's objects, global variables, tensors and arrays that the code of the model uses; of
     tensors and arrays as many as `_MAX_BYTES` hold. Parameters that this code replaces by others are restored too,
     unless ``shards_params``: then the strategy replaces parameters in a forward pass, and restores them itself. For
-    changes of their values see `ParameterWrites`.
+    changes of their values see `TensorWrites`.
+
+    Attributes:
+        uncopied: the tensors outside of modules that were too large to copy, by name.
     """
 
     def __init__(self, model: nn.Module, *, shards_params: bool, is_user_module: IsUserModule) -> None:
@@ -45,11 +48,16 @@ class ModuleSnapshot:
             if value is not None and value.layout is torch.strided and not value.is_meta
         ]
         self._values: list[tuple[str, Any, Any]] = []
+        self.uncopied: list[tuple[str, Tensor]] = []
         num_bytes = 0
         for name, value in reachable:
-            if has_values(value) and num_bytes + value.nbytes <= _MAX_BYTES:
+            if not has_values(value):
+                continue
+            if num_bytes + value.nbytes <= _MAX_BYTES:
                 num_bytes += value.nbytes
                 self._values.append((name, value, _copied(value)))
+            elif isinstance(value, Tensor):
+                self.uncopied.append((name, value))
 
     @torch.no_grad()
     def restore(self) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
-from accel_nb.accelerator.model_division.parameter_writes import ParameterWrites
 from accel_nb.accelerator.model_division.reachable_state import IsUserModule
 from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
 from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
 from accel_nb.runtime import rng
@@ -263,7 +263,8 @@ class _LayoutCheck:
         draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
         device = next(iter(self._tensors)).device
         state = ModuleSnapshot(self._model, shards_params=self._shards_params, is_user_module=self._is_user_module)
-        writes = None if self._shards_params or self._is_compiled else ParameterWrites(self._model)
+        parameters = () if self._shards_params else self._model.named_parameters()
+        writes = None if self._is_compiled else TensorWrites([*parameters, *state.uncopied])
         states = rng.capture(device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
         for part in norms:

@@ -166,7 +166,7 @@ class NamespaceSession:
         self._own_modules.clear()
 
     def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
-        """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
+        """Apply the values that rank 0 returned; return lines about values that stayed on the workers or were replaced.
 
         Names whose values changed are added to ``changed_names``.
         """
@@ -200,6 +200,11 @@ class NamespaceSession:
                 fetch = [name for name, reason in reasons.items() if reason.endswith("large")]
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
+            lines += [
+                f"{name} is a new object, since the cell changed the class of one of its layers; what else refers to "
+                "it has the model of before"
+                for name in received.replaced
+            ]
         return lines
 
     def _capture_random_states(self, *, always: bool) -> tuple[str | None, Any]:

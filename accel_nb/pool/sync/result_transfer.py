@@ -237,6 +237,8 @@ class ReturnRecord:
     """The digest of rank 0's generator states."""
     weights: dict[str, WeightTable]
     """The modules in the region, by path."""
+    replaced: list[str] = field(default_factory=list[str])
+    """Models that both sides held, and that come back as new objects."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the record as JSON-ready values."""
@@ -251,7 +253,7 @@ class ReturnRecord:
             }
             for path, table in self.weights.items()
         }
-        return {"kept": self.kept, "rng": self.rng, "weights": weights}
+        return {"kept": self.kept, "rng": self.rng, "weights": weights, "replaced": self.replaced}
 
 
 @dataclass(slots=True)
@@ -288,6 +290,7 @@ class ResultSender:
         """
         removed = tuple(name for name in before.shared if name not in namespace)
         delta, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
+        replaced: list[str] = []
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         living = before.living()
         restructured = before.changed_modules()
@@ -318,6 +321,8 @@ class ResultSender:
                 self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
+                if path == root and is_module(value) and root in delta.values:
+                    replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
         for changes in (
@@ -327,7 +332,9 @@ class ResultSender:
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
-        return self._pack(delta, weights, kept, rng_digest, namespace, outside)
+        packed = self._pack(delta, weights, kept, rng_digest, namespace, outside)
+        packed.record.replaced.extend(name for name in replaced if name not in packed.record.kept)
+        return packed
 
     def close(self) -> None:
         """Free the region."""
@@ -470,6 +477,8 @@ class AppliedResults:
     """Names that the cell has deleted, which were now deleted from the namespace."""
     failed: dict[str, str]
     """By path, why a value could not be rebuilt."""
+    replaced: list[str]
+    """Models that are new objects now."""
 
 
 class ResultReceiver:
@@ -509,7 +518,10 @@ class ResultReceiver:
             removed = delta.removed
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors]
-        return AppliedResults(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
+        failed = describe_failures(errors, "in the notebook")
+        return AppliedResults(
+            record.kept, arrived, removed, failed, [name for name in record.replaced if name in arrived]
+        )
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed import _composable_state, distributed_c10d
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
-from torch.optim import Optimizer
 
 from accel_nb.bigmodel.safetensors_reader import SafetensorsCheckpoint
 from accel_nb.errors import MisuseError
@@ -44,7 +43,7 @@ from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.pipeline.pipeline import Pipeline
-from accel_nb.strategies.pipeline.stage_plan import StagePlan
+from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
 from accel_nb.strategies.tensor_parallel.plan import DivisionPlan
 
@@ -350,6 +349,21 @@ class ShardedModel:
         self._undo_divisions()
         return back
 
+    def gather_new(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Replace sharded parameters that code has computed from the model's by whole ones; return pairs of both.
+
+        ``weight_norm`` of a sharded model makes such parameters. Every rank must call.
+        """
+        own = {id(value) for value in self.changed.values()}
+        found: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        for module in self.model.modules():
+            for name, value in module._parameters.items():
+                if value is not None and sharded.is_sharded(value) and id(value) not in own:
+                    whole: Any = value
+                    found.setdefault(id(value), (value, nn.Parameter(whole.full_tensor(), value.requires_grad)))
+                    module._parameters[name] = found[id(value)][1]
+        return list(found.values())
+
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
         """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
         here = [group for group in plan.groups if not self._is_absent(self.model.get_submodule(group.owner))]
@@ -434,7 +448,7 @@ class ShardedModel:
             _clean(module)
         for place in self._slots:
             vars(place.original).pop("_fsdp_orig_uid", None)
-            if place.name in place.module._parameters:
+            if sharded.is_sharded(place.module._parameters.get(place.name)):  # else code has removed or replaced it
                 place.module._parameters[place.name] = place.original
 
     @property
@@ -455,16 +469,6 @@ class ShardedModel:
             self._comm.broadcast(buffer)
         for value in self.replicated:
             value.data = value.data.to(device)
-
-
-def staged_parameters(model: nn.Module, stages: StagePlan) -> dict[int, int]:
-    """Return by id the rank that holds each parameter that is only in blocks of one rank."""
-    found: dict[int, set[int]] = {}
-    prefixes = {f"{name}.": stages.rank_of(number) for number, name in enumerate(stages.blocks)}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        rank = next((rank for prefix, rank in prefixes.items() if name.startswith(prefix)), None)
-        found.setdefault(id(value), set()).add(-1 if rank is None or not value.dim() else rank)
-    return {key: next(iter(own)) for key, own in found.items() if len(own) == 1 and -1 not in own}
 
 
 def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
@@ -513,26 +517,6 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             "make it with sparse=False, or train with --strategy ddp, which holds copies",
         )
     return None
-
-
-def replace_parameters(
-    optimizer: Optimizer,
-    changed: Mapping[int, nn.Parameter],
-    convert: Callable[[nn.Parameter, Tensor], Tensor],
-) -> None:
-    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape."""
-    for group in optimizer.param_groups:
-        for index, old in enumerate(group["params"]):
-            new = changed.get(id(old))
-            if new is None:
-                continue
-            group["params"][index] = new
-            if old in optimizer.state:
-                state = optimizer.state.pop(old)
-                optimizer.state[new] = {
-                    name: convert(new, value) if isinstance(value, Tensor) and value.dim() else value
-                    for name, value in state.items()
-                }
 
 
 def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:

@@ -51,7 +51,8 @@ from accel_nb.strategies.base import (
 from accel_nb.strategies.context_parallel.divided_sequences import refuse_blocks
 from accel_nb.strategies.expert_parallel.expert_plan import plan_experts
 from accel_nb.strategies.fsdp.local_step import step_on_parts
-from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal, replace_parameters
+from accel_nb.strategies.fsdp.optimizer_parameters import replace_parameters
+from accel_nb.strategies.fsdp.sharded_model import ShardedModel, find_refusal
 from accel_nb.strategies.fsdp.sharded_state import (
     absent_state,
     describe_state,
@@ -348,7 +349,9 @@ class Fsdp(Stepping):
         self._originals.update(part.parameters())
         if part.pipeline is not None:
             self._share_states(part)
-        restored = part.undo()
+        new = part.gather_new()
+        self._originals.update(new)
+        restored = part.undo() | {id(old): whole for old, whole in new}
         for optimizer in self._live_optimizers():
             replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
         return model

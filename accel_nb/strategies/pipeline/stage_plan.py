@@ -142,3 +142,13 @@ def _starts_at(names: Sequence[str], num_stages: int, split_points: Sequence[str
             "name the first block of the second and of each later stage",
         )
     return (0, *sorted(names.index(point) for point in split_points))
+
+
+def staged_parameters(model: nn.Module, stages: StagePlan) -> dict[int, int]:
+    """Return by id the rank that holds each parameter that is only in blocks of one rank."""
+    found: dict[int, set[int]] = {}
+    prefixes = {f"{name}.": stages.rank_of(number) for number, name in enumerate(stages.blocks)}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        rank = next((rank for prefix, rank in prefixes.items() if name.startswith(prefix)), None)
+        found.setdefault(id(value), set()).add(-1 if rank is None or not value.dim() else rank)
+    return {key: next(iter(own)) for key, own in found.items() if len(own) == 1 and -1 not in own}

@@ -1,22 +1,25 @@
-"""Changes of parameters by the code of a forward pass, such as a codebook that follows its inputs."""
+"""Changes of tensors by the code of a forward pass, such as a codebook that follows its inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_KINDS = (Tensor, nn.Parameter)
 
-class ParameterWrites(TorchDispatchMode):
-    """Copies each parameter of a model before an operation writes to its memory, while the mode is on."""
 
-    def __init__(self, model: nn.Module) -> None:
+class TensorWrites(TorchDispatchMode):
+    """Copies each of some named tensors before an operation writes to its memory, while the mode is on."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         super().__init__()
         self._by_memory: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, value in model.named_parameters():
-            if type(value) is nn.Parameter and value.layout is torch.strided and not value.is_meta:
+        for name, value in tensors:
+            if type(value) in _KINDS and value.layout is torch.strided and not value.is_meta:
                 self._by_memory.setdefault(value.untyped_storage().data_ptr(), []).append((name, value))
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -31,7 +34,7 @@ class ParameterWrites(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _keep(self, tensor: Any) -> None:
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        if type(tensor) not in _KINDS or tensor.layout is not torch.strided:
             return
         for name, value in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
             if name not in self._before:
@@ -39,10 +42,10 @@ class ParameterWrites(TorchDispatchMode):
 
     @torch.no_grad()
     def restore(self) -> dict[str, Tensor]:
-        """Restore the parameters that were written; return the changed values, by name."""
+        """Restore the tensors that were written; return the changed values, by name."""
         changed: dict[str, Tensor] = {}
         for name, (value, before) in self._before.items():
             if not torch.equal(value, before):
-                changed[f"parameter {name}"] = value.detach().clone()
+                changed[f"tensor {name}"] = value.detach().clone()
                 value.data.copy_(before)
         return changed

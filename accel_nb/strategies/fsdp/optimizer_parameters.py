@@ -1,0 +1,28 @@
+"""Parameters of optimizers, replaced when a model is divided or made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def replace_parameters(
+    optimizer: Optimizer,
+    changed: Mapping[int, nn.Parameter],
+    convert: Callable[[nn.Parameter, Tensor], Tensor],
+) -> None:
+    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape."""
+    for group in optimizer.param_groups:
+        for index, old in enumerate(group["params"]):
+            new = changed.get(id(old))
+            if new is None:
+                continue
+            group["params"][index] = new
+            if old in optimizer.state:
+                state = optimizer.state.pop(old)
+                optimizer.state[new] = {
+                    name: convert(new, value) if isinstance(value, Tensor) and value.dim() else value
+                    for name, value in state.items()
+                }
