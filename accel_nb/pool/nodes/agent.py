@@ -17,12 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from queue import SimpleQueue
 
-from accel_nb.pool.nodes.frames import FrameStream, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import BEAT, HEARTBEAT_S, FrameStream, pack_frame, read_frames
 from accel_nb.pool.nodes.host import HostSettings, NodeHost, own_versions, read_settings
 
 AGENT = "accel_nb.pool.nodes.agent"
 READ_BYTES = 1024 * 1024
-TAKE_S = 1.0
 
 
 class AgentLink:
@@ -56,13 +55,16 @@ class AgentLink:
         """Queue frames; a thread writes them, since the pipe to a node that has stopped reading becomes full."""
         self._outgoing.put(data)
 
+    def beat(self) -> None:
+        """Queue a sign of life; while other frames are written, these are signs of life."""
+        if self._outgoing.empty():
+            self.send(BEAT)
+
     def receive(self) -> bytes | None:
-        """Wait for frames and return them; None when the agent has ended."""
+        """Wait for data and return the frames that are whole now; None when the agent has ended."""
         assert self._process.stdout is not None
-        while data := os.read(self._process.stdout.fileno(), READ_BYTES):
-            if frames := self._stream.feed(data):
-                return frames
-        self._process.stdout.close()
+        if data := os.read(self._process.stdout.fileno(), READ_BYTES):
+            return self._stream.feed(data)
         return None
 
     def close(self) -> None:
@@ -74,6 +76,11 @@ class AgentLink:
         assert self._process.stdin is not None
         with suppress(OSError):  # data left in its buffer has no reader
             self._process.stdin.close()
+
+    def release(self) -> None:
+        """Close the pipe that `receive` has read."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -91,19 +98,19 @@ def serve(incoming: int, outgoing: int) -> None:
         if frames and host is None:
             (message, _), *_ = read_frames(frames)
             host = NodeHost(read_settings(message["settings"]))
-            os.write(outgoing, pack_frame({"kind": "beat"}))  # reports that the host runs
+            os.write(outgoing, BEAT)  # reports that the host runs
             threading.Thread(target=_forward, args=(host, outgoing), daemon=True).start()
             frames = frames[len(pack_frame(message)) :]
-        if frames and host is not None:
+        if host is not None:
             host.receive(frames)
     if host is not None:
         host.stop()
 
 
 def _forward(host: NodeHost, outgoing: int) -> None:
-    """Write the frames of a host; end the process with the host."""
-    while (frames := host.take(TAKE_S)) is not None:
-        view = memoryview(frames)
+    """Write the frames of a host, and signs of life between them; end the process with the host."""
+    while (frames := host.take(HEARTBEAT_S)) is not None:
+        view = memoryview(frames or BEAT)
         while view:
             view = view[os.write(outgoing, view) :]
     os._exit(0)

@@ -94,6 +94,7 @@ def start_agents(
     except BaseException:
         for link in links:
             link.close()
+            link.release()
         raise
     return NodesEngine(links, lost_after_s=options.lost_after_s, on_stop=on_stop)
 

@@ -26,7 +26,7 @@ from accel_nb.pool.engine import (
     ranks_of_node,
 )
 from accel_nb.pool.messages import decode, encode
-from accel_nb.pool.nodes.frames import GroupEpoch, Part, build_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import HEARTBEAT_S, GroupEpoch, Part, build_payloads, pack_frame, read_frames
 from accel_nb.pool.nodes.group_store import GroupStore
 from accel_nb.pool.nodes.machine_facts import read_machine
 from accel_nb.pool.payload import (
@@ -40,7 +40,6 @@ from accel_nb.runtime.process.environment import get_variable, inherited_variabl
 from accel_nb.telemetry.events import from_message
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-HEARTBEAT_S = 0.5
 CHECK_S = 0.05
 STOP_TIMEOUT_S = 5.0
 
@@ -55,12 +54,21 @@ class HostLink(Protocol):
         """Send frames without waiting; those to a host that has ended are dropped."""
         ...
 
+    def beat(self) -> None:
+        """Send a sign of life to the host; frames that are under way must not delay it."""
+        ...
+
     def receive(self) -> bytes | None:
-        """Wait for frames and return them; None when the host has ended."""
+        """Wait for frames and return them; empty for a sign of life or a part of a frame, None when the host has ended.
+        """
         ...
 
     def close(self) -> None:
         """End the host's process at once, if it still runs; a second call does nothing."""
+        ...
+
+    def release(self) -> None:
+        """Free what `receive` has used; called when no thread is in it any more."""
         ...
 
 
@@ -246,7 +254,10 @@ class NodesEngine:
             assert node.reader is not None
             node.reader.join(max(0.0, deadline - time.monotonic()))
         for node in self._nodes:
+            assert node.reader is not None
             node.link.close()
+            node.reader.join(STOP_TIMEOUT_S)
+            node.link.release()
         self._heartbeats.join()
         self._on_stop()
 
@@ -271,8 +282,8 @@ class NodesEngine:
             node.link.send(pack_frame(message, parts))
 
     def _read(self, node: _Node) -> None:
-        """Handle the frames of a node until its host ends; the frames of a lost node are dropped."""
-        while (data := node.link.receive()) is not None:
+        """Handle the frames of a node until its host ends or it is lost."""
+        while not node.lost and (data := node.link.receive()) is not None:
             node.last_seen = self._clock()
             for message, parts in read_frames(data):
                 if not node.lost:
@@ -320,7 +331,6 @@ class NodesEngine:
                 self._store.call(call["name"], call["keys"], call, answer)
 
     def _send_heartbeats(self) -> None:
-        beat = pack_frame({"kind": "beat"})
         sent_at, checked_at = 0.0, time.monotonic()
         while not self._stopping.wait(CHECK_S):
             now = time.monotonic()
@@ -330,7 +340,7 @@ class NodesEngine:
             if now - sent_at >= HEARTBEAT_S:
                 sent_at = now
                 for node in self._live():
-                    node.link.send(beat)
+                    node.link.beat()
             for node in self._live():
                 if (silent_s := self._clock() - node.last_seen) > self._lost_after_s:
                     self._record_loss(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")

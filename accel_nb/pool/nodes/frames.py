@@ -17,6 +17,9 @@ from accel_nb.pool.payload import BufferPayload, MemoryBuffers, MemoryRegion, Pa
 
 _LENGTHS = struct.Struct("!QI")
 
+HEARTBEAT_S = 0.5
+"""Kernel and hosts send signs of life this often."""
+
 Part = bytes | bytearray | memoryview
 
 
@@ -53,6 +56,10 @@ def read_frames(data: Part) -> Iterator[tuple[Message, list[memoryview]]]:
             offset += part_size
         yield message, parts
         start += size
+
+
+BEAT = pack_frame({"kind": "beat"})
+"""A sign of life."""
 
 
 class FrameStream:

@@ -150,15 +150,13 @@ class NodeHost:
         self._thread.start()
 
     def receive(self, data: Part) -> None:
-        """Accept frames from the kernel; beats are answered at once."""
+        """Accept frames from the kernel; empty data and beats are signs of life only, which renew the lease."""
         self._last_frame_at = time.monotonic()
-        for message, parts in read_frames(data):
-            if message["kind"] == "beat":
-                self._send({"kind": "beat"})
-            else:
-                self._inbox.append((message, parts))
-        with suppress(BlockingIOError, OSError):
-            self._wake_end.send(b"x")
+        frames = [frame for frame in read_frames(data) if frame[0]["kind"] != "beat"]
+        if frames:
+            self._inbox.extend(frames)
+            with suppress(BlockingIOError, OSError):
+                self._wake_end.send(b"x")
 
     def take(self, timeout_s: float) -> bytes | None:
         """Return frames for the kernel; empty if there are none in this time, None after the end of the host."""

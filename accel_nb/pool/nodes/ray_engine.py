@@ -19,6 +19,7 @@ from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_ver
 from accel_nb.runtime.process.environment import get_variable, set_variables, unchanged_environment
 
 START_TIMEOUT_S = 60.0
+INLINE_BYTES = 64 * 1024
 INSTALL = 'pip install "accel_nb[ray]"'
 _RECONNECT, _FOR_EVER_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "2000000"
 """After this time without the head Ray ends the process, which is the kernel; by default after 60 seconds."""
@@ -32,21 +33,35 @@ class RayLink:
         self.name = name
         self._ray, self._actor = ray, actor
         self._is_closed = threading.Event()
+        self._frames, self._beat = actor.take.remote(), actor.beat.remote()
 
     def send(self, data: bytes) -> None:
-        """Send frames as the argument of an actor call; calls are executed in order."""
+        """Send frames with an actor call; calls are executed in order.
+
+        Ray delays all calls after one whose argument is large until that has arrived, so it gets a reference.
+        """
         if not self._is_closed.is_set():
-            self._actor.receive.remote(data)
+            is_large = len(data) > INLINE_BYTES
+            self._actor.receive.remote([self._ray.put(data)] if is_large else data)
+
+    def beat(self) -> None:
+        """Do nothing: one call of the actor's ``beat`` is always under way."""
 
     def receive(self) -> bytes | None:
-        """Wait for frames and return them; None when the actor has ended."""
-        data = b""
+        """Wait for frames or a sign of life; None when the actor has ended."""
         try:
-            while not data and not self._is_closed.is_set():
-                data = self._ray.get(self._actor.take.remote())
+            ready, _ = self._ray.wait([self._frames, self._beat])
+            if self._is_closed.is_set():
+                return None
+            if self._frames in ready:
+                data = self._ray.get(self._frames)
+                self._frames = self._actor.take.remote()
+                return data
+            self._ray.get(self._beat)
+            self._beat = self._actor.beat.remote()
         except (EOFError, self._ray.exceptions.RayError):
             return None
-        return data or None
+        return b""
 
     def close(self) -> None:
         """Kill the actor."""
@@ -54,6 +69,9 @@ class RayLink:
             self._is_closed.set()
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(self._actor)
+
+    def release(self) -> None:
+        """Do nothing: references are freed with this object."""
 
 
 def start_ray_engine(request: EngineRequest) -> NodesEngine:
@@ -151,7 +169,7 @@ def _start_actor(ray: Any, node: dict[str, Any], options: EngineOptions) -> Any:
     from accel_nb.pool.nodes.ray_host import RayHost
 
     strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    remote = ray.remote(concurrency_groups={"send": 1, "take": 1})(RayHost)
+    remote = ray.remote(concurrency_groups={"send": 1, "take": 1, "beat": 1})(RayHost)
     placed = remote.options(
         num_cpus=1,
         num_gpus=int(node["Resources"].get("GPU", 0)),

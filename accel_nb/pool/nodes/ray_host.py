@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib import import_module
 from typing import Any
 
+from accel_nb.pool.nodes.frames import HEARTBEAT_S
 from accel_nb.pool.nodes.host import NodeHost, own_versions, read_settings
 
 TAKE_S = 1.0
@@ -28,10 +30,17 @@ class RayHost:
         self._host = NodeHost(read_settings(json.loads(settings)))
 
     @ray.method(concurrency_group="send")
-    def receive(self, data: bytes) -> None:
-        """Accept frames from the kernel, in the order of the calls."""
+    def receive(self, data: bytes | list[Any]) -> None:
+        """Accept frames from the kernel, or a reference to them, in the order of the calls."""
         assert self._host is not None
-        self._host.receive(data)
+        self._host.receive(data if isinstance(data, bytes) else ray.get(data[0]))
+
+    @ray.method(concurrency_group="beat")
+    def beat(self) -> None:
+        """Renew the lease, and return after a while: calls of other groups may wait for large data."""
+        assert self._host is not None
+        self._host.receive(b"")
+        time.sleep(HEARTBEAT_S)
 
     @ray.method(concurrency_group="take")
     def take(self) -> bytes:
