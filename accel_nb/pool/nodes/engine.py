@@ -59,8 +59,7 @@ class HostLink(Protocol):
         ...
 
     def receive(self) -> bytes | None:
-        """Wait for frames and return them; empty for a sign of life or a part of a frame, None when the host has ended.
-        """
+        """Wait for frames; return them, nothing for a sign of life or a part of a frame, None after the host's end."""
         ...
 
     def close(self) -> None:
