@@ -35,6 +35,11 @@ class RegionPayload(Payload):
     needed.
     """
 
+    used_bytes: int
+    """The bytes from the start that hold the results of this record."""
+    is_reused = True
+    """Whether later results may arrive in the same memory."""
+
     @property
     @abstractmethod
     def identity(self) -> Hashable:
@@ -51,7 +56,7 @@ class RegionPayload(Payload):
         """The size of the memory."""
 
     @abstractmethod
-    def share(self) -> RegionPayload:
+    def share(self, used_bytes: int) -> RegionPayload:
         """Return another payload over the same memory, to be sent and closed on its own."""
 
 
@@ -91,27 +96,28 @@ class MemoryBuffers(BufferPayload):
 class MemoryRegion(RegionPayload):
     """A region in this process's memory."""
 
-    def __init__(self, memory: bytearray) -> None:
+    def __init__(self, memory: bytearray | memoryview, used_bytes: int | None = None) -> None:
         self._memory = memory
+        self.used_bytes = len(memory) if used_bytes is None else used_bytes
 
     @property
     def identity(self) -> Hashable:
-        """The identity of the byte array."""
+        """The identity of the memory."""
         return id(self._memory)
 
     @property
-    def memory(self) -> bytearray:
-        """The byte array."""
+    def memory(self) -> bytearray | memoryview:
+        """The bytes."""
         return self._memory
 
     @property
     def num_bytes(self) -> int:
-        """The size of the byte array."""
+        """The size of the memory."""
         return len(self._memory)
 
-    def share(self) -> MemoryRegion:
-        """Return another payload over the byte array."""
-        return MemoryRegion(self._memory)
+    def share(self, used_bytes: int) -> MemoryRegion:
+        """Return another payload over the memory."""
+        return MemoryRegion(self._memory, used_bytes)
 
     def close(self) -> None:
         """Do nothing: the memory is freed with its last reference."""

@@ -99,7 +99,7 @@ def test_a_region_is_filled_again_and_again(pool):
     code = (
         "if 'region' not in globals(): region = worker.payloads.reserve(100)\n"
         "region.memory[:3] = text\n"
-        "returned = {'region': region.share()}"
+        "returned = {'region': region.share(100)}"
     )
     for text in (b"abc", b"def"):
         answers, _ = run_code(pool, f"text = {text!r}\n{code}")

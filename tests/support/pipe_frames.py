@@ -15,7 +15,7 @@ def write_frame(stream: IO[bytes], message: dict[str, Any], payloads: Payloads =
     tables, chunks = {}, []
     for name, payload in payloads.items():
         if isinstance(payload, RegionPayload):
-            parts = [bytes(payload.memory)]
+            parts = [bytes(payload.memory[: payload.used_bytes])]
         else:
             header, buffers = payload.read()  # type: ignore[attr-defined]
             parts = [header, *map(bytes, buffers)]

@@ -7,30 +7,39 @@ from typing import Any
 import pytest
 
 from accel_nb.pool.channel import ChannelError
-from accel_nb.pool.nodes.frames import FrameStream, build_payloads, describe_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import FrameStream, build_payloads, describe_payloads, join, make_frame
 from accel_nb.pool.nodes.group_store import GroupStore
+from accel_nb.pool.nodes.ray_frames import INLINE_BYTES, pack, unpack
 from accel_nb.pool.payload import BufferPayload, MemoryBuffers, MemoryRegion, RegionPayload
 
 
 def test_frames_come_back_from_a_stream_in_pieces():
-    sent = pack_frame({"kind": "a"}, [b"", b"xyz", memoryview(bytearray(1000))]) + pack_frame({"kind": "b", "n": 1})
-    stream = FrameStream()
-    whole = b"".join(stream.feed(sent[start : start + 7]) for start in range(0, len(sent), 7))
-    assert whole == sent
-    (first, parts), (second, none) = read_frames(whole)
-    assert (first, [len(part) for part in parts], bytes(parts[1])) == ({"kind": "a"}, [0, 3, 1000], b"xyz")
-    assert (second, none) == ({"kind": "b", "n": 1}, [])
+    sent = [make_frame({"kind": "a"}, [b"", b"xyz", memoryview(bytearray(1000))]), make_frame({"kind": "b", "n": 1})]
+    data, stream = join(sent), FrameStream()
+    for size in (1, 7, len(data)):
+        pieces = [stream.feed(data[start : start + size]) for start in range(0, len(data), size)]
+        assert [frame for piece in pieces for frame in piece] == sent
+        assert sum(map(bool, pieces)) == (2 if size < len(data) else 1), "a frame is returned when it is whole"
 
 
-def test_a_frame_that_is_cut_short_is_refused():
-    with pytest.raises(ChannelError, match="cut short"):
-        list(read_frames(pack_frame({"kind": "a"}, [b"xyz"])[:-1]))
+@pytest.mark.parametrize(
+    "change", [lambda data: b"\0" * 7 + b"\1" + data[8:], lambda data: data.replace(b"[3]", b"[2]")]
+)
+def test_a_frame_whose_lengths_do_not_fit_is_refused(change: Any):
+    with pytest.raises(ChannelError):
+        FrameStream().feed(change(join([make_frame({"kind": "a"}, [b"xyz"])])))
+
+
+@pytest.mark.parametrize("size", [0, 5, 3 * INLINE_BYTES])
+def test_frames_come_back_from_values_for_ray(size: int):
+    sent = [make_frame({"kind": "a"}, [bytes(size), b""]), make_frame({"kind": "b"})]
+    assert unpack(pack(sent)) == sent
 
 
 def test_payloads_come_back_with_memory_of_their_own():
     given = {
         "values": MemoryBuffers(b"head", [memoryview(b"xy"), memoryview(b"")]),
-        "weights": MemoryRegion(bytearray(5)),
+        "weights": MemoryRegion(bytearray(9), used_bytes=5),
     }
     tables, parts = describe_payloads(given)
     built = build_payloads(tables, [memoryview(part) for part in parts])

@@ -98,10 +98,14 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 class SharedRegion(RegionPayload):
     """A memory file that a worker creates and fills, and that the kernel maps and reads."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, used_bytes: int | None = None) -> None:
         if not is_sealed(descriptor):
             raise ValueError("the memory that weights come back in is not sealed")
+        size = os.fstat(descriptor).st_size
         self.descriptor = descriptor
+        self.used_bytes = size if used_bytes is None else used_bytes
+        if not 0 <= self.used_bytes <= size:
+            raise ValueError(f"{self.used_bytes} bytes of weights do not fit their memory of {size} bytes")
         self._mapping: mmap.mmap | None = None
 
     @classmethod
@@ -114,7 +118,7 @@ class SharedRegion(RegionPayload):
 
     def table(self) -> dict[str, Any]:
         """Return the description that a message contains beside the descriptor."""
-        return {"kind": "region"}
+        return {"kind": "region", "used_bytes": self.used_bytes}
 
     @property
     def identity(self) -> Hashable:
@@ -134,9 +138,9 @@ class SharedRegion(RegionPayload):
         """The size of the memory file."""
         return len(self.memory)
 
-    def share(self) -> SharedRegion:
+    def share(self, used_bytes: int) -> SharedRegion:
         """Return another descriptor of the memory file."""
-        return SharedRegion(os.dup(self.descriptor))
+        return SharedRegion(os.dup(self.descriptor), used_bytes)
 
     def close(self) -> None:
         """Close the descriptor; the mapping is freed with its last view."""
@@ -220,9 +224,9 @@ def _rebuild(descriptor: int, table: Any) -> SharedPayload:
         if kind == "buffers":
             return SharedBuffers.from_table(descriptor, table)
         if kind == "region":
-            return SharedRegion(descriptor)
-    except ValueError as error:
-        raise ChannelError(str(error)) from None
+            return SharedRegion(descriptor, int(table["used_bytes"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ChannelError(f"a payload is described wrongly: {error}") from None
     if kind == "store":
         return StoreFile(descriptor)
     raise ChannelError("a payload is of an unknown kind")

@@ -17,11 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from queue import SimpleQueue
 
-from accel_nb.pool.nodes.frames import BEAT, HEARTBEAT_S, FrameStream, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import BEAT, HEARTBEAT_S, Frame, FrameStream, join
 from accel_nb.pool.nodes.host import HostSettings, NodeHost, own_versions, read_settings
 
 AGENT = "accel_nb.pool.nodes.agent"
 READ_BYTES = 1024 * 1024
+SMALL_BYTES = 64 * 1024
+"""Frames of fewer bytes are written by one call."""
 
 
 class AgentLink:
@@ -39,7 +41,7 @@ class AgentLink:
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="accel_nb agent", daemon=True)
         self._writer.start()
-        self.send(pack_frame({"kind": "settings", "settings": asdict(settings)}))
+        self.send(Frame({"kind": "settings", "settings": asdict(settings)}))
 
     @property
     def pid(self) -> int:
@@ -51,16 +53,16 @@ class AgentLink:
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
 
-    def send(self, data: bytes) -> None:
-        """Queue frames; a thread writes them, since the pipe to a node that has stopped reading becomes full."""
-        self._outgoing.put(data)
+    def send(self, frame: Frame) -> None:
+        """Queue a copy of a frame, which a thread writes: the pipe to a node that has stopped reading becomes full."""
+        self._outgoing.put(join([frame]))
 
     def beat(self) -> None:
         """Queue a sign of life; while other frames are written, these are signs of life."""
         if self._outgoing.empty():
             self.send(BEAT)
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> list[Frame] | None:
         """Wait for data and return the frames that are whole now; None when the agent has ended."""
         assert self._process.stdout is not None
         if data := os.read(self._process.stdout.fileno(), READ_BYTES):
@@ -96,11 +98,9 @@ def serve(incoming: int, outgoing: int) -> None:
     while data := os.read(incoming, READ_BYTES):
         frames = stream.feed(data)
         if frames and host is None:
-            (message, _), *_ = read_frames(frames)
-            host = NodeHost(read_settings(message["settings"]))
-            os.write(outgoing, BEAT)  # reports that the host runs
+            host = NodeHost(read_settings(frames.pop(0).message["settings"]))
+            os.write(outgoing, join([BEAT]))  # reports that the host runs
             threading.Thread(target=_forward, args=(host, outgoing), daemon=True).start()
-            frames = frames[len(pack_frame(message)) :]
         if host is not None:
             host.receive(frames)
     if host is not None:
@@ -110,9 +110,12 @@ def serve(incoming: int, outgoing: int) -> None:
 def _forward(host: NodeHost, outgoing: int) -> None:
     """Write the frames of a host, and signs of life between them; end the process with the host."""
     while (frames := host.take(HEARTBEAT_S)) is not None:
-        view = memoryview(frames or BEAT)
-        while view:
-            view = view[os.write(outgoing, view) :]
+        frames = frames or [BEAT]
+        is_small = sum(frame.num_bytes for frame in frames) < SMALL_BYTES
+        for piece in [join(frames)] if is_small else [piece for frame in frames for piece in frame.to_stream()]:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(outgoing, view) :]
     os._exit(0)
 
 

@@ -26,7 +26,7 @@ from accel_nb.pool.engine import (
     ranks_of_node,
 )
 from accel_nb.pool.messages import decode, encode
-from accel_nb.pool.nodes.frames import HEARTBEAT_S, GroupEpoch, Part, build_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import HEARTBEAT_S, Frame, GroupEpoch, Part, build_payloads, make_frame
 from accel_nb.pool.nodes.group_store import GroupStore
 from accel_nb.pool.nodes.machine_facts import read_machine
 from accel_nb.pool.payload import (
@@ -45,20 +45,20 @@ STOP_TIMEOUT_S = 5.0
 
 
 class HostLink(Protocol):
-    """The connection to the host of one node, over which frames arrive whole and in order."""
+    """The connection to the host of one node, over which frames arrive in order."""
 
     name: str
     """The name or address of the node, for messages."""
 
-    def send(self, data: bytes) -> None:
-        """Send frames without waiting; those to a host that has ended are dropped."""
+    def send(self, frame: Frame) -> None:
+        """Send a frame, whose memory may change afterwards; a frame to a host that has ended is dropped."""
         ...
 
     def beat(self) -> None:
         """Send a sign of life to the host; frames that are under way must not delay it."""
         ...
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> list[Frame] | None:
         """Wait for frames; return them, nothing for a sign of life or a part of a frame, None after the host's end."""
         ...
 
@@ -278,19 +278,19 @@ class NodesEngine:
 
     def _send(self, node: _Node, message: Message, parts: Sequence[Part] = ()) -> None:
         if not node.lost:
-            node.link.send(pack_frame(message, parts))
+            node.link.send(make_frame(message, parts))
 
     def _read(self, node: _Node) -> None:
         """Handle the frames of a node until its host ends or it is lost."""
-        while not node.lost and (data := node.link.receive()) is not None:
+        while not node.lost and (frames := node.link.receive()) is not None:
             node.last_seen = self._clock()
-            for message, parts in read_frames(data):
+            for frame in frames:
                 if not node.lost:
-                    self._handle(node, message, parts)
+                    self._handle(node, frame.message, frame.parts)
         if not self._stopping.is_set():
             self._record_loss(node, f"node {node.link.name} was lost: the process that starts its workers has ended")
 
-    def _handle(self, node: _Node, message: Message, parts: list[memoryview]) -> None:
+    def _handle(self, node: _Node, message: Message, parts: Sequence[memoryview]) -> None:
         kind, rank = message["kind"], message.get("rank", 0)
         arrival: Arrival | PoolError | None = None
         if kind == "record":

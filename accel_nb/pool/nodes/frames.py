@@ -1,24 +1,23 @@
-"""Frames: messages with bulk data as bytes, between the kernel and the host process of a node.
+"""Frames: messages with bulk data, between the kernel and the host process of a node.
 
-A frame is its length, the length of its head, the head as JSON, and the parts whose sizes the head lists. Nothing is
-unpickled here.
+On a stream a frame is its length, the length of its head, the head as JSON, and the parts whose sizes the head lists.
+Nothing is unpickled here.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.channel import ChannelError, Message
 from accel_nb.pool.payload import BufferPayload, MemoryBuffers, MemoryRegion, Payload, Payloads, RegionPayload
 
-_LENGTHS = struct.Struct("!QI")
-
 HEARTBEAT_S = 0.5
 """Kernel and hosts send signs of life this often."""
+_LENGTHS = struct.Struct("!QI")
 
 Part = bytes | bytearray | memoryview
 
@@ -33,53 +32,90 @@ class GroupEpoch(Payload):
         """Do nothing."""
 
 
-def pack_frame(message: Message, parts: Sequence[Part] = ()) -> bytes:
-    """Return a frame as bytes."""
-    views = [memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"") for part in parts]
-    head = json.dumps({**message, "sizes": [view.nbytes for view in views]}, separators=(",", ":")).encode()
-    size = len(head) + sum(view.nbytes for view in views)
-    return b"".join((_LENGTHS.pack(size, len(head)), head, *views))
+class ReceivedRegion(MemoryRegion):
+    """A region whose bytes have arrived for one record."""
+
+    is_reused = False
 
 
-def read_frames(data: Part) -> Iterator[tuple[Message, list[memoryview]]]:
-    """Yield each message in ``data``, which holds whole frames, with views of its parts."""
-    view, start = memoryview(data), 0
-    while start < len(view):
-        size, head_size = _LENGTHS.unpack_from(view, start)
-        start += _LENGTHS.size
-        if head_size > size or start + size > len(view):
-            raise ChannelError("a frame was cut short")
-        message = json.loads(bytes(view[start : start + head_size]))
-        parts, offset = [], start + head_size
-        for part_size in message.pop("sizes"):
-            parts.append(view[offset : offset + part_size])
-            offset += part_size
-        yield message, parts
-        start += size
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message and its bulk data, which may be memory of others: it is sent before that changes."""
+
+    message: Message
+    parts: tuple[memoryview, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the bulk data."""
+        return sum(part.nbytes for part in self.parts)
+
+    def to_stream(self) -> list[Part]:
+        """Return the bytes on a stream, in pieces."""
+        head = json.dumps(
+            {**self.message, "sizes": [part.nbytes for part in self.parts]}, separators=(",", ":")
+        ).encode()
+        return [_LENGTHS.pack(len(head) + self.num_bytes, len(head)), head, *self.parts]
 
 
-BEAT = pack_frame({"kind": "beat"})
+def make_frame(message: Message, parts: Iterable[Part] = ()) -> Frame:
+    """Return a frame with any buffers as its parts."""
+    views = map(memoryview, parts)
+    return Frame(message, tuple(view.cast("B") if view.nbytes else memoryview(b"") for view in views))
+
+
+BEAT = Frame({"kind": "beat"})
 """A sign of life."""
 
 
+def join(frames: Iterable[Frame]) -> bytes:
+    """Return a copy of frames as one piece of a stream."""
+    return b"".join(piece for frame in frames for piece in frame.to_stream())
+
+
 class FrameStream:
-    """Whole frames from a stream that arrives in pieces."""
+    """Whole frames from a stream that arrives in pieces; the parts of each are views of memory of its own."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._lengths = bytearray()
+        self._body: memoryview | None = None
+        self._head_size = self._filled = 0
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: Part) -> list[Frame]:
         """Add data, and return the frames that are whole now."""
-        self._rest += data
-        end = 0
-        while end + _LENGTHS.size <= len(self._rest):
-            size, _ = _LENGTHS.unpack_from(self._rest, end)
-            if end + _LENGTHS.size + size > len(self._rest):
-                break
-            end += _LENGTHS.size + size
-        whole = bytes(memoryview(self._rest)[:end])
-        del self._rest[:end]
-        return whole
+        view, frames = memoryview(data), list[Frame]()
+        while view:
+            if self._body is None:
+                missing = _LENGTHS.size - len(self._lengths)
+                self._lengths += view[:missing]
+                view = view[missing:]
+                if len(self._lengths) < _LENGTHS.size:
+                    break
+                size, self._head_size = _LENGTHS.unpack(self._lengths)
+                if self._head_size > size:
+                    raise ChannelError("the head of a frame is longer than the frame")
+                self._lengths.clear()
+                self._body, self._filled = memoryview(bytearray(size)), 0
+            count = min(len(self._body) - self._filled, len(view))
+            self._body[self._filled : self._filled + count] = view[:count]
+            self._filled += count
+            view = view[count:]
+            if self._filled == len(self._body):
+                frames.append(_read_body(self._body, self._head_size))
+                self._body = None
+        return frames
+
+
+def _read_body(body: memoryview, head_size: int) -> Frame:
+    message = json.loads(bytes(body[:head_size]))
+    parts: list[memoryview] = []
+    offset = head_size
+    for size in message.pop("sizes"):
+        parts.append(body[offset : offset + size])
+        offset += size
+    if offset != len(body):
+        raise ChannelError("the sizes of a frame's parts are not its own")
+    return Frame(message, tuple(parts))
 
 
 def describe_payloads(payloads: Payloads) -> tuple[dict[str, Any], list[Part]]:
@@ -89,7 +125,7 @@ def describe_payloads(payloads: Payloads) -> tuple[dict[str, Any], list[Part]]:
     for name, payload in payloads.items():
         if isinstance(payload, RegionPayload):
             tables[name] = {"kind": "region", "parts": 1}
-            parts.append(memoryview(payload.memory))
+            parts.append(memoryview(payload.memory)[: payload.used_bytes])
         elif isinstance(payload, BufferPayload):
             header, buffers = payload.read()
             tables[name] = {"kind": "buffers", "parts": 1 + len(buffers)}
@@ -107,7 +143,7 @@ def build_payloads(tables: dict[str, Any], parts: Sequence[memoryview]) -> dict[
         own = parts[start : start + table["parts"]]
         start += table["parts"]
         if table["kind"] == "region":
-            payloads[name] = MemoryRegion(bytearray(own[0]))
+            payloads[name] = ReceivedRegion(own[0])
         else:
             payloads[name] = MemoryBuffers(bytes(own[0]), own[1:])
     return payloads

@@ -36,7 +36,7 @@ from accel_nb.pool.engine import (
 from accel_nb.pool.local.engine import LocalEngine, NodeSettings
 from accel_nb.pool.local.shared_payloads import SharedBuffers, StoreFile
 from accel_nb.pool.messages import decode, encode
-from accel_nb.pool.nodes.frames import Part, describe_payloads, pack_frame, read_frames
+from accel_nb.pool.nodes.frames import Frame, Part, describe_payloads, make_frame
 from accel_nb.pool.nodes.machine_facts import pack_machine
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads, close_all
 from accel_nb.runtime.process.environment import get_variable
@@ -49,7 +49,7 @@ BUSY_POLL_S = 0.05
 """How often measurements are read while nothing else arrives."""
 IDLE_POLL_S = 0.5
 MAX_BATCH = 1024 * 1024
-"""Frames are joined up to this size."""
+"""Frames up to this size in total are returned together."""
 FACTS_INTERVAL_S = 2.0
 """How often the memory of the workers is measured."""
 
@@ -133,8 +133,8 @@ class NodeHost:
 
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
-        self._inbox: deque[tuple[Message, list[memoryview]]] = deque()
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._inbox: deque[Frame] = deque()
+        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake, self._wake_end = socket.socketpair()
         self._wake_end.setblocking(False)
@@ -149,26 +149,26 @@ class NodeHost:
         self._thread = threading.Thread(target=self._run, name="accel_nb host", daemon=True)
         self._thread.start()
 
-    def receive(self, data: Part) -> None:
-        """Accept frames from the kernel; empty data and beats are signs of life only, which renew the lease."""
+    def receive(self, frames: Sequence[Frame]) -> None:
+        """Accept frames from the kernel; no frame, and a beat, are signs of life only, which renew the lease."""
         self._last_frame_at = time.monotonic()
-        frames = [frame for frame in read_frames(data) if frame[0]["kind"] != "beat"]
-        if frames:
-            self._inbox.extend(frames)
+        others = [frame for frame in frames if frame.message["kind"] != "beat"]
+        if others:
+            self._inbox.extend(others)
             with suppress(BlockingIOError, OSError):
                 self._wake_end.send(b"x")
 
-    def take(self, timeout_s: float) -> bytes | None:
+    def take(self, timeout_s: float) -> list[Frame] | None:
         """Return frames for the kernel; empty if there are none in this time, None after the end of the host."""
-        frames: list[bytes] = []
+        frames: list[Frame] = []
         with suppress(queue.Empty):
-            while sum(map(len, frames)) < MAX_BATCH:
+            while sum(frame.num_bytes for frame in frames) < MAX_BATCH:
                 frame = self._outbox.get_nowait() if frames else self._outbox.get(timeout=timeout_s)
                 if frame is None:
                     self._outbox.put(None)
-                    return b"".join(frames) or None
+                    return frames or None
                 frames.append(frame)
-        return b"".join(frames) if len(frames) != 1 else frames[0]
+        return frames
 
     def stop(self) -> None:
         """End the workers and the thread; a second call does nothing."""
@@ -198,7 +198,8 @@ class NodeHost:
                     elif key.fileobj is self._wake:
                         self._wake.recv(4096)
                 while self._inbox and not self._is_stopping:
-                    self._handle(engine, *self._inbox.popleft())
+                    frame = self._inbox.popleft()
+                    self._handle(engine, frame.message, frame.parts)
                 for arrival in engine.poll(0):
                     self._report(arrival)
                 self._report_stacks()
@@ -213,7 +214,7 @@ class NodeHost:
             self._wake_end.close()
             self._outbox.put(None)
 
-    def _handle(self, engine: LocalEngine, message: Message, parts: list[memoryview]) -> None:
+    def _handle(self, engine: LocalEngine, message: Message, parts: Sequence[memoryview]) -> None:
         kind = message["kind"]
         if kind == "send":
             self._send_to_rank(engine, message)
@@ -313,7 +314,7 @@ class NodeHost:
         self._send({**facts, "resident_bytes": sizes, "machine": pack_machine(inspect_machine())})
 
     def _send(self, message: Message, parts: Sequence[Part] = ()) -> None:
-        self._outbox.put(pack_frame({**message, "generation": self._generation}, parts))
+        self._outbox.put(make_frame({**message, "generation": self._generation}, parts))
 
 
 def _resident_bytes(pid: int) -> int:

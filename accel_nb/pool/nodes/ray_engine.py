@@ -15,11 +15,12 @@ from accel_nb.config.engine_section import EngineOptions
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import EngineRequest
 from accel_nb.pool.nodes.engine import NodesEngine
+from accel_nb.pool.nodes.frames import Frame
 from accel_nb.pool.nodes.host import HostSettings, describe_differences, own_versions, with_hash_seed
+from accel_nb.pool.nodes.ray_frames import pack, unpack
 from accel_nb.runtime.process.environment import get_variable, set_variables, unchanged_environment
 
 START_TIMEOUT_S = 60.0
-INLINE_BYTES = 64 * 1024
 INSTALL = 'pip install "accel_nb[ray]"'
 _RECONNECT, _FOR_EVER_S = "RAY_gcs_rpc_server_reconnect_timeout_s", "2000000"
 """After this time without the head Ray ends the process, which is the kernel; by default after 60 seconds."""
@@ -35,33 +36,36 @@ class RayLink:
         self._is_closed = threading.Event()
         self._frames, self._beat = actor.take.remote(), actor.beat.remote()
 
-    def send(self, data: bytes) -> None:
-        """Send frames with an actor call; calls are executed in order.
+    def send(self, frame: Frame) -> None:
+        """Send a frame with an actor call; calls are executed in order.
 
         Ray delays all calls after one whose argument is large until that has arrived, so it gets a reference.
         """
         if not self._is_closed.is_set():
-            is_large = len(data) > INLINE_BYTES
-            self._actor.receive.remote([self._ray.put(data)] if is_large else data)
+            value = pack([frame])
+            if isinstance(value, bytes):
+                self._actor.receive.remote(value)
+            else:
+                self._actor.receive.remote(None, [self._ray.put(value)])
 
     def beat(self) -> None:
         """Do nothing: one call of the actor's ``beat`` is always under way."""
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> list[Frame] | None:
         """Wait for frames or a sign of life; None when the actor has ended."""
         try:
             ready, _ = self._ray.wait([self._frames, self._beat])
             if self._is_closed.is_set():
                 return None
             if self._frames in ready:
-                data = self._ray.get(self._frames)
+                value = self._ray.get(self._frames)
                 self._frames = self._actor.take.remote()
-                return data
+                return unpack(value)
             self._ray.get(self._beat)
             self._beat = self._actor.beat.remote()
         except (EOFError, self._ray.exceptions.RayError):
             return None
-        return b""
+        return []
 
     def close(self) -> None:
         """Kill the actor."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from accel_nb.pool.nodes.frames import HEARTBEAT_S
 from accel_nb.pool.nodes.host import NodeHost, own_versions, read_settings
+from accel_nb.pool.nodes.ray_frames import pack, unpack
 
 TAKE_S = 1.0
 
@@ -30,23 +32,23 @@ class RayHost:
         self._host = NodeHost(read_settings(json.loads(settings)))
 
     @ray.method(concurrency_group="send")
-    def receive(self, data: bytes | list[Any]) -> None:
+    def receive(self, frames: Any, stored: Sequence[Any] = ()) -> None:
         """Accept frames from the kernel, or a reference to them, in the order of the calls."""
         assert self._host is not None
-        self._host.receive(data if isinstance(data, bytes) else ray.get(data[0]))
+        self._host.receive(unpack(ray.get(stored[0]) if stored else frames))
 
     @ray.method(concurrency_group="beat")
     def beat(self) -> None:
         """Renew the lease, and return after a while: calls of other groups may wait for large data."""
         assert self._host is not None
-        self._host.receive(b"")
+        self._host.receive(())
         time.sleep(HEARTBEAT_S)
 
     @ray.method(concurrency_group="take")
-    def take(self) -> bytes:
+    def take(self) -> Any:
         """Wait for frames for the kernel; raise EOFError after the host's end."""
         assert self._host is not None
         frames = self._host.take(TAKE_S)
         if frames is None:
             raise EOFError("the host has ended its workers")
-        return frames
+        return pack(frames)

@@ -16,8 +16,10 @@ from __future__ import annotations
 import io
 import math
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -432,13 +434,13 @@ class ResultSender:
             break
         weights: dict[str, WeightTable] = {}
         if modules:
-            weights = self._write_weights(modules)
+            weights, num_bytes = self._write_weights(modules)
             assert self._region is not None
-            payloads[WEIGHTS] = self._region.share()
+            payloads[WEIGHTS] = self._region.share(num_bytes)
         return PackedReturn(ReturnRecord(kept, rng_digest, weights), payloads)
 
-    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, WeightTable]:
-        """Copy each tensor once into the region and return the tables of the modules."""
+    def _write_weights(self, modules: Mapping[str, Any]) -> tuple[dict[str, WeightTable], int]:
+        """Copy each tensor once into the region; return the tables of the modules, and the bytes that were written."""
         import torch
 
         offsets: dict[int, int] = {}
@@ -461,7 +463,7 @@ class ResultSender:
                     view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(full_tensor(tensor))
                     entries.append(entry)
                 tables[name] = WeightTable(tuple(entries), **module_flags(module))
-        return tables
+        return tables, offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +488,7 @@ class ResultReceiver:
 
     def __init__(self) -> None:
         self._region: RegionPayload | None = None
+        self._used_bytes = 0
         self.rng: str | None = None
         """The digest of rank 0's generator states; the kernel need not send its own while they are equal."""
 
@@ -499,6 +502,9 @@ class ResultReceiver:
             return self._apply(record, find_payload(payloads, CHANGES, BufferPayload), namespace)
         finally:
             close_all(unused.values())
+            if self._region is not None and not self._region.is_reused:
+                self._region.close()
+                self._region = None
 
     def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> AppliedResults:
         paths: dict[str, None] = {}
@@ -532,6 +538,7 @@ class ResultReceiver:
 
     def _use_region(self, region: RegionPayload) -> None:
         """Keep a region that arrived; if it is the memory that is mapped already, keep the existing mapping."""
+        self._used_bytes = region.used_bytes
         if self._region is not None and self._region.identity == region.identity:
             region.close()
             return
@@ -545,7 +552,7 @@ class ResultReceiver:
         tensors = {}
         for entry in table.entries:
             num_bytes = math.prod(entry.shape) * getattr(torch, entry.dtype).itemsize
-            if entry.offset < 0 or entry.offset + num_bytes > self._region.num_bytes:
+            if entry.offset < 0 or entry.offset + num_bytes > self._used_bytes:
                 raise ValueError(f"the weights of {entry.path!r} are outside of the region")
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
         set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
@@ -562,8 +569,17 @@ def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> An
     kind = getattr(torch, entry.dtype)
     if num_bytes == 0:
         return torch.empty(entry.shape, dtype=kind)
-    flat = torch.frombuffer(region.memory, dtype=torch.uint8, count=num_bytes, offset=entry.offset)
+    with _ignored_warning() if memoryview(region.memory).readonly else nullcontext():
+        flat = torch.frombuffer(region.memory, dtype=torch.uint8, count=num_bytes, offset=entry.offset)
     return flat.view(kind).view(entry.shape)
+
+
+@contextmanager
+def _ignored_warning() -> Iterator[None]:
+    """Ignore torch's warning about memory that is not writable: the kernel only reads it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        yield
 
 
 def _tracked_fingerprint(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
