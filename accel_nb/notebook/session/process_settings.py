@@ -116,7 +116,9 @@ def _log_levels() -> dict[str, int]:
 
 def _set_log_levels(levels: Mapping[str, int]) -> None:
     for name, level in levels.items():
-        logging.getLogger(name or None).setLevel(level)
+        logger = logging.getLogger(name or None)
+        if logger.level != level:  # setting it clears the caches of all loggers, which costs each worker a megabyte
+            logger.setLevel(level)
 
 
 def _torch() -> Any:
