@@ -145,10 +145,11 @@ def test_ray_on_the_nodes_of_a_job(slurm_kernel: Kernel, monkeypatch: pytest.Mon
             run(kernel, f"%%accelerate {flags} --seed 1\n{TRAIN}")
             run(kernel, "far = [p.clone() for p in model.parameters()]")
             assert f"on {NODES[1]}" in run(kernel, "%accelerate status")
-            run(kernel, "model, optimizer, loader = make()\n%accelerate restart\n")
+            run(kernel, "model, optimizer, loader = make()\n%accelerate connect local\n")
             run(kernel, f"%%accelerate --cpus 4 --seed 1\n{TRAIN}")
             assert kernel.value("all(torch.equal(a, b) for a, b in zip(far, model.parameters()))")
     finally:
+        subprocess.run(["scancel", "--signal=KILL", job], check=True)  # Ray would wait half a minute for its head
         subprocess.run(["scancel", job], check=True)
         for process in steps:
             process.wait(60)
