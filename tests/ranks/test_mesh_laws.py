@@ -195,14 +195,26 @@ def go_on(world: World, layout: Layout, folders: list[Path]) -> list[Tensor]:
     return found
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A checkpoint of half of a training on each mesh."""
+    parent = tmp_path_factory.mktemp("checkpoints")
+    folders = [parent / mesh for mesh in LAYOUTS]
+    for layout, folder in zip(LAYOUTS.values(), folders, strict=True):
+        run_ranks(save_half, layout.size, layout, folder, timeout_s=100)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def whole() -> Tensor:
+    """The weights after the whole training by hand."""
+    return by_hand(gpt(num_experts=4), "adamw", sizes=(8, 8, 8, 8))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_checkpoints_go_on_in_every_other_mesh_and_number_of_workers(tmp_path: Path) -> None:
-    expected = by_hand(gpt(num_experts=4), "adamw", sizes=(8, 8, 8, 8))
-    folders = [tmp_path / mesh for mesh in LAYOUTS]
-    for layout, folder in zip(LAYOUTS.values(), folders, strict=True):
-        run_ranks(save_half, layout.size, layout, folder)
-    for mesh, layout in LAYOUTS.items():
-        for found in run_ranks(go_on, layout.size, layout, folders, timeout_s=300):
-            for folder, weights in zip(folders, found, strict=True):
-                assert (weights - expected).abs().max() < CLOSE, (folder.name, mesh)
+@pytest.mark.parametrize("mesh", LAYOUTS)
+def test_checkpoints_of_every_mesh_go_on_in_every_other(mesh: str, saved: list[Path], whole: Tensor) -> None:
+    for found in run_ranks(go_on, LAYOUTS[mesh].size, LAYOUTS[mesh], saved, timeout_s=500):
+        for folder, weights in zip(saved, found, strict=True):
+            assert (weights - whole).abs().max() < CLOSE, folder.name
