@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,10 @@ def nodes_of(text: str) -> Nodes:
     return list(ast.walk(ast.parse(text)))
 
 
-NODES = {path: nodes_of(text) for path, text in SOURCES.items()}
+@functools.cache
+def nodes() -> dict[str, Nodes]:
+    """Return the nodes of each file of the package; every process of the tests imports this module."""
+    return {path: nodes_of(text) for path, text in SOURCES.items()}
 
 
 def dotted(node: ast.AST) -> str:
@@ -211,14 +215,14 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
 def test_what_is_dangerous_is_only_where_there_is_a_reason(name: str) -> None:
     find, example, allowed = RULES[name]
     assert list(find(nodes_of(example))), "the rule finds what it is for"
-    found = {path for path, nodes in NODES.items() if any(find(nodes))}
+    found = {path for path, found_in in nodes().items() if any(find(found_in))}
     assert found - set(allowed) == set(), f"{name}: give a reason in {Path(__file__).name}, or do without"
     assert set(allowed) - found == set(), f"{name}: no longer there, take the reason away"
 
 
 @pytest.mark.parametrize("module", ["checkpoint/accelerate_format.py", "checkpoint/dcp_format.py"])
 def test_foreign_files_are_loaded_as_weights_only(module: str) -> None:
-    (call,) = calls("torch.load")(NODES[module])
+    (call,) = calls("torch.load")(nodes()[module])
     assert isinstance(call, ast.Call)
     assert "weights_only=True" in [ast.unparse(item) for item in call.keywords]
 
