@@ -170,6 +170,10 @@ class NodeHost:
                 frames.append(frame)
         return frames
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the host has ended, or so long."""
+        self._thread.join(timeout_s)
+
     def stop(self) -> None:
         """End the workers and the thread; a second call does nothing."""
         self._is_stopping = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -42,7 +41,7 @@ class RayHost:
         """Renew the lease, and return after a while: calls of other groups may wait for large data."""
         assert self._host is not None
         self._host.receive(())
-        time.sleep(HEARTBEAT_S)
+        self._host.wait(HEARTBEAT_S)
 
     @ray.method(concurrency_group="take")
     def take(self) -> Any:
