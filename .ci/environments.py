@@ -199,7 +199,7 @@ def test(name: str, wheel: Path, tests: list[str], work: Path, *, records: bool)
     folder = work / "checkout"
     if not folder.exists():
         folder.mkdir()
-        for part in ("tests", "notebooks", "pyproject.toml"):
+        for part in ("tests", "notebooks", "docs", "pyproject.toml"):
             (folder / part).symlink_to(ROOT / part)
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables = {"ENVIRONMENT_NAME": name, "ENVIRONMENT_REPORT": str(report), "OMP_WAIT_POLICY": "passive"}
