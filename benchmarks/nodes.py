@@ -104,7 +104,11 @@ import psutil
 total = float(data[::4096].sum())
 accelerator.wait_for_everyone()
 if accelerator.is_main_process:
+    import time
     shared_mb = psutil.virtual_memory().shared / 1e6
+    for _ in range(20):  # Ray frees what it has transferred a little later
+        time.sleep(0.1)
+        shared_mb = min(shared_mb, psutil.virtual_memory().shared / 1e6)
 '''
 """
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from accel_nb.notebook.messages import SentModule
 from accel_nb.notebook.session.module_sync import FileStamp, is_of_library, source_file_of, stamp_of
@@ -25,6 +26,8 @@ class OwnModules:
     _imports: dict[str, tuple[FileStamp | None, list[str]]] = field(default_factory=dict)
     """By file its stamp, and the modules that it imports."""
     _left_out: set[str] = field(default_factory=set)
+    _of_others: dict[str, Any] = field(default_factory=dict)
+    """Imported modules that are not the user's, which the next cell need not look at again."""
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -39,7 +42,7 @@ class OwnModules:
         """
         found: list[SentModule] = []
         lines: list[str] = []
-        waiting = [*dict.fromkeys([*_imported_here(), *_imports_of(tree)])]
+        waiting = [*dict.fromkeys([*self._imported_here(), *_imports_of(tree)])]
         seen = {"accel_nb"}
         while waiting:
             top = waiting.pop()
@@ -58,6 +61,15 @@ class OwnModules:
                     found.append(module)
                 waiting += self._imports_in(file)
         return found, lines
+
+    def _imported_here(self) -> list[str]:
+        known, self._of_others, found = self._of_others, {}, list[str]()
+        for name, module in list(sys.modules.items()):
+            if known.get(name) is module or name == "__main__" or source_file_of(module) is None:
+                self._of_others[name] = module
+            else:
+                found.append(name.partition(".")[0])
+        return found
 
     def _read(self, name: str, file: str, *, is_package: bool) -> SentModule | None:
         """Return a module unless the workers have it in this version."""
@@ -84,12 +96,6 @@ class OwnModules:
             found = []
         self._imports[file] = stamp, found
         return found
-
-
-def _imported_here() -> Iterator[str]:
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and source_file_of(module) is not None:
-            yield name.partition(".")[0]
 
 
 def _find_files(top: str) -> list[tuple[str, str, bool]]:
