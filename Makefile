@@ -113,8 +113,8 @@ docs: $(STAMPS)/develop
 unit: unit-python unit-front-end
 
 # Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning. Tests wait for processes
-# that start for a third of their time, so there are five on two processors.
-NUM_TESTS = $(shell $(BIN)/python -c "import os; print(min(5, 5 * os.cpu_count() // 2))")
+# that start for a third of their time, so there are two for each processor.
+NUM_TESTS = $(shell $(BIN)/python -c "import os; print(min(4, 2 * os.cpu_count()))")
 PARALLEL = --numprocesses $(NUM_TESTS) --dist loadfile --no-loadscope-reorder
 unit-python coverage: export OMP_WAIT_POLICY = passive
 

@@ -85,7 +85,7 @@ def test_eight_ranks_are_readable_and_reached_by_the_keyboard(
     assert faults(page, ".accel-nb-panel", ("minor", "moderate", "serious", "critical")) == []
     controls = ["What to draw", "Horizontal axis", "Smoothing", "log", "PNG", "CSV"]
     reached: list[str] = []
-    for _ in range(13):
+    while "CSV" not in reached and len(reached) < 40:
         page.keyboard.press("Tab")
         reached.append(page.evaluate(FOCUSED))
     assert [text for text in reached if text in controls] == controls
