@@ -17,6 +17,7 @@ import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol
 
 from IPython.core.getipython import get_ipython
@@ -137,7 +138,9 @@ class WorkerModules:
 
     def __init__(self, sent: SentFiles) -> None:
         self._sent = sent
-        self._checked = set(sys.modules)
+        # Reading the names of all modules would write their reference counts, and so copy memory shared with the zygote.
+        self._last_inherited = next(reversed(sys.modules))
+        self._checked: set[str] = set()
         self._files: dict[str, str] = {}
         self._unreported: dict[str, tuple[str, int, int]] = {}
         self._began_ns = time.time_ns()
@@ -155,9 +158,10 @@ class WorkerModules:
         return found
 
     def _find_new_imports(self) -> None:
-        new = sys.modules.keys() - self._checked
-        self._checked |= new
-        for name in new:
+        # Without bytecode in between, another thread cannot import while this iterates.
+        new = list(takewhile(self._last_inherited.__ne__, reversed(sys.modules)))
+        for name in [name for name in new if name not in self._checked]:
+            self._checked.add(name)
             if (file := source_file_of(sys.modules[name])) is not None and (stamp := self._stamp_of(file)) is not None:
                 self._files[name] = file
                 # A file written while the cell ran may have changed after its import: its stamp is unknown.

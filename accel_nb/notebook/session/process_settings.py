@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from traitlets.config.application import Application
+
 from accel_nb.errors import MisuseError
 from accel_nb.notebook.session.log_handlers import read_handlers, set_handlers
 
@@ -109,8 +111,14 @@ def _set_warnings(entries: list[list[Any]]) -> None:
 
 
 def _log_levels() -> dict[str, int]:
+    """Return the levels of loggers by name, without that of the kernel's application, which workers do not have."""
+    own = Application.instance().log if Application.initialized() else None
     known = list(logging.root.manager.loggerDict.items())
-    levels = {name: logger.level for name, logger in known if isinstance(logger, logging.Logger) and logger.level}
+    levels = {
+        name: logger.level
+        for name, logger in known
+        if isinstance(logger, logging.Logger) and logger.level and logger is not own
+    }
     return {"": logging.root.level, **levels}
 
 
