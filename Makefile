@@ -51,7 +51,9 @@ XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 help:
 	@sed -n '2,11p' Makefile | sed 's/^# *//'
 
-setup: $(STAMPS)/develop browser
+# Python's packages, those of the front end and the browser come from different servers: they are loaded at the same time.
+setup:
+	@$(MAKE) --no-print-directory --jobs 3 $(STAMPS)/develop browser
 
 # --- set-up, one stamp a step --------------------------------------------------------------------------------------
 #
@@ -72,20 +74,25 @@ $(STAMPS)/runtime: pyproject.toml package.json .ci/constraints.txt .ci/requireme
 	SKIP_JUPYTER_BUILDER=1 $(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@
 
+# JupyterLab contains the package manager of the front end.
+$(STAMPS)/jlpm: $(STAMPS)/runtime
+	$(INSTALL) --no-compile --requirement <($(BIN)/python .ci/requirements.py dev | grep '^jupyterlab')
+	@touch $@
+
 # Tests start hundreds of processes, several at a time: what they import is compiled before the first of them. Templates
 # that packages ship as .py files do not compile, and that is no error.
 NOT_IMPORTED := /(tests?|testing|pip|setuptools|cfnlint|transformers/models|moto/[a-rt-z][^/]*|networkx/algorithms)/
-$(STAMPS)/python: $(STAMPS)/runtime
+$(STAMPS)/python: $(STAMPS)/jlpm
 	$(INSTALL) --no-compile --requirement <($(BIN)/python .ci/requirements.py dev)
 	$(BIN)/python -m compileall -q -j 0 -x '$(NOT_IMPORTED)' $(VENV)/lib || true
 	@touch $@
 
-$(STAMPS)/node: package.json yarn.lock .yarnrc.yml $(STAMPS)/python
+$(STAMPS)/node: package.json yarn.lock .yarnrc.yml $(STAMPS)/jlpm
 	@command -v node >/dev/null || { echo "Node.js 20 or newer is needed (Debian: apt-get install nodejs)"; exit 1; }
 	$(BIN)/jlpm install --immutable
 	@touch $@
 
-$(BUNDLE): $(STAMPS)/node $(FRONT_END)
+$(BUNDLE): $(STAMPS)/node $(STAMPS)/python $(FRONT_END)
 	rm -rf labextension/lib accel_nb/labextension
 	$(PACKAGE) build:prod
 	@touch $@

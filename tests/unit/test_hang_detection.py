@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from accel_nb.pool.control.hang_detection import QUERY_INTERVAL_S, HangDetector
+from accel_nb.pool.engine import ObservedState
 from accel_nb.pool.messages import RankPosition
 
 
@@ -65,3 +66,22 @@ def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
     assert doctor.is_stuck is is_stuck
     assert len(lines) == 1
     assert said in lines[0]
+
+
+@pytest.mark.parametrize(("has_ended", "num_lines"), [(False, 1), (True, 0)])
+def test_a_rank_that_packs_its_results_is_not_called_unresponsive(has_ended, num_lines):
+    now, lines = [0.0], []
+    detector = HangDetector(
+        Engine(),  # type: ignore[arg-type]
+        1,
+        2,
+        lambda rank, line: lines.append(line),
+        clock=lambda: now[0],
+    )
+    for _ in range(6):
+        now[0] += QUERY_INTERVAL_S + 0.01
+        detector.update({0})
+        if has_ended:
+            detector.record_position(0, ended())
+        detector.record_observed(ObservedState(0, "R", lambda: 'File "pickling.py", line 1 in dump'))
+    assert len(lines) == num_lines

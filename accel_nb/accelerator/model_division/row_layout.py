@@ -271,7 +271,10 @@ class _LayoutCheck:
             part.training = False
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.no_grad())
+                # A model may compute differently without gradients. Sharded parameters are gathered by hooks that
+                # expect a backward pass after each forward pass with gradients, and a compiled model is compiled anew.
+                if self._shards_params or self._is_compiled:
+                    stack.enter_context(torch.no_grad())
                 stack.enter_context(contextlib.redirect_stdout(printed))
                 if writes is not None:
                     stack.enter_context(writes)

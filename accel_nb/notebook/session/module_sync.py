@@ -138,7 +138,7 @@ class WorkerModules:
 
     def __init__(self, sent: SentFiles) -> None:
         self._sent = sent
-        # Reading the names of all modules would write their reference counts, and so copy memory shared with the zygote.
+        # A set of all names would write their reference counts, which copies memory that is shared with the zygote.
         self._last_inherited = next(reversed(sys.modules))
         self._checked: set[str] = set()
         self._files: dict[str, str] = {}

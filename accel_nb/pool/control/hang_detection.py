@@ -94,7 +94,8 @@ class HangDetector:
         )
         self.is_stuck |= len(still) == self.size and _differ(still.values())
         is_waited_for = any(place.is_waiting for place in still.values()) or len(waiting) < self.size
-        for rank in sorted(waiting - self._places.keys() - self._places_before.keys()):
+        # A rank whose request has ended reports no position; it is packing its results.
+        for rank in sorted(waiting - self._places.keys() - self._places_before.keys() - self._ended.keys()):
             observed = self._observed.get(rank)
             if observed is None or not (is_waited_for or observed.state in _STOPPED):
                 continue

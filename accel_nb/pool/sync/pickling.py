@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.runtime.devices.registry import default_type
@@ -61,6 +61,39 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
 """The id of a string that argparse distinguishes by identity from equal strings."""
+
+
+_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
+"""Types whose objects are not all reduced in the same way."""
+
+
+class Trial:
+    """Copies values one after another, which shows whether they can be copied and how large the copies are.
+
+    An object that two values contain is copied once, as in one stream of `dump_sections`.
+    """
+
+    def __init__(self, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> None:
+        self._namespace, self._shared = namespace, shared
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the values so far: an object of theirs counts again in the next value that contains it."""
+        self._stream, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        self._pickler = _Pickler(self._stream, self._buffers.append, self._namespace, self._shared)
+
+    def num_bytes(self, value: Any) -> int:
+        """Return the size of a copy, without objects of earlier values. Raise the error of a value's reduction."""
+        try:
+            self._pickler.dump(value)
+        except BaseException:
+            self.forget()  # the pickler counts objects as copied that it has copied in part
+            raise
+        size = self._stream.tell() + sum(buffer.raw().nbytes for buffer in self._buffers)
+        self._stream.seek(0)
+        self._stream.truncate()
+        self._buffers.clear()
+        return size
 
 
 class SectionError(Exception):
@@ -332,14 +365,18 @@ class _Pickler(cloudpickle.Pickler):
         # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
         self._omits_gradients = kept_names is None
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
+        # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
+        self._ordinary_types: set[type] = set()
 
     def persistent_id(self, obj: Any) -> SharedId | int | None:
-        if obj is argparse.SUPPRESS:
-            return _SUPPRESS
         found = self._shared.get(id(obj))
-        return id(obj) if self._by_identity and found is not None else found
+        if found is None:
+            return _SUPPRESS if obj is argparse.SUPPRESS else None
+        return id(obj) if self._by_identity else found
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in self._ordinary_types:
+            return NotImplemented
         torch = sys.modules.get("torch")
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
@@ -377,6 +414,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
+            self._ordinary_types.add(type(obj))
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return _with_binding(reduced)
         return reduced

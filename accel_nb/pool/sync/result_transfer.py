@@ -58,7 +58,7 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
-from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
+from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, digest, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -297,10 +297,11 @@ class ResultSender:
         living = before.living()
         restructured = before.changed_modules()
         shared = before.shared_ids(restructured)
+        trial = Trial(namespace, shared)
         for name, value in namespace.items():
             is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
             if is_new and not hidden(name, value):
-                self._add_whole(name, value, namespace, shared, delta, kept, is_wanted=name in wanted)
+                self._add_whole(name, value, namespace, shared, trial, delta, kept, is_wanted=name in wanted)
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
@@ -322,7 +323,7 @@ class ResultSender:
             if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
                 self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
-                self._add_whole(root, namespace[root], namespace, shared, delta, kept, is_wanted=is_wanted)
+                self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
                 if path == root and is_module(value) and root in delta.values:
                     replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
@@ -350,16 +351,16 @@ class ResultSender:
         value: Any,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
+        trial: Trial,
         delta: NamespaceDelta,
         kept: dict[str, str],
         *,
         is_wanted: bool,
     ) -> None:
         own = shared.get(id(value))
-        others = {key: item for key, item in shared.items() if root_name(item[1]) != name} if own else shared
-        if own and own[1] != name:
-            others = shared  # another name of an object that the kernel holds
-        reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
+        if own and own[1] == name:  # else another name of an object that the kernel holds
+            trial = Trial(namespace, {key: item for key, item in shared.items() if root_name(item[1]) != name})
+        reason = _try_value(value, trial, None if is_wanted else LARGE_BYTES)
         if reason is None:
             delta.values[name] = value
         else:
@@ -402,7 +403,7 @@ class ResultSender:
             assert found is not None, "a value with a kind has content"
             limit = None if is_wanted or "@" in path else LARGE_BYTES
             content = found[1]
-            reason = _try_value(content, namespace, shared, limit)
+            reason = _try_value(content, Trial(namespace, shared), limit)
             if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
                 copyable = copyable_values(content.values, namespace, shared)
                 for name in content.values.keys() - copyable.keys():
@@ -613,14 +614,14 @@ def _is_leftover(value: Any) -> bool:
     return hasattr(type(value), "__next__") or is_progress
 
 
-def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:
+def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
     """Return None if a value can be returned, else the reason why not."""
     try:
-        stream, buffers = dump(value, namespace=namespace, shared=shared)
+        size = trial.num_bytes(value)
     except Exception as error:
         return f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
-    size = len(stream) + sum(buffer.nbytes for buffer in buffers)
     if limit is not None and size > limit and not is_module(value):
+        trial.forget()  # the value is not sent, so what it contains counts in others
         return f"{_size(size)} is large"
     return None
 

@@ -65,7 +65,9 @@ class Ddp(ReplicaStrategy):
                 continue
             forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
-                has_ddp = not self._has_reduced_parameter(model)
+                # A class's own `parameters` may return tensors that are not registered, of which DDP finds none.
+                is_registered = any(parameter.requires_grad for _, parameter in model.named_parameters())
+                has_ddp = is_registered and not self._has_reduced_parameter(model)
                 replica = _Replica(model, forward, self._window, self._stop_ddp, self.options, has_ddp=has_ddp)
                 try:
                     replace_forward(model, replica.forward)
