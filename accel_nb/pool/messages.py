@@ -216,7 +216,7 @@ class AbortCollective:
 
 @dataclass(frozen=True, slots=True)
 class QueryPosition:
-    """If request ``number`` still runs: send a `PositionReport`.
+    """Send a `PositionReport` about request ``number``.
 
     ``from_outside``: the rank has not answered an earlier query, so the zygote also reads its stack and state.
     """

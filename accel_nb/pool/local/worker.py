@@ -242,9 +242,8 @@ class Worker:
         """Handle a record for a request whose user code does not run: not yet, no longer, or not at this moment."""
         if isinstance(record, ProposeAction):
             self._send_step_count(record, None)
-        elif isinstance(record, QueryPosition):
-            if record.number <= self._last_ended:
-                self._send_position(record.number, has_ended=True)
+        elif isinstance(record, QueryPosition):  # before the user code the rank may import modules, which takes long
+            self._send_position(record.number, has_ended=record.number <= self._last_ended)
         elif isinstance(record, DecideAction):
             pass
         elif record.number <= self._last_ended:
