@@ -77,6 +77,27 @@ def test_a_stopped_process_is_reported(pool):
     assert (rank, line) == (1, "rank 1 does not answer: it is stopped (SIGSTOP)")
 
 
+def test_a_rank_that_prepares_a_request_is_reported_at_its_line(pool, tmp_path):
+    run_code(pool, "import torch, torch.distributed as dist\ndist.barrier()")
+    end = tmp_path / "end"
+    slow = f"import pathlib, time\nwhile not pathlib.Path({str(end)!r}).exists(): time.sleep(0.01)"
+
+    class Ending(HangRecorder):
+        """Ends the slow preparation when a line about a hang arrives."""
+
+        def on_note(self, rank, topic, body):
+            super().on_note(rank, topic, body)
+            end.touch()
+
+    recorder = Ending()
+    bodies = {0: {"code": REDUCE}, 1: {"before": slow, "code": REDUCE}}
+    answers, _ = pool.run("run", bodies, recorder)
+    assert {answer.outcome for answer in answers} == {"done"}
+    [(rank, line)] = recorder.lines
+    assert rank == 1
+    assert "for rank 1, which is at line 2 of" in line
+
+
 def test_native_code_that_holds_the_interpreter_lock_is_reported_with_its_stack(pool):
     code = "import re\ndef native():\n    re.match('(a|a)+$', 'a' * 60 + 'b')\nnative()"
     rank, line = hang(pool, REDUCE, code)

@@ -68,8 +68,10 @@ def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
     assert said in lines[0]
 
 
-@pytest.mark.parametrize(("has_ended", "num_lines"), [(False, 1), (True, 0)])
-def test_a_rank_that_packs_its_results_is_not_called_unresponsive(has_ended, num_lines):
+@pytest.mark.parametrize(
+    ("has_ended", "state", "num_lines"), [(False, "R", 1), (True, "R", 0), (False, "T", 1), (True, "T", 1)]
+)
+def test_a_rank_that_packs_its_results_is_called_unresponsive_only_if_stopped(has_ended, state, num_lines):
     now, lines = [0.0], []
     detector = HangDetector(
         Engine(),  # type: ignore[arg-type]
@@ -83,5 +85,5 @@ def test_a_rank_that_packs_its_results_is_not_called_unresponsive(has_ended, num
         detector.update({0})
         if has_ended:
             detector.record_position(0, ended())
-        detector.record_observed(ObservedState(0, "R", lambda: 'File "pickling.py", line 1 in dump'))
+        detector.record_observed(ObservedState(0, state, lambda: 'File "pickling.py", line 1 in dump'))
     assert len(lines) == num_lines

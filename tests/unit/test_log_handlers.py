@@ -2,8 +2,10 @@ import logging
 import sys
 
 import pytest
+from traitlets.config import Application
 
 from accel_nb.notebook.session.log_handlers import read_handlers, seek_ends, set_handlers
+from accel_nb.notebook.session.process_settings import read_settings
 
 
 @pytest.fixture
@@ -60,7 +62,20 @@ def test_the_output_of_the_cell_is_written_once(logger, capsys):
 
 
 def test_handlers_of_libraries_are_left_to_these(logger):
-    library = logging.getLogger("torch.of_a_test")
+    library = logging.getLogger("pytest.of_a_test")
     library.addHandler(handler := logging.StreamHandler(sys.stderr))
     assert not own(library)
     library.removeHandler(handler)
+
+
+def test_the_level_of_the_kernels_application_is_not_copied(logger):
+    assert not Application.initialized()
+    application = Application.instance()
+    try:
+        application.log.setLevel(logging.ERROR)
+        levels = read_settings({})["log_levels"]
+        assert application.log.name not in levels
+        assert levels[logger.name] == logging.INFO
+    finally:
+        application.log.setLevel(logging.NOTSET)
+        Application.clear_instance()

@@ -43,6 +43,7 @@ from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.worker.sent_modules import SentModules
 sent = SentModules()
 record = WorkerModules(sent)
+last = next(reversed(sys.modules))
 sent.add([SentModule(**module) for module in json.loads(sys.stdin.readline())])
 import helper, inner.deep.more
 found = [helper.double(2), helper.inner.parts.TWO, helper.__file__, inspect.getsource(helper.double)]
@@ -50,6 +51,7 @@ try:
     helper.fail()
 except OSError:
     found.append(traceback.format_exc())
+sys.modules[last] = sys.modules.pop(last)  # as if it was imported again after the user's modules
 imported = record.new_imports()
 sent.add([SentModule(**module) for module in json.loads(sys.stdin.readline())])
 record.reload({"helper": "edited"})

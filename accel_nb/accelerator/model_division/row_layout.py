@@ -271,8 +271,8 @@ class _LayoutCheck:
             part.training = False
         try:
             with contextlib.ExitStack() as stack:
-                # A model may compute differently without gradients. Sharded parameters are gathered by hooks that
-                # expect a backward pass after each forward pass with gradients, and a compiled model is compiled anew.
+                # The mode is that of the call, since a model may read it. Two exceptions: hooks that gather sharded
+                # parameters expect a backward pass after this, and a compiled model would be compiled a second time.
                 if self._shards_params or self._is_compiled:
                     stack.enter_context(torch.no_grad())
                 stack.enter_context(contextlib.redirect_stdout(printed))

@@ -125,6 +125,12 @@ def _has_autoreload() -> bool:
     return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
 
 
+def _imported_after_this() -> list[str]:
+    """Return the names of the modules that were imported after this one, newest first."""
+    # Without bytecode in between, another thread cannot import while this iterates.
+    return list(takewhile(__name__.__ne__, reversed(sys.modules)))
+
+
 class SentFiles(Protocol):
     """The files that the notebook has sent to a worker on another machine."""
 
@@ -138,9 +144,9 @@ class WorkerModules:
 
     def __init__(self, sent: SentFiles) -> None:
         self._sent = sent
-        # A set of all names would write their reference counts, which copies memory that is shared with the zygote.
-        self._last_inherited = next(reversed(sys.modules))
-        self._checked: set[str] = set()
+        # Those after this module: a set of all names would write their reference counts, which copies memory that is
+        # shared with the zygote.
+        self._checked = set(_imported_after_this())
         self._files: dict[str, str] = {}
         self._unreported: dict[str, tuple[str, int, int]] = {}
         self._began_ns = time.time_ns()
@@ -158,9 +164,7 @@ class WorkerModules:
         return found
 
     def _find_new_imports(self) -> None:
-        # Without bytecode in between, another thread cannot import while this iterates.
-        new = list(takewhile(self._last_inherited.__ne__, reversed(sys.modules)))
-        for name in [name for name in new if name not in self._checked]:
+        for name in [name for name in _imported_after_this() if name not in self._checked]:
             self._checked.add(name)
             if (file := source_file_of(sys.modules[name])) is not None and (stamp := self._stamp_of(file)) is not None:
                 self._files[name] = file

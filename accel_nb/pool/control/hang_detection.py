@@ -94,10 +94,11 @@ class HangDetector:
         )
         self.is_stuck |= len(still) == self.size and _differ(still.values())
         is_waited_for = any(place.is_waiting for place in still.values()) or len(waiting) < self.size
-        # A rank whose request has ended reports no position; it is packing its results.
-        for rank in sorted(waiting - self._places.keys() - self._places_before.keys() - self._ended.keys()):
+        for rank in sorted(waiting - self._places.keys() - self._places_before.keys()):
             observed = self._observed.get(rank)
-            if observed is None or not (is_waited_for or observed.state in _STOPPED):
+            # A rank whose request has ended reports no position; it is packing its results.
+            is_missed = is_waited_for and rank not in self._ended
+            if observed is None or not (is_missed or observed.state in _STOPPED):
                 continue
             stack = observed.read_stack().strip()
             if stack or observed.state in _STOPPED or rank in self._stack_pending:

@@ -63,10 +63,6 @@ _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
 """The id of a string that argparse distinguishes by identity from equal strings."""
 
 
-_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
-"""Types whose objects are not all reduced in the same way."""
-
-
 class Trial:
     """Copies values one after another, which shows whether they can be copied and how large the copies are.
 
@@ -75,10 +71,10 @@ class Trial:
 
     def __init__(self, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> None:
         self._namespace, self._shared = namespace, shared
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Forget the values so far: an object of theirs counts again in the next value that contains it."""
+    def reset(self) -> None:
+        """Start anew: an object of earlier values counts again in the next value that contains it."""
         self._stream, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         self._pickler = _Pickler(self._stream, self._buffers.append, self._namespace, self._shared)
 
@@ -87,7 +83,7 @@ class Trial:
         try:
             self._pickler.dump(value)
         except BaseException:
-            self.forget()  # the pickler counts objects as copied that it has copied in part
+            self.reset()  # the pickler counts objects as copied that it has copied in part
             raise
         size = self._stream.tell() + sum(buffer.raw().nbytes for buffer in self._buffers)
         self._stream.seek(0)
@@ -342,6 +338,10 @@ class _Storage:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild_storage, (pickle.PickleBuffer(self.data),)
+
+
+_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
+"""Types whose objects are not all reduced in the same way."""
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -335,6 +335,7 @@ class ResultSender:
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
+        del trial  # it holds copies of values in other memory, such as a GPU's
         packed = self._pack(delta, weights, kept, rng_digest, namespace, outside)
         packed.record.replaced.extend(name for name in replaced if name not in packed.record.kept)
         return packed
@@ -621,7 +622,7 @@ def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
     except Exception as error:
         return f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
     if limit is not None and size > limit and not is_module(value):
-        trial.forget()  # the value is not sent, so what it contains counts in others
+        trial.reset()  # the value is not sent, so what it contains counts in others
         return f"{_size(size)} is large"
     return None
 
