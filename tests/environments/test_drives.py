@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,11 +93,20 @@ def run(kernel: Kernel, code: str, **options: Any) -> Output:
     return output
 
 
+def load(kernel: Kernel) -> float:
+    """Load the extension; return how many seconds that takes."""
+    run(kernel, "import sys, time\nbegan = time.perf_counter()\n%load_ext accel_nb\ntook = time.perf_counter() - began")
+    return kernel.value("took")
+
+
 def test_load(kernel: Kernel, pytestconfig: pytest.Config):
     """The extension loads at once, without torch."""
-    run(kernel, "import sys, time\nbegan = time.perf_counter()\n%load_ext accel_nb\ntook = time.perf_counter() - began")
+    seconds = [load(kernel)]
     assert kernel.value("'torch' in sys.modules") is False
-    pytestconfig.stash[LOAD_S] = kernel.value("took")  # for the table: a test does not judge time
+    for _ in range(4):
+        with running_kernel() as other:
+            seconds.append(load(other))
+    pytestconfig.stash[LOAD_S] = statistics.median(seconds)  # for the table: a test does not judge time
     assert "the JupyterLab sidebar is off" not in run(kernel, "%accelerate status").stderr
 
 
