@@ -43,7 +43,10 @@ KERNEL_SIDE = [
 
 def mentions(path: Path, name: str) -> bool:
     """Whether a module imports ``name`` or something below it, at any depth of nesting."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if name.rpartition(".")[2] not in text:
+        return False
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and any((a.name + ".").startswith(name + ".") for a in node.names):
             return True
         if isinstance(node, ast.ImportFrom) and ((node.module or "") + ".").startswith(name + "."):

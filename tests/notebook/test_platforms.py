@@ -39,6 +39,12 @@ for epoch in range(10**9):
 """
 WAIT_S = 60
 
+
+def nightly(*values: Any) -> Any:
+    """Return parameters that only the nightly tests use: the unit tests have these platforms too."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 pytestmark = pytest.mark.usefixtures("kernel")  # the first kernel of a process leaves an event loop in it
 
 
@@ -48,12 +54,12 @@ pytestmark = pytest.mark.usefixtures("kernel")  # the first kernel of a process 
         ({"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "r"}, "", "kaggle"),
         ({"COLAB_RELEASE_TAG": "release-colab"}, COLAB, "colab"),
         ({}, COLAB, "colab"),
-        ({"DEEPNOTE_PROJECT_ID": "1"}, "", "deepnote"),
-        ({"PAPERSPACE_NOTEBOOK_REPO_ID": "1"}, "", "paperspace"),
+        nightly({"DEEPNOTE_PROJECT_ID": "1"}, "", "deepnote"),
+        nightly({"PAPERSPACE_NOTEBOOK_REPO_ID": "1"}, "", "paperspace"),
         ({"HOME": "/home/studio-lab-user"}, "", "studiolab"),
-        ({"SAGEMAKER_INTERNAL_IMAGE_URI": "1"}, "", "sagemaker"),
-        ({"DATABRICKS_RUNTIME_VERSION": "16"}, "", "databricks"),
-        ({"VSCODE_PID": "1"}, "", "vscode"),
+        nightly({"SAGEMAKER_INTERNAL_IMAGE_URI": "1"}, "", "sagemaker"),
+        nightly({"DATABRICKS_RUNTIME_VERSION": "16"}, "", "databricks"),
+        nightly({"VSCODE_PID": "1"}, "", "vscode"),
         ({}, "__vsc_ipynb_file__ = 'x.ipynb'", "vscode"),
         ({}, "", "jupyter"),
     ],

@@ -106,7 +106,7 @@ def trains_sharded(world: World, half: torch.dtype | None, keeps_gathered: bool,
     return held, peak_without_scratch(step)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("half", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["fsdp (2)", "fsdp (3)"])
 def test_sharded_ranks_hold_what_was_forecast(name: str, half: torch.dtype | None, size: int) -> None:
