@@ -347,7 +347,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
 
         Raises `MisuseError` if the model is not prepared, and for unknown schedules.
         """
-        return TrainingPipeline(self._stepper, model, loss_fn, schedule)
+        return TrainingPipeline(self._stepper, self._comm, model, loss_fn, schedule)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Return the context of one micro-batch; the last of each window averages gradients and steps optimizers.

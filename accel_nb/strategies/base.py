@@ -254,16 +254,33 @@ class Strategy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ScheduledLoss:
+    """The loss of a batch whose gradients were computed by a schedule."""
+
+    loss: Tensor
+    """The mean over micro-batches, or their sum."""
+    weight_per_row: float
+    """The weight in the mean of each row of the batch; 1 if each has the same whatever its target."""
+
+
 class ScheduledSteps(Protocol):
     """Computes the gradients of a model in stages by a schedule of micro-batches."""
 
     def step(
-        self, args: Any, kwargs: Any, target: Any, scale: Callable[[], float | Tensor], *, is_sum: bool
-    ) -> Tensor | None:
+        self,
+        args: Any,
+        kwargs: Any,
+        target: Any,
+        scale: Callable[[], float | Tensor],
+        *,
+        is_sum: bool,
+        holds_everywhere: Callable[[bool], bool],
+    ) -> ScheduledLoss | None:
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
-        The loss is the mean over micro-batches, or their sum. Returns None, and has computed nothing and not called
-        ``scale``, for a batch that cannot be divided into equal micro-batches.
+        Returns None, and has computed nothing and not called ``scale``, if a batch cannot be divided into equal
+        micro-batches on every rank, which each rank asks ``holds_everywhere`` once.
         """
         ...
 

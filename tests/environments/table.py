@@ -59,7 +59,7 @@ def _table(results: dict[str, Any]) -> str:
         ["Python", *(run["python"] for run in runs)],
         *([package, *(run["versions"][package] for run in runs)] for package in runs[0]["versions"]),
         ["packages that an installation replaces", *(_number(run["replaced"]) for run in runs)],
-        ["seconds of `%load_ext`, median of 5", *(str(run["load_s"]) for run in runs)],
+        *([f"seconds of `{line}`", *(str(run["load_s"][line]) for run in runs)] for line in runs[0]["load_s"]),
         *([use.replace("_", " "), *(run["results"].get(use, "not run") for run in runs)] for use in uses),
         *([f"`{folder}`", *(_count(run["counts"].get(folder)) for run in runs)] for folder in folders),
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, WeightedLoss
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.strategies.base import LayerDividing
 
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
@@ -24,6 +26,7 @@ class TrainingPipeline:
     def __init__(
         self,
         stepper: Stepper,
+        comm: Communicator,
         model: nn.Module,
         loss_fn: Callable[..., Tensor],
         schedule: Literal["gpipe", "1f1b", "zero_bubble"],
@@ -34,7 +37,7 @@ class TrainingPipeline:
             raise MisuseError(
                 f"loss_fn is a {type(loss_fn).__name__}; it is a function of the model's output and target"
             )
-        self._stepper, self._model, self._loss_fn = stepper, model, loss_fn
+        self._stepper, self._comm, self._model, self._loss_fn = stepper, comm, model, loss_fn
         self._check_prepared()
         self._classifier = LossClassifier()
         self._schedule = None
@@ -57,9 +60,21 @@ class TrainingPipeline:
         self._check_prepared()
         if self._schedule is not None:
             schedule = self._schedule
-            loss = self._stepper.backward_by(
-                lambda scale: schedule.step(args, kwargs, target, scale, is_sum=weight is not None), weight
-            )
+
+            def compute(scale: Callable[[], float | Tensor]) -> Tensor | None:
+                found = schedule.step(
+                    args, kwargs, target, scale, is_sum=weight is not None, holds_everywhere=self._holds_everywhere
+                )
+                if found is None:
+                    return None
+                stepper = self._stepper
+                share = stepper.window.share
+                is_divided = stepper.preserves_sums and share is not None and not share.is_whole
+                if weight is None and is_divided and not stepper.is_joined:
+                    self._check_weights(found.weight_per_row)
+                return found.loss
+
+            loss = self._stepper.backward_by(compute, weight)
             if loss is not None:
                 return loss
         output = self._model(*args, **kwargs)
@@ -73,6 +88,25 @@ class TrainingPipeline:
                 f"the {type(self._model).__name__} is not prepared: call accelerator.prepare(model, ...), and then "
                 "accelerator.pipeline(model, loss_fn)"
             )
+
+    def _holds_everywhere(self, holds: bool) -> bool:
+        """Return whether a condition holds on every rank; all ranks must call."""
+        if self._stepper.strategy.data_coords()[1] == 1:
+            return holds  # it depends on the batch, which is the same on all ranks
+        return bool(self._comm.all_reduce(self._to_tensor(holds), "min"))
+
+    def _check_weights(self, per_row: float) -> None:
+        """Raise `MisuseError` on every rank if rows have more weight on one than on another; all ranks must call."""
+        highest, lowest = self._comm.all_reduce(self._to_tensor(per_row, -per_row), "max").tolist()
+        if highest != -lowest:
+            raise MisuseError(
+                f"a row of the batch has the weight {-lowest:g} in the loss of one rank and {highest:g} in that of "
+                "another, so a schedule cannot compute the mean over the batch: return the sum over tokens in loss_fn "
+                "and pass weight=number of tokens to step"
+            )
+
+    def _to_tensor(self, *values: float) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self._stepper.world.device)
 
     def _weigh(self, loss: Tensor, num_rows: int) -> Tensor | None:
         """Return the total weight of a loss that is a weighted mean; None for other losses."""

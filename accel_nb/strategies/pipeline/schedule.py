@@ -29,6 +29,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
 from accel_nb.runtime.distributed.stage_exchange import Form
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.strategies.base import ScheduledLoss
 from accel_nb.strategies.pipeline.pipeline import ModelCall, Pipeline, is_close, join, part_of
 from accel_nb.strategies.pipeline.stage_run import Stage
 
@@ -89,20 +90,29 @@ class TrainingSchedule:
         self._step: _Step | None = None
 
     def step(
-        self, args: Any, kwargs: Any, target: Any, scale: Callable[[], float | Tensor], *, is_sum: bool
-    ) -> Tensor | None:
+        self,
+        args: Any,
+        kwargs: Any,
+        target: Any,
+        scale: Callable[[], float | Tensor],
+        *,
+        is_sum: bool,
+        holds_everywhere: Callable[[bool], bool],
+    ) -> ScheduledLoss | None:
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
         The loss is the mean over micro-batches, or the sum if ``is_sum``. Returns None, and has computed nothing, for a
-        batch that cannot be divided into equal micro-batches. Raises `MisuseError` on every rank if the loss is not
-        that of the whole batch.
+        batch that cannot be divided into equal micro-batches on every rank: ranks of one copy that use the schedule
+        and of another that do not would call different collectives. Raises `MisuseError` on every rank of a copy if the
+        loss is not that of its whole batch.
         """
-        found: Tensor | None = None
+        found: ScheduledLoss | None = None
 
         def compute(call: ModelCall) -> None:
             nonlocal found
             number = self._count(call)
-            if number is not None:
+            if holds_everywhere(number is not None):
+                assert number is not None, "it holds here too"
                 _check_target(target, call.num_rows)
                 found = self._run(call, number, target, scale(), is_sum)
 
@@ -159,7 +169,7 @@ class TrainingSchedule:
                 return number
         return None
 
-    def _run(self, call: ModelCall, number: int, target: Any, scale: float | Tensor, is_sum: bool) -> Tensor:
+    def _run(self, call: ModelCall, number: int, target: Any, scale: float | Tensor, is_sum: bool) -> ScheduledLoss:
         pipeline = self._pipeline
         self._num_steps += 1
         keeps_outputs = self._num_steps & (self._num_steps - 1) == 0  # steps 1, 2, 4, 8, ...
@@ -174,10 +184,10 @@ class TrainingSchedule:
         finally:
             self._step = None
 
-    def _loss(self, step: _Step, number: int, is_sum: bool) -> Tensor:
+    def _loss(self, step: _Step, number: int, is_sum: bool) -> ScheduledLoss:
         """Return the loss of the batch; raise `MisuseError` on every rank if those of micro-batches do not give it."""
         exchange = self._pipeline.exchange
-        facts = torch.zeros(2, dtype=torch.float64, device=self._pipeline.device)
+        facts = torch.zeros(3, dtype=torch.float64, device=self._pipeline.device)
         if exchange.is_last:
             losses = [step.losses[index] for index in range(number)]
             loss = torch.stack([value.reshape(()) for value in losses]).sum()
@@ -185,6 +195,8 @@ class TrainingSchedule:
             facts[0] = loss
             has_one_weight = is_sum or _are_equal(list(step.weights.values()))
             facts[1] = 0.0 if has_one_weight and self._is_of_whole_batch(step, number, loss) else 1.0
+            weight = step.weights[0]
+            facts[2] = 1.0 if weight is None else float(weight) / step.size
         exchange.comm.broadcast(facts, exchange.num_ranks - 1)
         if facts[1]:
             what = "the sum" if is_sum else "the mean"
@@ -193,7 +205,7 @@ class TrainingSchedule:
                 "it: for a mean over tokens return their sum in loss_fn and pass weight=number of tokens to step; "
                 "otherwise compute the loss of the model's output, and call accelerator.backward(loss)"
             )
-        return facts[0]
+        return ScheduledLoss(facts[0], float(facts[2]))
 
     def _is_of_whole_batch(self, step: _Step, number: int, loss: Tensor) -> bool:
         if not step.keeps_outputs:
