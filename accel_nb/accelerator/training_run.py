@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
@@ -17,6 +20,7 @@ from accel_nb.accelerator.training.run_control import ControlReceiver, RunContro
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.sections import CheckpointOptions
 from accel_nb.config.value_types import seconds_of
+from accel_nb.data.loader import get_position
 from accel_nb.errors import CheckpointError, MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.secrets import redact
@@ -48,6 +52,8 @@ class TrainingRun:
         self._resumer: RunResumer | None = None
         self._saved: list[CompletedSave] = []
         self._first_step = 0
+        self._loader_numbers = WeakKeyDictionary[DataLoader[Any], int]()
+        self._next_number = itertools.count()
         self.schedule_observer: RatePreview | None = None
         """Reports the future learning rates of schedules; on the main rank only, and if a sink receives its events."""
 
@@ -77,10 +83,13 @@ class TrainingRun:
         rank = self._comm.world.rank
         if rank == 0 and not isinstance(self._sink, NullEventSink):
             try:
-                num_batches = len(loader)
+                num_steps = math.ceil(len(loader) / self._stepper.window.size)
             except TypeError:  # a stream
-                num_batches = 0
-            self._sink.emit(EpochBegan(rank, self._stepper.meter.run_step, time.time(), num_batches))
+                num_steps = 0
+            if loader not in self._loader_numbers:
+                self._loader_numbers[loader] = next(self._next_number)
+            number, epoch = self._loader_numbers[loader], get_position(loader).num_epochs
+            self._sink.emit(EpochBegan(rank, self._stepper.meter.run_step, time.time(), num_steps, number, epoch))
 
     def on_epoch_start(self) -> None:
         """Load the checkpoint to resume from, before the first epoch that trains."""

@@ -328,11 +328,12 @@ class _ShardedLoading:
 
     def iterate(self, loader: DataLoader[Any], skipped: int | None = None) -> Iterator[Any]:
         move = self._mover(loader)
-        self.observer.on_loop_start(loader)
         if not self.observer.on_epoch_start(loader):
+            self.observer.on_loop_start(loader)
             whole = self._iterate_whole(loader, move)
             return whole if skipped is None else islice(whole, skipped, None)
         self.end_epoch(self._epoch)
+        self.observer.on_loop_start(loader)
         if self._num_empty:
             self._num_empty -= 1
             self._num_epochs += 1

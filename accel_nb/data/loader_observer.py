@@ -18,7 +18,7 @@ class LoaderObserver(Protocol):
         ...
 
     def on_loop_start(self, loader: DataLoader[Any]) -> None:
-        """React to a loop over the loader, whether it trains or not."""
+        """React to a loop over the loader, whether it trains or not, after `on_epoch_start`."""
         ...
 
     def on_epoch_start(self, loader: DataLoader[Any]) -> bool:

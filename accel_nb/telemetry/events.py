@@ -159,13 +159,18 @@ class ControlApplied:
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """A loop over a loader of ``num_batches`` batches began after ``step``; 0 if the length is unknown."""
+    """A loop over a loader began after ``step``."""
 
     kind: ClassVar[str] = "epoch"
     rank: int
     step: int
     time: float
-    num_batches: int
+    num_steps: int
+    """How many steps of an optimizer it is expected to have; 0 if the length is unknown."""
+    loader: int = 0
+    """The number of the loader, in the order in which loops over loaders began."""
+    epoch: int = 0
+    """How many epochs of the loader have ended in this run, with those of the checkpoint that it resumes from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class RingWriter:
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
         if isinstance(event, EpochBegan):
-            kind, values = _EPOCH, (event.step, event.time, event.num_batches, *[0.0] * 7)
+            kind, values = _EPOCH, (event.step, event.time, event.num_steps, event.loader, event.epoch, *[0.0] * 5)
         elif isinstance(event, TimeUsed):
             durations = event.reading_s, event.computing_s, event.blocked_s, event.queued_s
             kind, values = _TIME, (event.step, event.time, *durations, *[0.0] * 4)
@@ -180,7 +180,7 @@ def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
     step, time, *amounts = values[:8]
     try:
         if kind == _EPOCH:
-            return EpochBegan(rank, int(step), time, int(amounts[0]))
+            return EpochBegan(rank, int(step), time, *(int(amount) for amount in amounts[:3]))
         if kind == _TIME:
             return TimeUsed(rank, int(step), time, *amounts[:4])
         if kind != _MEMORY:

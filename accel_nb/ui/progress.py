@@ -18,42 +18,79 @@ class LoopPlan:
 
 
 class Progress:
-    """Counts the epochs of a run. A loop over a loader without a step, such as an evaluation, is not an epoch."""
+    """Counts the epochs of a run: the repeated loops over the loader that it trains on.
+
+    A loop over another loader may be an evaluation within an epoch, so it ends none, unless more steps were done than
+    the epoch has: then that other loader is trained on since its loop began.
+    """
 
     def __init__(self, plan: LoopPlan | None = None) -> None:
         self._plan = plan
-        self._num_done = 0
-        self._steps_before = 0
+        self._loader: int | None = None
+        self._epoch = self._num_untrained = self._num_earlier = 0
         self._began_at: int | None = None
         self._length: float = 0
-        """The number of steps of the last complete epoch; before there is one, the loader's number of batches."""
+        """The number of steps of the last complete epoch; before there is one, of the number that is expected."""
+        self._is_measured = False
+        self._other: tuple[int, int, int, int] | None = None
+        self._start: tuple[int, int] | None = None
+        """The numbers of epochs and of steps at the first loop, which are those of a checkpoint if the run resumes."""
 
-    def begin_epoch(self, step: int, num_batches: int) -> None:
-        """Record that a loop over a loader begins after step number ``step``."""
-        if self._began_at is not None and step > self._began_at:
-            self._num_done += 1
-            self._length = step - self._began_at
-        elif self._num_done == 0:
-            self._length = num_batches
-        self._began_at = step
+    def begin_epoch(self, loader: int, step: int, epoch: int, num_steps: int, num_losses: int = 1) -> None:
+        """Record that a loop over a loader begins after ``step``.
+
+        ``epoch`` is the number of its earlier epochs, ``num_steps`` the number that the loop is expected to have for
+        each of ``num_losses`` optimizers.
+        """
+        if self._start is None:
+            self._start = epoch, step
+        num_done = step - (self._began_at or 0)
+        if loader == self._loader:
+            if num_done:
+                self._length, self._is_measured = num_done, True
+            else:
+                self._num_untrained += epoch - self._epoch  # a loop that trained nothing
+            self._epoch, self._began_at, self._other = epoch, step, None
+        elif self._loader is None or not num_done:
+            self._train_on(loader, step, epoch, num_steps)
+        elif self._other is not None and num_done > self._expected_length(num_losses):
+            self._num_earlier = self._num_done + 1
+            self._train_on(*self._other)
+            self.begin_epoch(loader, step, epoch, num_steps, num_losses)
+        else:
+            self._other = loader, step, epoch, num_steps
+
+    def _train_on(self, loader: int, step: int, epoch: int, num_steps: int) -> None:
+        self._loader, self._began_at, self._epoch = loader, step, epoch
+        self._num_untrained = 0
+        self._length, self._is_measured, self._other = num_steps, False, None
+
+    @property
+    def _num_done(self) -> int:
+        return self._num_earlier + self._epoch - self._num_untrained
+
+    def _expected_length(self, num_losses: int) -> float:
+        # If several optimizers step on each batch, an epoch has more steps than batches; complete ones are counted.
+        return self._length * (1 if self._is_measured else max(1, num_losses))
 
     def facts(self, step: int, elapsed_s: float, num_losses: int, *, is_over: bool) -> ProgressFacts:
         """Return the progress after a step, ``elapsed_s`` after the first one began."""
         in_epoch = 0 if self._began_at is None else max(0, step - self._began_at)
-        # If several optimizers step on each batch, the first epoch has more steps than batches; later ones are counted.
-        length = self._length * (max(1, num_losses) if self._num_done == 0 else 1)
+        length = self._expected_length(num_losses)
         part = min(1.0, in_epoch / length) if length and in_epoch else None
-        plan, fraction = self._plan, None
+        plan, fraction, begun = self._plan, None, 0.0
         num_epochs = plan.total if plan is not None and plan.counts == "epochs" else 0
+        start_epoch, start_step = self._start or (0, 0)
         if plan is not None and plan.counts == "steps":
-            fraction = step / plan.total / max(1, num_losses)
+            per_step = 1 / plan.total / max(1, num_losses)
+            fraction, begun = step * per_step, start_step * per_step
         elif num_epochs and (self._num_done or part is not None):
-            fraction = (self._num_done + (part or 0.0)) / num_epochs
+            fraction, begun = (self._num_done + (part or 0.0)) / num_epochs, start_epoch / num_epochs
         if fraction is not None and not 0 <= fraction <= 1 + 1e-9:
             fraction = None  # the loop ran longer than its code suggests
         remaining_s = None
-        if fraction and not is_over and math.isfinite(elapsed_s):
-            remaining_s = elapsed_s * (1 - fraction) / fraction
+        if fraction is not None and fraction > begun and not is_over and math.isfinite(elapsed_s):
+            remaining_s = elapsed_s * (1 - fraction) / (fraction - begun)
         return {
             "epoch": self._num_done + (in_epoch > 0),
             "num_epochs": num_epochs,

@@ -484,7 +484,8 @@ class PanelState:
         elif isinstance(event, ControlApplied):
             self._mark(float(event.step) + progress.offset, "steered", event.rank, str(event.text))
         elif isinstance(event, EpochBegan):
-            self._progress.begin_epoch(int(event.step), max(0, int(event.num_batches)))
+            numbers = int(event.step), int(event.epoch), max(0, int(event.num_steps))
+            self._progress.begin_epoch(int(event.loader), *numbers, num_losses=len(self.loss_names))
         elif isinstance(event, RatePlanned):
             self._fold_plan(event, progress)
         elif isinstance(event, MemoryMapped):

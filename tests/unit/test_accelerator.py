@@ -9,6 +9,7 @@ import warnings
 import weakref
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
-from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, StepDone, WorkerPrepared
+from accel_nb.telemetry.events import EpochBegan, Event, MemorySample, MetricLogged, StepDone, WorkerPrepared
 
 
 class Recorder:
@@ -236,6 +237,29 @@ def test_events_of_a_run() -> None:
     assert (sample.parameters, sample.gradients, sample.optimizer) == (12, 12, 0)
     (metric,) = recorder.of(MetricLogged)
     assert (metric.name, metric.value, metric.step) == ("accuracy", 0.5, 7)
+
+
+def test_loops_over_loaders_are_reported_with_their_epochs_also_of_a_resumed_run(tmp_path: Path) -> None:
+    def train(num_epochs: int, resume: str | None = None) -> list[tuple[int, ...]]:
+        recorder = Recorder()
+        model, optimizer = _parts()
+        accelerator = Accelerator(cpu=True, sink=recorder, gradient_accumulation_steps=4)
+        loader, validation = DataLoader(torch.ones(8, 2)), DataLoader(torch.ones(2, 2))  # type: ignore[arg-type]
+        accelerator.prepare(model, optimizer, loader, validation)
+        accelerator.begin_run(resume)
+        for _ in range(num_epochs):
+            for inputs in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(inputs).sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+            list(validation)
+        accelerator.save_state(tmp_path / str(num_epochs))
+        return [(event.step, event.num_steps, event.loader, event.epoch) for event in recorder.of(EpochBegan)]
+
+    assert train(2) == [(0, 2, 0, 0), (2, 1, 1, 0), (2, 2, 0, 1), (4, 1, 1, 1)]
+    loops = [loop for loop in train(3, resume=str(tmp_path / "2")) if loop[2] == 0]
+    assert loops == [(4, 2, 0, 2)] * 3, "two epochs have ended"
 
 
 def test_a_loss_that_is_nan_is_named_and_leaves_the_model_alone() -> None:

@@ -33,20 +33,36 @@ def test_what_cannot_be_read_is_not_guessed(code: str):
     assert plan(EPOCHS.format("range(3)") + "\n" + EPOCHS.format("range(3)")) is None
 
 
-def run(num_epochs: int, per_epoch: int, *, plan: LoopPlan | None, evaluates: bool = False) -> PanelState:
-    state, step = PanelState("run", 1, plan=plan), 0
-    for _ in range(num_epochs):
-        state.fold([EpochBegan(0, step, 0.1 * step, per_epoch)])
-        for _ in range(per_epoch):
-            step += 1
-            state.fold([StepDone(0, step, 0.1 * step, 0.5, 0.1, 0.1, 8)])
-        if evaluates:
-            state.fold([EpochBegan(0, step, 0.1 * step, 3)])
-    return state
+class Run:
+    """Sends the events of a run to a panel; a step takes 0.1 s."""
+
+    def __init__(self, plan: LoopPlan | None, first_step: int = 0) -> None:
+        self.state, self.step, self.first = PanelState("run", 1, plan=plan), first_step, first_step
+
+    def begin(self, num_steps: int, loader: int = 0, epoch: int = 0) -> None:
+        self.state.fold([EpochBegan(0, self.step, 0.1 * (self.step - self.first), num_steps, loader, epoch)])
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.step += 1
+            self.state.fold([StepDone(0, self.step, 0.1 * (self.step - self.first), 0.5, 0.1, 0.1, 8)])
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
-def test_progress_is_that_of_the_cells_loops(evaluates: bool):
+def run(num_epochs: int, per_epoch: int, *, plan: LoopPlan | None, evaluates: int = 0) -> PanelState:
+    """Run epochs, with an evaluation after each ``evaluates``-th step."""
+    made, num_evaluations = Run(plan), 0
+    for epoch in range(num_epochs):
+        made.begin(per_epoch, epoch=epoch)
+        for number in range(per_epoch):
+            made.steps(1)
+            if evaluates and (number + 1) % evaluates == 0:
+                made.begin(3, loader=1, epoch=num_evaluations)
+                num_evaluations += 1
+    return made.state
+
+
+@pytest.mark.parametrize("evaluates", [0, 5, 20])
+def test_progress_is_that_of_the_cells_loops(evaluates: int):
     state = run(3, 20, plan=LoopPlan("epochs", 10), evaluates=evaluates)
     progress = state.progress
     assert progress["fraction"] == pytest.approx(0.3)
@@ -59,11 +75,61 @@ def test_progress_is_that_of_the_cells_loops(evaluates: bool):
 def test_without_a_range_the_epoch_alone_has_a_part():
     state = run(1, 20, plan=None)
     state.fold(
-        [EpochBegan(0, 20, 2.0, 20), *(StepDone(0, step, 0.1 * step, 0.5, 0.1, 0.1, 8) for step in range(21, 26))]
+        [EpochBegan(0, 20, 2.0, 20, 0, 1), *(StepDone(0, step, 0.1 * step, 0.5, 0.1, 0.1, 8) for step in range(21, 26))]
     )
     assert state.progress["fraction"] is None
     assert state.progress["batch_fraction"] == pytest.approx(0.25)
     assert state.progress["epoch"] == 2
+
+
+def test_an_evaluation_in_the_first_epoch_does_not_end_it():
+    made = Run(LoopPlan("epochs", 2))
+    made.begin(100)
+    for number in range(2):
+        made.steps(25)
+        made.begin(4, loader=1, epoch=number)
+    progress = made.state.progress
+    assert (progress["epoch"], progress["batch_fraction"], progress["fraction"]) == (1, 0.5, 0.25)
+    assert progress["remaining_s"] == pytest.approx(15.0)
+
+
+def test_a_loop_that_trains_nothing_is_no_epoch():
+    made = Run(LoopPlan("epochs", 2))
+    made.begin(10)
+    made.begin(10, epoch=1)
+    made.steps(5)
+    assert made.state.progress["fraction"] == pytest.approx(0.25)
+    assert made.state.progress["epoch"] == 1
+
+
+def test_loaders_that_are_trained_on_one_after_the_other_are_counted_together():
+    made = Run(LoopPlan("epochs", 6))
+    for fold in range(3):
+        for epoch in range(2):
+            made.begin(10, loader=2 * fold, epoch=epoch)
+            made.steps(10)
+            made.begin(2, loader=2 * fold + 1, epoch=epoch)
+    assert made.state.progress["epoch"] == 6
+    assert made.state.progress["fraction"] == pytest.approx(1.0)
+
+
+def test_a_resumed_run_begins_with_the_epochs_of_its_checkpoint():
+    made = Run(LoopPlan("epochs", 10), first_step=900)
+    for _ in range(9):
+        made.begin(100, epoch=9)  # loops over finished epochs yield nothing
+    made.begin(100, epoch=9)
+    made.steps(50)
+    progress = made.state.progress
+    assert (progress["epoch"], progress["fraction"]) == (10, 0.95)
+    assert progress["remaining_s"] == pytest.approx(5.0)
+
+
+def test_a_resumed_run_of_steps_expects_the_time_of_those_that_remain():
+    made = Run(LoopPlan("steps", 1000), first_step=900)
+    made.begin(0)
+    made.steps(10)
+    assert made.state.progress["fraction"] == pytest.approx(0.91)
+    assert made.state.progress["remaining_s"] == pytest.approx(9.0)
 
 
 def test_a_cell_that_loops_more_often_than_it_seems_shows_no_wrong_part():
