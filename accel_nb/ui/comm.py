@@ -120,6 +120,7 @@ class SidebarComm:
         self._ending = threading.Event()
         self._has_changed = threading.Event()
         self._sender: threading.Thread | None = None
+        self._problem = ""
         self.num_dropped = 0
         self.expects_browser = False
         """Whether a comm was opened to the browser, and the browser has not closed it."""
@@ -199,6 +200,9 @@ class SidebarComm:
             return {"kind": "answer", **head, "body": answer(given)}
         except ValueError as error:
             return {"kind": "refusal", **head, "text": str(error)}
+        except Exception as error:  # the browser waits for a reply
+            logger.exception("a query of the sidebar failed")
+            return {"kind": "refusal", **head, "text": f"{type(error).__name__}: {error}"}
 
     def _watch(self, comm_id: str, is_on: bool) -> None:
         with self._lock:
@@ -226,7 +230,13 @@ class SidebarComm:
                 if not receivers or self._ending.is_set():
                     self._sender = None
                     return
-            message = self._describe().message()
+            try:
+                message = self._describe().message()
+            except Exception as error:  # a state that cannot be read now may be readable later
+                if (problem := f"{type(error).__name__}: {error}") != self._problem:
+                    self._problem = problem
+                    logger.exception("the sidebar shows an earlier state")
+                continue
             for comm in [self._comms[name] for name in receivers if name in self._comms]:
                 comm.send(message)
 

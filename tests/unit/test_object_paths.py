@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.pool.sync.object_paths import referenced_objects, resolve_path
+from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, resolve_path
 from tests.unit.test_namespace_sync import Sides
 
 CELLS = """
@@ -349,3 +349,10 @@ def test_paths_lead_to_what_was_found():
     assert all(resolve_path({"state": trainer}, path) is part for path, part in found.items())
     with pytest.raises(LookupError):
         resolve_path({"state": {}}, next(iter(found)))
+
+
+def test_paths_are_shown_as_code_would_write_them():
+    assert readable_path("model") == "model"
+    assert readable_path("trainer@attribute:optimizer") == "trainer.optimizer"
+    assert readable_path("models@item:0@attribute:head") == "models[0].head"
+    assert readable_path("step@cell:loss") == "step.loss"

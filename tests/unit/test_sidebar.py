@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,12 @@ from accel_nb.notebook.session.engines import start_engine
 from accel_nb.notebook.session.session import Session
 from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, describe_state, request_handlers
 from accel_nb.runs import Run, RunRegistry
+from accel_nb.runtime.process.hardware import inspect_machine
 from accel_nb.telemetry.events import EpochBegan, StepDone
 from accel_nb.ui.comm import TARGET, SidebarComm
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.progress import LoopPlan
+from tests.conftest import wait_for
 
 
 class Line(comm.base_comm.BaseComm):
@@ -274,6 +277,45 @@ def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line
     line.handle_msg({"content": {"data": {"kind": "watch", "on": False}}})
     teller.join(5)
     assert not teller.is_alive()
+
+
+def test_after_a_state_that_could_not_be_read_later_ones_are_sent(
+    sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
+    describe, failed = sidebar._describe, threading.Event()
+
+    def fail() -> Any:
+        failed.set()
+        raise RuntimeError("not now")
+
+    monkeypatch.setattr(sidebar, "_describe", fail)
+    line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})
+    assert failed.wait(5)
+    monkeypatch.setattr(sidebar, "_describe", describe)
+    num_sent = len(line.sent)
+    assert wait_for(lambda: len(line.sent) > num_sent)
+    assert caplog.text.count("RuntimeError: not now") == 1
+
+
+def test_a_query_that_fails_is_refused_with_its_error(sidebar: SidebarComm, line: Line):
+    def fail(_: Any) -> Any:
+        raise RuntimeError("not now")
+
+    sidebar._answers = {"resolve": fail}
+    reply = line.say(kind="ask", id=3, about="resolve", given={})
+    assert (reply["kind"], reply["id"], reply["text"]) == ("refusal", 3, "RuntimeError: not now")
+
+
+def test_a_machine_whose_working_folder_was_deleted_is_described(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert describe_state(session).devices
+    assert inspect_machine().disk_free_bytes is None
 
 
 def test_the_running_cell_is_described_with_its_progress(session: Session):

@@ -122,6 +122,9 @@ def _space(machine: Machine) -> Iterator[Finding]:
             "use num_workers=0 or a larger --shm-size if they die with a bus error",
         )
     disk = machine.disk_free_bytes
+    if disk is None:
+        yield Finding("warning", "the current folder was deleted: change to another one by %cd")
+        return
     level: Level = "warning" if disk < SMALL_DISK else "ok"
     yield Finding(level, f"{disk / GIB:.0f} GiB free on the current folder's disk")
 

@@ -26,7 +26,7 @@ from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry, referred_names
-from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.pool.sync.object_paths import readable_path, root_name
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 
 
@@ -36,8 +36,6 @@ class NamespaceSession:
 
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
-    only_on_workers: dict[str, str] = field(default_factory=dict)
-    """Names whose newest values are only on the workers, with the reason."""
     _registry: SharedObjectRegistry = field(default_factory=SharedObjectRegistry)
     _receiver: ResultReceiver = field(default_factory=ResultReceiver)
     _environment: EnvironmentSync = field(default_factory=EnvironmentSync)
@@ -46,6 +44,13 @@ class NamespaceSession:
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
+    _kept: dict[str, str] = field(default_factory=dict)
+    """By path, why the newest value of a name or of a part of it is only on the workers."""
+
+    @property
+    def only_on_workers(self) -> dict[str, str]:
+        """The values whose newest versions are only on the workers, as code would write them, with the reasons."""
+        return {readable_path(path): reason for path, reason in self._kept.items()}
 
     @property
     def user_names(self) -> Mapping[str, Any]:
@@ -64,7 +69,7 @@ class NamespaceSession:
         self._registry.forget()
         self._environment.reset()
         self._own_modules.clear()
-        self.only_on_workers = {}
+        self._kept = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
         """Raise ShippingError, with the reason, if a value cannot be sent."""
@@ -185,19 +190,17 @@ class NamespaceSession:
             arrived = {root_name(name) for name in (*names, *received.removed)}
             if changed_names is not None:
                 changed_names |= arrived
-            self.only_on_workers = {
-                name: why for name, why in self.only_on_workers.items() if name.partition(".")[0] not in arrived
-            }
+            self._kept = {path: why for path, why in self._kept.items() if _name_of(path) not in arrived}
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
                 if name not in names and name.isidentifier():
                     self._registry.record_worker_only(name, self.namespace)
                 if reason:
                     reasons[name] = reason
-            self.only_on_workers |= reasons
+            self._kept |= reasons
             if reasons:
-                listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
-                fetch = [name for name, reason in reasons.items() if reason.endswith("large")]
+                listed = ", ".join(f"{readable_path(path)} ({reason})" for path, reason in reasons.items())
+                fetch = dict.fromkeys(_name_of(path) for path, reason in reasons.items() if reason.endswith("large"))
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
             lines += [
@@ -244,3 +247,8 @@ def _default_dtype() -> str | None:
     """Return the name of torch's default dtype, or None if the kernel has not imported torch."""
     torch = sys.modules.get("torch")
     return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _name_of(path: str) -> str:
+    """Return the name at the start of a path, which may end with an attribute: ``trainer.log``."""
+    return root_name(path).partition(".")[0]

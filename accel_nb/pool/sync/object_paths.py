@@ -47,6 +47,15 @@ def root_name(path: str) -> str:
     return path.partition("@")[0]
 
 
+def readable_path(path: str) -> str:
+    """Return a path as code would write it: ``trainer.optimizer``, ``models[0]``; items of dicts by their number."""
+    name, *steps = path.split("@")
+    for step in steps:
+        kind, _, key = step.partition(":")
+        name += f"[{key}]" if kind == "item" else f".{key or kind}"
+    return name
+
+
 def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     """Return the object at a path; raise LookupError if there is none."""
     name, *steps = path.split("@")

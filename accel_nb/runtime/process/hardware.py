@@ -49,7 +49,8 @@ class Machine:
     total_bytes: int
     free_bytes: int
     shm_free_bytes: int
-    disk_free_bytes: int
+    disk_free_bytes: int | None
+    """None if the working folder was deleted."""
     gpus: tuple[Gpu, ...]
     gpu_problems: tuple[str, ...] = ()
     """Errors of GPUs that could not be read, one line each."""
@@ -64,10 +65,18 @@ def inspect_machine() -> Machine:
         total_bytes=memory.total,
         free_bytes=memory.available,
         shm_free_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
-        disk_free_bytes=shutil.disk_usage(os.getcwd()).free,
+        disk_free_bytes=_free_disk_bytes(),
         gpus=gpus,
         gpu_problems=problems,
     )
+
+
+def _free_disk_bytes() -> int | None:
+    """Return the free bytes on the disk of the working folder; None if the folder was deleted."""
+    try:
+        return shutil.disk_usage(os.getcwd()).free
+    except FileNotFoundError:
+        return None
 
 
 @cache
