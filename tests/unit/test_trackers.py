@@ -409,3 +409,16 @@ def test_a_tracker_of_another_package_is_selected_by_its_name(tmp_path: Path) ->
     assert kind == "my_tracker"
     assert (tmp_path / "run.log").read_text() == "3 {'loss': 0.5}"
     assert (tmp_path / "run.jsonl").is_file()
+
+
+def test_tensorboard_keeps_pictures_of_several_sizes(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("run")
+    accelerator.log_images({"none": [], "crop": [np.zeros((4, 6, 3)), np.zeros((8, 5, 1))]}, step=1)
+    accelerator.log({"loss": 0.5}, step=1)
+    accelerator.end_training()
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == ["crop/0", "crop/1"]
+    assert [(image.width, image.height) for image in events.Images("crop/1")] == [(5, 8)]
+    assert [item.value for item in events.Scalars("loss")] == [0.5]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from accel_nb.telemetry.trackers.base import GeneralTracker
-from accel_nb.telemetry.trackers.pictures import pictures
+from accel_nb.telemetry.trackers.pictures import numbered, pictures
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -68,8 +68,15 @@ class TensorBoardTracker(GeneralTracker):
             if "dataformats" in kwargs:
                 self._writer.add_images(name, value, global_step=step, **kwargs)
             else:
-                batch = np.stack(pictures(value))
-                self._writer.add_images(name, batch, global_step=step, dataformats="NHWC", **kwargs)
+                self._add_pictures(name, pictures(value), step, kwargs)
+
+    def _add_pictures(self, name: str, images: Sequence[np.ndarray], step: int | None, kwargs: dict[str, Any]) -> None:
+        """Add pictures of one shape as one grid, and pictures of several shapes one by one."""
+        if len({image.shape for image in images}) == 1:
+            self._writer.add_images(name, np.stack(images), global_step=step, dataformats="NHWC", **kwargs)
+        else:
+            for key, image in numbered(name, images).items():
+                self._writer.add_image(key, image, global_step=step, dataformats="HWC", **kwargs)
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
