@@ -31,7 +31,7 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     listing = _command(commands, _list, "the runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="maximum number of runs (default: 20)")
     listing.add_argument("--sort", metavar="COLUMN", default="started", help=_SORT)
-    listing.add_argument("--reverse", action="store_true", help="the largest first; of times, the earliest")
+    listing.add_argument("--reverse", action="store_true", help="the other way round: of start times, the earliest first")
     listing.add_argument("--tag", metavar="TAG", help="only runs with this tag")
     listing.add_argument("--starred", action="store_true", help="only runs with a star")
     listing.add_argument("--notebook", metavar="TEXT", help="only runs of notebooks whose path contains this")
@@ -65,11 +65,13 @@ def _list(registry: RunRegistry, options: argparse.Namespace) -> tuple[Any, list
     if options.limit < 1:
         raise ConfigError(f"accel-nb runs list: --limit {options.limit} must be at least 1")
     is_filtered = options.starred or options.tag is not None or options.notebook is not None
-    by_time = options.sort == "started" and not options.reverse
-    every = registry.runs(options.limit if by_time and not is_filtered else None)
+    by_time = options.sort == "started"
+    every = registry.runs(options.limit if by_time and not options.reverse and not is_filtered else None)
     wanted = [run for run in every if _is_wanted(run, options)]
     if not by_time:
         wanted = _sorted(wanted, options.sort, options.reverse)
+    elif options.reverse:
+        wanted.reverse()
     found = wanted[: options.limit]
     rows = [("run", "name", "outcome", "started", "took", "metrics", "tags")]
     rows += [
@@ -97,15 +99,18 @@ def _is_wanted(run: Run, options: argparse.Namespace) -> bool:
 
 
 def _sorted(runs: Sequence[Run], column: str, is_reversed: bool) -> list[Run]:
-    """Return runs by a column; those without a value are last. Raise ConfigError if no run has the column."""
+    """Return runs by a column other than ``started``; those without a value are last.
+
+    Raise ConfigError if no run has the column.
+    """
     if column == "name":
         return sorted(runs, key=lambda run: run.title, reverse=is_reversed)
     values: dict[str, float | None] = {}
     for run in runs:
-        known = {"started": run.started, "took": run.duration_s, "steps": run.num_steps}
+        known = {"took": run.duration_s, "steps": run.num_steps}
         value = known[column] if column in known else run.metrics.get(column)
         values[run.id] = None if value is None or math.isnan(value) else value
-    if runs and column not in ("started", "took", "steps") and all(value is None for value in values.values()):
+    if runs and column not in ("took", "steps") and all(value is None for value in values.values()):
         names = sorted({name for run in runs for name in run.metrics})
         raise ConfigError(
             f"accel-nb runs list: no run has a metric {column!a}; --sort takes started, name, took, steps"

@@ -196,6 +196,19 @@ def test_the_table_is_sorted_and_filtered_and_runs_are_labeled(
     assert listed("--starred") == []
 
 
+def test_reverse_lists_the_earliest_run_first(registry: RunRegistry, capsys: pytest.CaptureFixture[str]):
+    for day, name in enumerate("abc", 1):
+        registry.begin("cell", "train()", options(), name=name, started=day * 86400.0)
+
+    def listed(*words: str) -> list[str]:
+        assert main(["runs", "list", "--json", *words]) == 0
+        return [run["name"] for run in json.loads(capsys.readouterr().out)]
+
+    assert listed() == ["c", "b", "a"]
+    assert listed("--reverse") == listed("--sort", "started", "--reverse") == ["a", "b", "c"]
+    assert listed("--reverse", "--limit", "1") == ["a"]
+
+
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):
     state = PanelState("long", 2)
     for step in range(1, 5001):
