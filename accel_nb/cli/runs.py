@@ -14,6 +14,7 @@ from accel_nb.cli.parser import CommandParser
 from accel_nb.errors import ConfigError
 from accel_nb.runs import Run, RunRegistry
 from accel_nb.runs.comparison import comparable_facts, differing_facts, plain_text
+from accel_nb.runtime.strict_json import name_non_finite
 
 _MAX_SHOWN = 4
 
@@ -22,7 +23,9 @@ def run(words: Sequence[str]) -> str:
     """Run one of the commands and return its output. Raise ConfigError for wrong arguments and unknown runs."""
     options = _parse_arguments(words)
     facts, lines = options.act(RunRegistry(), options)
-    return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
+    if options.json:
+        return json.dumps(name_non_finite(facts), indent=2, allow_nan=False) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from accel_nb.notebook.session.recording import end_of_run, record_run
 from accel_nb.runs import Run, RunRegistry, default_folder
 from accel_nb.runs.labels import RunLabels
 from accel_nb.runs.record import read_metrics, read_run
+from accel_nb.runtime.strict_json import parse_strict_json
 from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
 from accel_nb.ui.view import PanelState
@@ -207,6 +208,15 @@ def test_reverse_lists_the_earliest_run_first(registry: RunRegistry, capsys: pyt
     assert listed() == ["c", "b", "a"]
     assert listed("--reverse") == listed("--sort", "started", "--reverse") == ["a", "b", "c"]
     assert listed("--reverse", "--limit", "1") == ["a"]
+
+
+def test_json_output_has_names_for_numbers_that_json_lacks(registry: RunRegistry, capsys: pytest.CaptureFixture[str]):
+    recording = registry.begin("cell", "train()", options())
+    recording.finish("done", metrics={"loss": math.nan, "ratio": -math.inf, "accuracy": 0.5})
+    for words, read in ((["list"], lambda facts: facts[0]), (["show", "last"], lambda facts: facts)):
+        assert main(["runs", *words, "--json"]) == 0
+        facts = parse_strict_json(capsys.readouterr().out.encode())
+        assert read(facts)["metrics"] == {"loss": "nan", "ratio": "-inf", "accuracy": 0.5}
 
 
 def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: RunRegistry):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from accel_nb.runtime.strict_json import name_non_finite
 from accel_nb.telemetry.trackers.base import GeneralTracker
 
 
@@ -66,14 +66,4 @@ class JsonlTracker(GeneralTracker):
 
     def _write(self, record: dict[str, Any]) -> None:
         assert self._file is not None, "start comes first"
-        self._file.write(json.dumps(_plain(record), default=str, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    return value
+        self._file.write(json.dumps(name_non_finite(record), default=str, allow_nan=False) + "\n")
