@@ -34,7 +34,9 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     listing = _command(commands, _list, "the runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="maximum number of runs (default: 20)")
     listing.add_argument("--sort", metavar="COLUMN", default="started", help=_SORT)
-    listing.add_argument("--reverse", action="store_true", help="the other way round: of start times, the earliest first")
+    listing.add_argument(
+        "--reverse", action="store_true", help="the other way round: the earliest, or the largest, first"
+    )
     listing.add_argument("--tag", metavar="TAG", help="only runs with this tag")
     listing.add_argument("--starred", action="store_true", help="only runs with a star")
     listing.add_argument("--notebook", metavar="TEXT", help="only runs of notebooks whose path contains this")
