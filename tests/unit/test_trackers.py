@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from accel_nb import Accelerator, GeneralTracker
 from accel_nb.accelerator.tracking.tracked_run import SavedRun
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.telemetry.trackers import TrackerThread, pictures
+from accel_nb.telemetry.trackers.mlflow import MlflowTracker
 
 
 class Recorder(GeneralTracker):
@@ -339,6 +342,70 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
     with pytest.raises(MisuseError, match="there is no"):
         accelerator.log_artifact(tmp_path / "missing")
     accelerator.end_training()
+
+
+class MlflowServer:
+    """Stands in for MLflow's client: it refuses what a server refuses, and is down once when a test asks for it."""
+
+    def __init__(self, _uri: str | None = None) -> None:
+        self.received: list[tuple[str, Any]] = []
+        self.num_requests, self.fails_at = 0, 0
+
+    def get_experiment_by_name(self, _name: str) -> Any:
+        return SimpleNamespace(experiment_id="1")
+
+    def search_runs(self, *_args: Any, **_kwargs: Any) -> list[Any]:
+        return []
+
+    def create_run(self, *_args: Any, **_kwargs: Any) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+    def set_tag(self, _run: str, key: str, value: str) -> None:
+        self.receive(key, value)
+
+    def log_batch(self, _run: str, metrics: Any) -> None:
+        self.num_requests += 1
+        if self.num_requests == self.fails_at:
+            raise OSError("the server is down")
+        for metric in metrics:
+            self.receive(metric.key, metric.value)
+
+    def receive(self, key: str, value: Any) -> None:
+        assert re.fullmatch(r"[/\w.\- ]+", key), key
+        assert not isinstance(value, bool)
+        self.received.append((key, value))
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> tuple[MlflowTracker, MlflowServer]:
+    def metric(key: str, value: float, timestamp: int, step: int) -> Any:
+        return SimpleNamespace(key=key, value=value, timestamp=timestamp, step=step)
+
+    server = MlflowServer()
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda _uri: server))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=metric))
+    tracker = MlflowTracker("run")
+    tracker.start()
+    return tracker, server
+
+
+def test_mlflow_gets_names_and_values_that_it_allows(mlflow: tuple[MlflowTracker, MlflowServer]) -> None:
+    tracker, server = mlflow
+    tracker.log({"acc@1": 0.5, "mAP50(B)": 0.25, "is best": True, "note!": "x", "val": {"a-b.c": 1}}, 1)
+    tracker.flush()
+    assert sorted(server.received) == [
+        ("acc_1", 0.5), ("is best", 1), ("mAP50_B_", 0.25), ("note_", "x"), ("val/a-b.c", 1),
+    ]  # fmt: skip
+
+
+def test_mlflow_keeps_what_was_not_sent(mlflow: tuple[MlflowTracker, MlflowServer]) -> None:
+    tracker, server = mlflow
+    server.fails_at = 2
+    with pytest.raises(OSError, match="down"):
+        tracker.log({f"m{index}": index for index in range(1500)}, 1)
+    assert len(server.received) == 1000
+    tracker.flush()
+    assert server.received == [(f"m{index}", index) for index in range(1500)]
 
 
 PACKAGE = """

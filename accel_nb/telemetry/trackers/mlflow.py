@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ _MARK = "accel_nb.run"
 _MAX_METRICS = 1000
 """Maximum number of metrics in one request."""
 _MAX_PARAMS = 100
+_REFUSED = re.compile(r"[^/\w.\- ]")
 
 
 class MlflowTracker(GeneralTracker):
@@ -71,7 +73,7 @@ class MlflowTracker(GeneralTracker):
         """Store parameters as texts of at most 6,000 characters; those that a resumed run has are not changed."""
         param: Any = import_module("mlflow.entities").Param
         stored = self._client.get_run(self._id).data.params
-        params = [param(name, str(value)[:6000]) for name, value in flatten_names(values).items() if name not in stored]
+        params = [param(name, str(value)[:6000]) for name, value in _flatten(values).items() if name not in stored]
         for begin in range(0, len(params), _MAX_PARAMS):
             self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
 
@@ -79,11 +81,12 @@ class MlflowTracker(GeneralTracker):
         """Log numbers as metrics and texts as tags."""
         metric: Any = import_module("mlflow.entities").Metric
         now = int(time.time() * 1000)
-        for name, value in flatten_names(values).items():
+        for name, value in _flatten(values).items():
             if isinstance(value, str):
                 self._client.set_tag(self._id, name, value)
             else:
-                self._waiting.append(metric(name, value, now, step or 0))
+                number = int(value) if isinstance(value, bool) else value
+                self._waiting.append(metric(name, number, now, step or 0))
         if len(self._waiting) >= _MAX_METRICS // 2:
             self.flush()
 
@@ -111,9 +114,9 @@ class MlflowTracker(GeneralTracker):
 
     def flush(self) -> None:
         """Send buffered metrics."""
-        waiting, self._waiting = self._waiting, []
-        for begin in range(0, len(waiting), _MAX_METRICS):
-            self._client.log_batch(self._id, metrics=waiting[begin : begin + _MAX_METRICS])
+        while self._waiting:
+            self._client.log_batch(self._id, metrics=self._waiting[:_MAX_METRICS])
+            del self._waiting[:_MAX_METRICS]
 
     def finish(self) -> None:
         """Close the run."""
@@ -122,6 +125,11 @@ class MlflowTracker(GeneralTracker):
     @property
     def _id(self) -> str:
         return self._run.info.run_id
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat values; characters that MLflow refuses in names are replaced by ``_``."""
+    return {_REFUSED.sub("_", name): value for name, value in flatten_names(values).items()}
 
 
 def _file_name(name: str) -> str:
