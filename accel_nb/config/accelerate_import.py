@@ -68,7 +68,10 @@ def _machine(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     return "this machine is used" if value == "LOCAL_MACHINE" else NotImported(f"{quoted(value)} is not supported")
 
 
-def _distributed(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
+def _distributed(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
+    if value in ("XLA", "TPU"):
+        # The file counts a process for each chip; here one worker drives all chips.
+        return {"strategy": "xla"} if values.get("use_cpu") is True else {"strategy": "xla", "tpus": "all"}
     if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU"):
         return "strategy auto chooses it"
     if str(value).startswith("MULTI_"):
@@ -78,6 +81,8 @@ def _distributed(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
 
 def _workers(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     on_cpu = values.get("use_cpu") is True or values.get("distributed_type") == "MULTI_CPU"
+    if values.get("distributed_type") in ("XLA", "TPU") and not on_cpu:
+        return "one worker drives all chips"
     machines = values.get("num_machines", 1)
     if isinstance(value, int) and isinstance(machines, int) and machines > 1:
         if value % machines:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel_nb.cli.main import main
+from accel_nb.config.accelerate_import import import_accelerate
 from accel_nb.config.layers import read_file
 from accel_nb.config.starter_file import starter_file
 
@@ -84,6 +85,13 @@ def test_import_of_cpu_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "cpus: 3" in text
     assert "gpus: " not in text
+
+
+@pytest.mark.parametrize("kind", ["XLA", "TPU"])
+def test_import_of_a_tpu(kind: str):
+    found = import_accelerate({"distributed_type": kind, "num_processes": 8, "use_cpu": False}, "config.yaml")
+    assert found.options == {"strategy": "xla", "tpus": "all"}
+    assert found.needless["num_processes"] == "one worker drives all chips"
 
 
 @pytest.mark.parametrize(
