@@ -85,8 +85,11 @@ class Inspect:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        are_names = all(isinstance(name, str) and name.isidentifier() and not iskeyword(name) for name in self.names)
-        if not isinstance(self.names, tuple) or not 1 <= len(self.names) <= MAX_NAMES or not are_names:
+        if (
+            not isinstance(self.names, tuple)
+            or not 1 <= len(self.names) <= MAX_NAMES
+            or not all(isinstance(name, str) and name.isidentifier() and not iskeyword(name) for name in self.names)
+        ):
             raise ValueError(f"inspect takes 1 to {MAX_NAMES} names of variables")
 
 
@@ -119,7 +122,5 @@ def read_action(message: object) -> Action:
 
 
 def _number(value: object) -> float:
-    """Return a finite number unchanged; for any other value NaN, which fails every check of a range."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    return value if math.isfinite(value) else math.nan
+    """Return a number unchanged; for any other value NaN, which fails every check of a range."""
+    return math.nan if isinstance(value, bool) or not isinstance(value, int | float) else value

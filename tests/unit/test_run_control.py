@@ -71,18 +71,22 @@ def test_an_action_survives_its_message(action: Any):
         {"kind": "set_rate", "value": math.inf},
         {"kind": "set_rate", "value": 0},
         {"kind": "set_rate", "value": 1e9},
+        {"kind": "set_rate", "value": 10**400},
+        {"kind": "set_rate", "value": -(10**400)},
         {"kind": "scale_rate", "factor": -1},
         {"kind": "scale_rate", "factor": 1e300},
         {"kind": "interval", "steps": 0},
         {"kind": "interval", "steps": 2.0},
         {"kind": "interval", "steps": 10**9},
+        {"kind": "inspect", "names": 5},
+        {"kind": "inspect", "names": None},
         {"kind": "inspect", "names": []},
         {"kind": "inspect", "names": ["__import__('os')"]},
         {"kind": "inspect", "names": ["x"] * 17},
         {"kind": "inspect", "names": [1]},
         {"kind": "inspect", "names": {"a": 1}},
     ],
-    ids=repr,
+    ids=lambda message: repr(message)[:60],
 )
 def test_what_is_no_action_is_refused_and_counted(message: object):
     controls = RunControls(can_save=True)
