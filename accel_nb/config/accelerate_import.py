@@ -148,7 +148,7 @@ _RULES: Mapping[str, Rule] = {
     "dynamo_config.dynamo_backend": _becomes("compile.backend", lambda value: str(value).lower()),
     "dynamo_config.dynamo_mode": _becomes("compile.mode"),
     "dynamo_config.dynamo_use_dynamic": _becomes(
-        "compile.dynamic", lambda value: {True: "yes", False: "no"}.get(value, value)
+        "compile.dynamic", lambda value: ("yes" if value else "no") if isinstance(value, bool) else value
     ),
     "dynamo_config.dynamo_use_fullgraph": _becomes("compile.fullgraph"),
     "dynamo_config.dynamo_use_regional_compilation": _becomes("compile.regional"),

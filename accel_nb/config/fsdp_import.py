@@ -68,9 +68,12 @@ def _wrapped_classes(_value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     return {"fsdp.wrap": "classes", "fsdp.classes": _classes(values)}
 
 
-def _classes(values: Mapping[str, Any]) -> list[str]:
-    named = next((values[name] for name in _CLASS_NAMES if values.get(name)), ())
-    parts = named.split(",") if isinstance(named, str) else list(named)
+def _classes(values: Mapping[str, Any]) -> Any:
+    """Return the names of the classes; anything but names unchanged, which `resolve` rejects."""
+    named: Any = next((values[name] for name in _CLASS_NAMES if values.get(name)), ())
+    parts = named.split(",") if isinstance(named, str) else named
+    if not isinstance(parts, list | tuple | set | frozenset) or not all(isinstance(part, str) for part in parts):
+        return named
     return [part.strip() for part in parts if part.strip()]
 
 

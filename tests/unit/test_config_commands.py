@@ -87,6 +87,29 @@ def test_import_of_cpu_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "gpus: " not in text
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_auto_wrap_policy",
+        "dynamo_config.dynamo_use_dynamic", "num_processes", "num_machines", "mixed_precision", "gpu_ids",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [5, [5], [[1]], 0.5, True], ids=repr)
+def test_import_reports_values_of_wrong_types(name: str, value: object):
+    section, _, inner = name.rpartition(".")
+    document = {section: {inner: value}} if section else {name: value}
+    found = import_accelerate(document, "config.yaml")
+    assert len(found.taken) + len(found.needless) + len(found.left) == 1
+
+
+@pytest.mark.parametrize("name", ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"])
+@pytest.mark.parametrize("value", [5, [5]], ids=repr)
+def test_import_of_classes_that_are_no_names(name: str, value: object):
+    found = import_accelerate({"fsdp_config": {f"fsdp_{name}": value}}, "config.yaml")
+    assert found.options == {}
+    assert "give class names" in found.left[f"fsdp_config.fsdp_{name}"]
+
+
 @pytest.mark.parametrize("kind", ["XLA", "TPU"])
 def test_import_of_a_tpu(kind: str):
     found = import_accelerate({"distributed_type": kind, "num_processes": 8, "use_cpu": False}, "config.yaml")
