@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
         if len(set(lengths.values())) > 1:
             raise MisuseError(f"the values of a dict are divided together, so they must be equally long: {lengths}")
         return {key: split_inputs(value, rank, size, pad=pad) for key, value in inputs.items()}
+    if isinstance(inputs, range) and pad:
+        inputs = list(inputs)
     length = _length(inputs)
     mine = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(mine) if pad and length else 0
@@ -35,7 +38,11 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
         part = inputs[mine.start : mine.stop]
     except (TypeError, KeyError) as error:
         raise _refusal(inputs) from error
-    return part if missing == 0 else _with_last(part, inputs[length - 1 :], missing)
+    if not pad or length % size == 0:
+        return part
+    # Ranks that need no padding try it too, so that a value that cannot be padded is refused on every rank.
+    padded = _with_last(part if missing else part[:0], inputs[length - 1 :])
+    return padded if missing else part
 
 
 def _length(inputs: Any) -> int:
@@ -47,16 +54,15 @@ def _length(inputs: Any) -> int:
         raise _refusal(inputs) from error
 
 
-def _with_last(part: Any, last: Any, missing: int) -> Any:
+def _with_last(part: Any, last: Any) -> Any:
     if isinstance(part, Tensor):
-        return torch.cat([part, *[last] * missing])
+        return torch.cat([part, last])
     if isinstance(part, np.ndarray):
-        return np.concatenate([part, *[last] * missing])
+        return np.concatenate([part, last])
     if isinstance(part, Sequence):
-        joined: Any = part
-        for _ in range(missing):
-            joined = joined + last
-        return joined
+        with suppress(TypeError):  # some sequences cannot be joined
+            joined: Any = part
+            return joined + last
     raise MisuseError(
         f"a {type(part).__name__} cannot be padded; give a list, tuple, tensor or array, or leave apply_padding out"
     )

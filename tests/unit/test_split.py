@@ -88,8 +88,16 @@ def test_what_cannot_be_padded_is_refused():
         def __getitem__(self, key):
             return self
 
-    with pytest.raises(MisuseError, match="a Rows cannot be padded"):
-        split_inputs(Rows(), 1, 2, pad=True)
+    for inputs in (Rows(), memoryview(b"abc")):
+        for rank in range(2):
+            with pytest.raises(MisuseError, match=f"a {type(inputs).__name__} cannot be padded"):
+                split_inputs(inputs, rank, 2, pad=True)
+
+
+def test_a_range_is_padded_as_a_list():
+    assert parts(range(5), 2, pad=True) == [[0, 1, 2], [3, 4, 4]]
+    assert parts(range(4), 2, pad=True) == [[0, 1], [2, 3]]
+    assert parts(range(5), 2) == [range(3), range(3, 5)]
 
 
 def test_one_process_gets_everything():
