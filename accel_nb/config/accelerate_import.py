@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from accel_nb.config.fsdp_import import fsdp_outcome
-from accel_nb.config.import_report import ImportOutcome, ImportReport, NotImported, record_outcome
+from accel_nb.config.import_report import (
+    ImportOutcome,
+    ImportReport,
+    NotImported,
+    Rule,
+    becomes,
+    not_needed,
+    record_outcome,
+)
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
@@ -49,9 +57,6 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, A
         else:
             flat.append((f"{prefix}{name}", value if not isinstance(value, dict) else None))
     return flat
-
-
-Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
 
 
 def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,51 +122,41 @@ def _unsupported_switch(value: Any, _values: Mapping[str, Any]) -> ImportOutcome
     return NotImported("accel_nb has no such option") if value else "off"
 
 
-def _becomes(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
-    """Return the rule of a value that is imported as ``option``."""
-    return lambda value, _values: {option: change(value)}
-
-
-def _not_needed(reason: str) -> Rule:
-    """Return the rule of a value that needs no option."""
-    return lambda _value, _values: reason
-
-
 _RULES: Mapping[str, Rule] = {
     "compute_environment": _machine,
     "distributed_type": _distributed,
     "num_processes": _workers,
-    "use_cpu": _not_needed("see num_processes"),
+    "use_cpu": not_needed("see num_processes"),
     "gpu_ids": _devices,
-    "mixed_precision": _becomes("precision"),
-    "debug": _becomes("debug"),
+    "mixed_precision": becomes("precision"),
+    "debug": becomes("debug"),
     "num_machines": _num_machines,
     "machine_rank": _machine_rank,
-    "main_training_function": _not_needed("a script is run as it is"),
-    "same_network": _not_needed("it has no effect in accel_nb"),
-    "rdzv_backend": _not_needed("local workers need no rendezvous server"),
+    "main_training_function": not_needed("a script is run as it is"),
+    "same_network": not_needed("it has no effect in accel_nb"),
+    "rdzv_backend": not_needed("local workers need no rendezvous server"),
     "enable_cpu_affinity": _unsupported_switch,
     "downcast_bf16": _unsupported_switch,
     "tpu_use_cluster": _unsupported_switch,
     "tpu_use_sudo": _unsupported_switch,
     "tpu_env": _unsupported_switch,
-    "dynamo_config.dynamo_backend": _becomes("compile.backend", lambda value: str(value).lower()),
-    "dynamo_config.dynamo_mode": _becomes("compile.mode"),
-    "dynamo_config.dynamo_use_dynamic": _becomes(
+    "dynamo_config.dynamo_backend": becomes("compile.backend", lambda value: str(value).lower()),
+    "dynamo_config.dynamo_mode": becomes("compile.mode"),
+    "dynamo_config.dynamo_use_dynamic": becomes(
         "compile.dynamic", lambda value: ("yes" if value else "no") if isinstance(value, bool) else value
     ),
-    "dynamo_config.dynamo_use_fullgraph": _becomes("compile.fullgraph"),
-    "dynamo_config.dynamo_use_regional_compilation": _becomes("compile.regional"),
-    "deepspeed_config.zero_stage": _becomes("deepspeed.zero_stage"),
-    "deepspeed_config.offload_optimizer_device": _becomes("deepspeed.offload_optimizer"),
-    "deepspeed_config.offload_param_device": _becomes("deepspeed.offload_parameters"),
-    "deepspeed_config.zero3_init_flag": _not_needed("models are built whole, and partitioned when they are prepared"),
-    "deepspeed_config.zero3_save_16bit_model": _not_needed("save_model always gathers the weights"),
+    "dynamo_config.dynamo_use_fullgraph": becomes("compile.fullgraph"),
+    "dynamo_config.dynamo_use_regional_compilation": becomes("compile.regional"),
+    "deepspeed_config.zero_stage": becomes("deepspeed.zero_stage"),
+    "deepspeed_config.offload_optimizer_device": becomes("deepspeed.offload_optimizer"),
+    "deepspeed_config.offload_param_device": becomes("deepspeed.offload_parameters"),
+    "deepspeed_config.zero3_init_flag": not_needed("models are built whole, and partitioned when they are prepared"),
+    "deepspeed_config.zero3_save_16bit_model": not_needed("save_model always gathers the weights"),
     "deepspeed_config.deepspeed_config_file": lambda value, _values: NotImported(
         f"import the file {quoted(value)} instead"
     ),
-    "deepspeed_config.gradient_accumulation_steps": _becomes("accumulate"),
-    "deepspeed_config.gradient_clipping": _becomes("clip"),
+    "deepspeed_config.gradient_accumulation_steps": becomes("accumulate"),
+    "deepspeed_config.gradient_clipping": becomes("clip"),
 }
 """The rule for each value. `record_outcome` reports a value as not imported if `resolve` rejects its options."""
 

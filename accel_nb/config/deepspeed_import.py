@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
-from accel_nb.config.import_report import ImportOutcome, ImportReport, NotImported, record_outcome
+from accel_nb.config.import_report import (
+    ImportOutcome,
+    ImportReport,
+    NotImported,
+    Rule,
+    becomes,
+    not_needed,
+    record_outcome,
+)
 from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
@@ -49,17 +57,6 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, A
         else:
             flat.append((f"{prefix}{name}", cast(Any, value)))
     return flat
-
-
-Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
-
-
-def _becomes(option: str) -> Rule:
-    return lambda value, _values: {option: value}
-
-
-def _not_needed(reason: str) -> Rule:
-    return lambda _value, _values: reason
 
 
 def _zero_stage(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
@@ -116,17 +113,17 @@ _RULES: Mapping[str, Rule] = {
     f"{_ZERO}.stage": _zero_stage,
     f"{_ZERO}.offload_optimizer.device": _device("deepspeed.offload_optimizer"),
     f"{_ZERO}.offload_param.device": _device("deepspeed.offload_parameters"),
-    f"{_ZERO}.offload_optimizer.pin_memory": _not_needed("memory is pinned if there are GPUs"),
-    f"{_ZERO}.offload_param.pin_memory": _not_needed("memory is pinned if there are GPUs"),
+    f"{_ZERO}.offload_optimizer.pin_memory": not_needed("memory is pinned if there are GPUs"),
+    f"{_ZERO}.offload_param.pin_memory": not_needed("memory is pinned if there are GPUs"),
     f"{_ZERO}.reduce_bucket_size": _whole_number("deepspeed.bucket_size"),
     f"{_ZERO}.allgather_bucket_size": _whole_number("deepspeed.bucket_size"),
-    f"{_ZERO}.overlap_comm": _becomes("deepspeed.overlap_comm"),
-    f"{_ZERO}.contiguous_gradients": _not_needed("always on"),
-    f"{_ZERO}.reduce_scatter": _not_needed("always on"),
-    f"{_ZERO}.allgather_partitions": _not_needed("always on"),
+    f"{_ZERO}.overlap_comm": becomes("deepspeed.overlap_comm"),
+    f"{_ZERO}.contiguous_gradients": not_needed("always on"),
+    f"{_ZERO}.reduce_scatter": not_needed("always on"),
+    f"{_ZERO}.allgather_partitions": not_needed("always on"),
     f"{_ZERO}.stage3_prefetch_bucket_size": _whole_number("deepspeed.prefetch_size"),
     f"{_ZERO}.stage3_param_persistence_threshold": _whole_number("deepspeed.persistent_size"),
-    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": _not_needed("save_model always gathers the weights"),
+    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": not_needed("save_model always gathers the weights"),
     **dict.fromkeys(
         (
             f"{_ZERO}.sub_group_size",
@@ -134,20 +131,20 @@ _RULES: Mapping[str, Rule] = {
             f"{_ZERO}.stage3_max_live_parameters",
             f"{_ZERO}.stage3_max_reuse_distance",
         ),
-        _not_needed("changes speed only; DeepSpeed's default is used"),
+        not_needed("changes speed only; DeepSpeed's default is used"),
     ),
-    "gradient_accumulation_steps": _becomes("accumulate"),
+    "gradient_accumulation_steps": becomes("accumulate"),
     "gradient_clipping": _clip,
-    "train_batch_size": _not_needed("the loader and the number of workers determine it"),
-    "train_micro_batch_size_per_gpu": _not_needed("the loader determines it"),
+    "train_batch_size": not_needed("the loader and the number of workers determine it"),
+    "train_micro_batch_size_per_gpu": not_needed("the loader determines it"),
     "bf16.enabled": _precision("bf16"),
     "fp16.enabled": _precision("fp16"),
     "fp16.loss_scale": _scale,
     "fp16.initial_scale_power": _power,
     "fp16.loss_scale_window": _whole_number("scaler.growth_interval"),
-    "zero_allow_untested_optimizer": _becomes("deepspeed.allow_untested_optimizer"),
-    "zero_force_ds_cpu_optimizer": _not_needed("the script's own optimizer is used"),
-    "steps_per_print": _not_needed("the panel shows each step"),
+    "zero_allow_untested_optimizer": becomes("deepspeed.allow_untested_optimizer"),
+    "zero_force_ds_cpu_optimizer": not_needed("the script's own optimizer is used"),
+    "steps_per_print": not_needed("the panel shows each step"),
     "wall_clock_breakdown": _if_on("the panel shows step times; Accelerator.profile shows more"),
 }
 _SECTIONS: Mapping[str, str] = {

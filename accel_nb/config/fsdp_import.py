@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from accel_nb.config.import_report import ImportOutcome, NotImported
+from accel_nb.config.import_report import ImportOutcome, NotImported, Rule, becomes, not_needed
 from accel_nb.config.message_text import quoted
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -83,36 +83,28 @@ def _min_params(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     return {"fsdp.wrap": "size", "fsdp.min_params": value}
 
 
-def _becomes(option: str) -> Callable[[Any, Mapping[str, Any]], ImportOutcome]:
-    return lambda value, _values: {option: value}
-
-
-def _not_needed(reason: str) -> Callable[[Any, Mapping[str, Any]], ImportOutcome]:
-    return lambda _value, _values: reason
-
-
 _CLASS_NAMES = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
 _AHEAD = "FSDP2 itself chooses which parameters it prefetches"
 
-_RULES: Mapping[str, Callable[[Any, Mapping[str, Any]], ImportOutcome]] = {
+_RULES: Mapping[str, Rule] = {
     "version": _version,
     "sharding_strategy": _sharding,
     "reshard_after_forward": _resharding,
     "auto_wrap_policy": _wrap,
     **dict.fromkeys(_CLASS_NAMES, _wrapped_classes),
     "min_num_params": _min_params,
-    "cpu_offload": _becomes("fsdp.cpu_offload"),
-    "offload_params": _becomes("fsdp.cpu_offload"),
-    "activation_checkpointing": _becomes("activation_checkpointing"),
-    "state_dict_type": _not_needed("a checkpoint contains each worker's shards, and save_model writes whole weights"),
+    "cpu_offload": becomes("fsdp.cpu_offload"),
+    "offload_params": becomes("fsdp.cpu_offload"),
+    "activation_checkpointing": becomes("activation_checkpointing"),
+    "state_dict_type": not_needed("a checkpoint contains each worker's shards, and save_model writes whole weights"),
     **dict.fromkeys(
         ("state_dict_config", "optim_state_dict_config"),
-        _not_needed("get_state_dict and save_model gather whole weights in the main rank's host memory"),
+        not_needed("get_state_dict and save_model gather whole weights in the main rank's host memory"),
     ),
-    "backward_prefetch": _not_needed(_AHEAD),
-    "forward_prefetch": _not_needed(_AHEAD),
-    "limit_all_gathers": _not_needed(_AHEAD),
-    "use_orig_params": _not_needed("parameters always keep their names and groups"),
-    "sync_module_states": _not_needed("every rank always starts with rank 0's weights"),
-    "cpu_ram_efficient_loading": _not_needed("fsdp.weights loads shards into a model on the meta device"),
+    "backward_prefetch": not_needed(_AHEAD),
+    "forward_prefetch": not_needed(_AHEAD),
+    "limit_all_gathers": not_needed(_AHEAD),
+    "use_orig_params": not_needed("parameters always keep their names and groups"),
+    "sync_module_states": not_needed("every rank always starts with rank 0's weights"),
+    "cpu_ram_efficient_loading": not_needed("fsdp.weights loads shards into a model on the meta device"),
 }

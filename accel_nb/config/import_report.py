@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,19 @@ class NotImported:
 
 ImportOutcome = dict[str, Any] | str | NotImported
 """The result for one value: options, the reason why none is needed, or the reason why it is not imported."""
+
+Rule = Callable[[Any, Mapping[str, Any]], ImportOutcome]
+"""The result for a value, given the value and all values of the file by name."""
+
+
+def becomes(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
+    """Return the rule of a value that is imported as ``option``."""
+    return lambda value, _values: {option: change(value)}
+
+
+def not_needed(reason: str) -> Rule:
+    """Return the rule of a value that needs no option."""
+    return lambda _value, _values: reason
 
 
 @dataclass(slots=True)
