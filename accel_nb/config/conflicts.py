@@ -180,6 +180,12 @@ def find_idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str
     for name in given:
         if (name.startswith("fp8.") or name == "fsdp.float8_gather") and config.precision != "fp8":
             idle[name] = f"precision is {config.precision}"
+        if name.startswith("scaler.") and config.precision not in ("fp16", "auto"):
+            idle[name] = f"precision is {config.precision}"
+        if name.startswith("compile.") and name != "compile.backend" and config.compile.backend == "no":
+            idle[name] = "compile.backend is no"
+    if config.mesh.pp == 1 and "mesh.micro_batches" in given:
+        idle["mesh.micro_batches"] = "mesh.pp is 1"
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:

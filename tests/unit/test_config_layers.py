@@ -284,6 +284,22 @@ def test_settings_without_effect_are_noted():
     assert resolve([parse_flags("--ddp.static-graph")]).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("flag", "reason", "with_effect"),
+    [
+        ("--compile.mode default", "compile.backend is no", "--compile.backend inductor"),
+        ("--compile.fullgraph", "compile.backend is no", "--compile.backend inductor"),
+        ("--scaler.init-scale 8", "precision is no", "--precision auto"),
+        ("--scaler.init-scale 8 --precision bf16", "precision is bf16", "--precision fp16"),
+        ("--mesh.micro-batches 2", "mesh.pp is 1", "--pp 2"),
+    ],
+)
+def test_options_of_what_is_off_are_noted(flag: str, reason: str, with_effect: str):
+    (note,) = resolve([parse_flags(flag)]).notes
+    assert note.endswith(f" has no effect: {reason}")
+    assert resolve([parse_flags(f"{flag.partition(' --')[0]} {with_effect}")]).notes == ()
+
+
 def test_explain_lists_every_option_with_its_origin():
     rows = resolve([parse_flags("--gpus 2")]).explain()
     assert [row.option for row in rows] == list(OPTIONS)
