@@ -133,7 +133,8 @@ class Pool:
                 self._state = transition(self._state, "failed")
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
-                self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", output)
+                late = ", ".join(map(str, sorted(self._starting | self._reopening | self._ending)))
+                self._fail(f"ranks {late} did not become ready", output)
         self._num_restarts = 0
         if self._state == "starting":
             self._state = transition(self._state, "ready")
@@ -315,7 +316,8 @@ class Pool:
             if arrival.record.number != self._number:
                 return
             if arrival.record.outcome != "done":
-                self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", output)
+                reason = _describe_error(arrival.record.body)
+                self._fail(f"rank {arrival.rank} could not join the new process group: {reason}", output)
             self._reopening.discard(arrival.rank)
         if isinstance(arrival, RecordArrived):
             close_all(arrival.payloads.values())
@@ -342,6 +344,12 @@ class Pool:
         self._state = transition(self._state, "failed")
         tail = b"".join(output)[-4000:].decode(errors="replace")
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
+
+
+def _describe_error(body: Mapping[str, Any]) -> str:
+    """Return the type and the message of the error in the reply of a rank; programs describe it as a dict or a text."""
+    error = body.get("error")
+    return f"{error.get('type')}: {error.get('message')}" if isinstance(error, dict) else str(error)
 
 
 def _dispatch(

@@ -18,7 +18,16 @@ from accel_nb.errors import ConfigError, PoolError, WorkerDied
 from accel_nb.notebook.messages import read_answer
 from accel_nb.notebook.session.error_translation import error_from_answers
 from accel_nb.pool.device_assignment import assign_workers
-from accel_nb.pool.engine import Arrival, EngineFacts, EngineRequest, NodeLost, RecordArrived, WorkerSpec, ranks_of_node
+from accel_nb.pool.engine import (
+    Arrival,
+    EngineFacts,
+    EngineRequest,
+    NodeLost,
+    RecordArrived,
+    WorkerEnded,
+    WorkerSpec,
+    ranks_of_node,
+)
 from accel_nb.pool.messages import Reply, TaskRequest, WorkerReady
 from accel_nb.pool.nodes.host import own_versions
 from accel_nb.pool.nodes.ray_engine import check_versions, start_ray_engine
@@ -110,6 +119,42 @@ def test_a_node_that_is_lost_while_ranks_start_is_an_error(engine):
     engine.lose()
     with pytest.raises(PoolError, match=f"{REASON}, while its ranks started"):
         pool.wait_ready()
+
+
+class OneDies(TwoNodes):
+    """Rank 3 dies in a request and is replaced; rank 0 cannot open the new process group. No process can be killed."""
+
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        if isinstance(record, TaskRequest) and record.task == "reopen" and rank == 0:
+            error = {"type": "RuntimeError", "message": "no address", "traceback": ["..."], "pickled": "gASV"}
+            self.arrivals.append(RecordArrived(rank, Reply(record.number, "raised", {"error": error})))
+        elif isinstance(record, TaskRequest):
+            self.arrivals.append(
+                WorkerEnded(rank, -9) if rank == 3 else RecordArrived(rank, Reply(record.number, "done", {}))
+            )
+        return True
+
+    def kill(self, rank: int) -> None:
+        pass
+
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        return NO_PAYLOADS
+
+
+def test_a_rank_that_cannot_rejoin_is_reported_by_type_and_message():
+    pool = Pool(OneDies(), SPECS)
+    pool.wait_ready()
+    pool.run("run", {rank: {} for rank in range(4)}, Recorder())
+    with pytest.raises(PoolError, match="rank 0 could not join the new process group: RuntimeError: no address;"):
+        pool.wait_ready()
+
+
+def test_ranks_that_do_not_end_are_named_when_the_time_is_over():
+    engine = OneDies()
+    pool = Pool(engine, SPECS)
+    engine.arrivals = [WorkerEnded(1, -9)]
+    with pytest.raises(PoolError, match="ranks 0, 2, 3 did not become ready"):
+        pool.wait_ready(timeout_s=0.0)
 
 
 def request(flags: str) -> EngineRequest:
