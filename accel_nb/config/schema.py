@@ -96,8 +96,8 @@ class _Options(Section):
     )
     tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(read_whole)] = declare(
         None,
-        "Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, if there is a TPU "
-        "and no GPU.",
+        "Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, the TPU is "
+        "used if there is no GPU.",
         unit="chips",
     )
     precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = declare(

@@ -277,7 +277,7 @@ class GroupOptions(Section):
 
 
 class MeshOptions(Section):
-    """The arrangement of the workers in dimensions: those that are not named here divide the data."""
+    """The arrangement of the workers in dimensions; the remaining dimension divides the data."""
 
     tp: Annotated[Annotated[Whole, Field(ge=1, le=256)], BeforeValidator(read_whole)] = declare(
         1,
@@ -358,8 +358,8 @@ class DataOptions(Section):
 
     dispatch_batches: Annotated[Switch | None, BeforeValidator(read_text)] = declare(
         None,
-        "Load batches on rank 0 only, which sends each rank its share; else each rank loads its own. If not set: for "
-        "iterable datasets that cannot divide themselves, if the batch size is each worker's.",
+        "Load batches on rank 0 only, which sends each rank its share; else each rank loads its own. If not set, it is "
+        "on for iterable datasets that cannot divide themselves, if the batch size is each worker's.",
         metavar="true|false",
     )
     even_batches: Switch = declare(
@@ -380,8 +380,8 @@ class DataOptions(Section):
     )
     non_blocking: Annotated[Switch | None, BeforeValidator(read_text)] = declare(
         None,
-        "Copy the next batch to the GPU during the current step; if not set, if the loader pins memory and has worker "
-        "processes, since otherwise the next batch would be loaded early in this process.",
+        "Copy the next batch to the GPU during the current step. If not set, it is on if the loader pins memory and "
+        "has worker processes, since otherwise the next batch would be loaded early in this process.",
         metavar="true|false",
     )
 

@@ -44,7 +44,7 @@ export interface ICompileOptions {
 
 /** Options of loading data. */
 export interface IDataOptions {
-  /** Load batches on rank 0 only, which sends each rank its share; else each rank loads its own. If not set: for iterable datasets that cannot divide themselves, if the batch size is each worker's. */
+  /** Load batches on rank 0 only, which sends each rank its share; else each rank loads its own. If not set, it is on for iterable datasets that cannot divide themselves, if the batch size is each worker's. */
   dispatch_batches?: boolean | null;
   /** Divide samples equally among ranks, by repeating some from the start of the epoch if necessary; else shares may differ by one sample and are weighted, and no sample is repeated. */
   even_batches?: boolean;
@@ -54,7 +54,7 @@ export interface IDataOptions {
   data_seed?: number | null;
   /** Resuming in the middle of an epoch of an iterable dataset without state_dict: refuse raises, replay loads the batches that were trained on again and drops them. */
   resume_stream?: 'refuse' | 'replay';
-  /** Copy the next batch to the GPU during the current step; if not set, if the loader pins memory and has worker processes, since otherwise the next batch would be loaded early in this process. */
+  /** Copy the next batch to the GPU during the current step. If not set, it is on if the loader pins memory and has worker processes, since otherwise the next batch would be loaded early in this process. */
   non_blocking?: boolean | null;
 }
 
@@ -178,7 +178,7 @@ export interface IGroupOptions {
   timeout?: number;
 }
 
-/** The arrangement of the workers in dimensions: those that are not named here divide the data. */
+/** The arrangement of the workers in dimensions; the remaining dimension divides the data. */
 export interface IMeshOptions {
   /** Number of workers that compute each layer together (tensor parallelism): each holds a part of the weights of linear layers. The other dimension divides the data, into copies or, with strategy fsdp, parts of the model. [workers] */
   tp?: number;
@@ -261,7 +261,7 @@ export interface IOptions {
   gpus?: number | 'all' | null;
   /** Run on this many CPU workers instead of on accelerators. [workers] */
   cpus?: number | null;
-  /** Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, if there is a TPU and no GPU. [chips] */
+  /** Run on the TPU, where one worker drives all chips: all, or the number of chips. If not set, the TPU is used if there is no GPU. [chips] */
   tpus?: number | 'all' | null;
   /** Number format of the forward and backward pass; auto is the best of bf16, fp16 and no that the device supports in hardware. */
   precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
