@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 from accel_nb.config.import_report import ImportOutcome, NotImported, Rule, becomes, not_needed
 from accel_nb.config.message_text import quoted
@@ -71,10 +71,12 @@ def _wrapped_classes(_value: Any, values: Mapping[str, Any]) -> ImportOutcome:
 def _classes(values: Mapping[str, Any]) -> Any:
     """Return the names of the classes; anything but names unchanged, which `resolve` rejects."""
     named: Any = next((values[name] for name in _CLASS_NAMES if values.get(name)), ())
-    parts = named.split(",") if isinstance(named, str) else named
-    if not isinstance(parts, list | tuple | set | frozenset) or not all(isinstance(part, str) for part in parts):
+    if isinstance(named, str):
+        named = named.split(",")
+    if not isinstance(named, list | tuple | set | frozenset):
         return named
-    return [part.strip() for part in parts if part.strip()]
+    parts = list(cast("Iterable[Any]", named))
+    return [part.strip() for part in parts if part.strip()] if all(isinstance(part, str) for part in parts) else parts
 
 
 def _min_params(value: Any, values: Mapping[str, Any]) -> ImportOutcome:

@@ -27,13 +27,14 @@ def split_inputs(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any
             raise MisuseError(f"the values of a dict are divided together, so they must be equally long: {lengths}")
         return {key: split_inputs(value, rank, size, pad=pad) for key, value in inputs.items()}
     if isinstance(inputs, range) and pad:
-        inputs = list(inputs)
+        return split_inputs(list(inputs), rank, size, pad=True)
     length = _length(inputs)
     mine = contiguous_share(length, size, rank)
     missing = -(-length // size) - len(mine) if pad and length else 0
     # Datasets of the `datasets` package have `select`; their slices are dicts.
-    if not isinstance(inputs, Tensor) and callable(getattr(inputs, "select", None)):
-        return inputs.select([*mine, *[length - 1] * missing])
+    select = getattr(inputs, "select", None)
+    if not isinstance(inputs, Tensor) and callable(select):
+        return select([*mine, *[length - 1] * missing])
     try:
         part = inputs[mine.start : mine.stop]
     except (TypeError, KeyError) as error:
