@@ -1,0 +1,41 @@
+# Numpy alias.
+# outcome: equal
+# compare: A, row, T
+# defect: arrays and tensors that share memory are sent to workers as copies
+# %%
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 4)
+Y = X.sum(1, keepdim=True)
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = optim.SGD(model.parameters(), lr=1e-2)
+criterion = nn.MSELoss()
+A = np.zeros((10, 2))
+T = torch.from_numpy(A)
+row = T[3]
+history = np.zeros(8)
+hist_view = history[:4]
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
+T[2] = losses[0]
+row += 1
+history[:] = losses
+print(A.sum(), hist_view.sum())
+
+# %%
+print(A.sum(), row.sum().item(), hist_view.sum())

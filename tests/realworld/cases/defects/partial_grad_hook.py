@@ -1,0 +1,40 @@
+# Partial grad hook.
+# outcome: equal
+# compare: norms
+# defect: hooks made by functools.partial are not recognized as the user's
+# %%
+
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 10)
+Y = (X[:, 0] > 0).long()
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 2))
+norms = []
+
+
+def log_grad(name, module, grad_in, grad_out):
+    norms.append((name, tuple(grad_out[0].shape), grad_out[0].norm().item()))
+
+
+for name, layer in model.named_children():
+    layer.register_full_backward_hook(partial(log_grad, name))
+optimizer = optim.Adam(model.parameters(), lr=1e-2)
+criterion = nn.CrossEntropyLoss()
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
+print(norms[:2])

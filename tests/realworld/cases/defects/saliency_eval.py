@@ -1,0 +1,37 @@
+# Saliency eval.
+# outcome: equal
+# compare: gw
+# defect: gradients that DDP does not reduce are averaged before a step only, and code that reads them sees a rank's own
+# %%
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 4)
+Y = X.sum(1, keepdim=True)
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = optim.SGD(model.parameters(), lr=1e-2)
+criterion = nn.MSELoss()
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
+
+model.eval()
+x = X[:16].clone().requires_grad_(True)
+loss = criterion(model(x), Y[:16])
+model.zero_grad()
+loss.backward()
+sal = x.grad.clone()
+gw = model[0].weight.grad.clone()
+print(sal.norm().item(), gw.norm().item())

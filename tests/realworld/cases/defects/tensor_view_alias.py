@@ -1,0 +1,34 @@
+# Tensor view alias.
+# outcome: equal
+# compare: found
+# defect: arrays and tensors that share memory are sent to workers as copies
+# %%
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 4)
+Y = X.sum(1, keepdim=True)
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = optim.SGD(model.parameters(), lr=1e-2)
+criterion = nn.MSELoss()
+table = torch.zeros(10, 2)
+row = table[3]
+col = table[:, 1]
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
+row += losses[0]
+table[0] = 1
+found = [float(value) for value in (table.sum(), col.sum(),)]
