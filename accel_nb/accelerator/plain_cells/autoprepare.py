@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -556,11 +557,11 @@ class PlainCells:
 
         @functools.wraps(plain)
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            gradients = plain(outputs, inputs, *args, **kwargs)
+            listed = [inputs] if isinstance(inputs, Tensor | GradientEdge) else list(inputs)  # it may be an iterator
+            gradients = plain(outputs, listed, *args, **kwargs)
             if stepper.window.is_divided or self._divided_calls.is_inside:
                 return gradients
             averaged = stepper.averaged_parameters
-            listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
             return tuple(
                 exchange.average(gradient) if gradient is not None and id(item) in averaged else gradient
                 for item, gradient in zip(listed, gradients, strict=True)

@@ -6,6 +6,8 @@ the cell shows one warning, at the line that calls backward. Only the main rank 
 
 from __future__ import annotations
 
+import functools
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -249,4 +251,13 @@ def _hooks_of(holder: Any, name: str) -> Iterable[Any]:
 
 
 def _has_own(hooks: Iterable[Any]) -> bool:
-    return any(is_user_module(getattr(hook, "__module__", None)) for hook in hooks)
+    return any(_is_own(hook) for hook in hooks)
+
+
+def _is_own(hook: Any) -> bool:
+    if not isinstance(hook, functools.partial):
+        return is_user_module(getattr(hook, "__module__", None))
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    # Libraries make hooks of their own functions, and only a user one of a function such as `torch.clamp`.
+    return isinstance(hook, types.BuiltinFunctionType) or is_user_module(getattr(hook, "__module__", None))

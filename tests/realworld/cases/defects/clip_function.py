@@ -1,6 +1,7 @@
 # Clip function.
 # outcome: equal
 # compare: losses, loss, model
+# runs: always
 # defect: the backward pass of the model is not linear in the gradient, or a hook reads the gradients of its rows
 # %%
 

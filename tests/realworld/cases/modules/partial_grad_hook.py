@@ -1,7 +1,6 @@
-# Partial grad hook.
+# Hooks on gradients of layers, made by functools.partial.
 # outcome: equal
 # compare: norms
-# defect: hooks made by functools.partial are not recognized as the user's
 # %%
 
 from functools import partial

@@ -1,7 +1,7 @@
-# Partial hook.
+# Hooks on layers, made by functools.partial.
 # outcome: equal
 # compare: means
-# defect: hooks made by functools.partial are not recognized as the user's
+# runs: always
 # %%
 
 from functools import partial

@@ -1,7 +1,7 @@
-# Grad generator.
+# Gradients by torch.autograd.grad of an iterator of parameters.
 # outcome: equal
 # compare: model, losses
-# defect: torch.autograd.grad is called with an iterator of inputs, which the replacement consumes
+# runs: always
 # %%
 
 import torch

@@ -1,7 +1,7 @@
-# Partial param hook.
+# Hooks on gradients of parameters, made by functools.partial.
 # outcome: equal
 # compare: model, losses, loss
-# defect: hooks made by functools.partial are not recognized as the user's
+# runs: always
 # %%
 
 from functools import partial

@@ -1,7 +1,6 @@
-# Autograd grad penalty.
+# A penalty of gradients by torch.autograd.grad of an iterator of parameters.
 # outcome: equal
 # compare: model, losses
-# defect: torch.autograd.grad is called with an iterator of inputs, which the replacement consumes
 # %%
 
 import torch
