@@ -280,7 +280,7 @@ class ScheduledSteps(Protocol):
         """Compute the gradients of the loss times ``scale()``, and return the loss of the batch on every rank.
 
         Returns None, and has computed nothing and not called ``scale``, if a batch cannot be divided into equal
-        micro-batches on every rank, which each rank asks ``holds_everywhere`` once.
+        micro-batches on every rank. Each rank calls ``holds_everywhere`` once, with whether its batch can be.
         """
         ...
 
