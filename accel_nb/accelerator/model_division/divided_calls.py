@@ -7,7 +7,9 @@ compute. If the dim of the rows is not found, or the model combines several samp
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import sys
 import weakref
 import zlib
@@ -21,7 +23,9 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
-from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
+from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
+from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
+from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.row_layout import (
     DivisionRefusal,
     RowLayout,
@@ -29,15 +33,15 @@ from accel_nb.accelerator.model_division.row_layout import (
     is_equal,
     signature_of,
 )
-from accel_nb.accelerator.model_division.row_random import RowRandom
-from accel_nb.accelerator.model_division.value_reads import observed_reads
+from accel_nb.accelerator.model_division.row_random import RecordedDims, RowRandom
+from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
-from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.runtime.tensors.transforms import is_transformed
 
 Forward = Callable[..., Any]
@@ -49,6 +53,12 @@ _MIN_ROWS_PER_RANK = 2
 _NUM_COMPARED = 32
 """How many elements of a call's arguments the ranks compare, in the first call, the second, the fourth, and so on."""
 _ROUNDING = 1e-3
+_ROUNDING_FACTOR = 10.0
+"""How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
+_MAX_ACCEPTED = 8
+"""A value that the model's code reads has no effect if this many of its values had none."""
+_NO_ROWS = -1
+_SHAPES_DIFFER = "the shape of its output depends on values of the batch"
 
 
 class DividedCalls:
@@ -62,6 +72,7 @@ class DividedCalls:
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
+        on_difference: Callable[[str, int, str], object],
         is_user_module: Callable[[str | None], bool],
         has_stages: bool = False,
     ) -> None:
@@ -72,6 +83,8 @@ class DividedCalls:
         self._has_hooks = has_hooks
         # Called with the name of a model that the ranks call with different values; then calls are not divided.
         self._on_unequal = on_unequal
+        # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
+        self._on_difference = on_difference
         self._is_user_module = is_user_module
         # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
         # only, and the stages draw from generators of their own.
@@ -80,8 +93,7 @@ class DividedCalls:
         self.is_on = False
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
-        # By model, then by kind of call.
-        self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Any, _KindOfCall]] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[nn.Module, CallsByState] = weakref.WeakKeyDictionary()
         # By class name, since `start_record`: the models whose calls were divided, and why other calls were not.
         self.divided: dict[str, None] = {}
         self.undivided: dict[str, DivisionRefusal] = {}
@@ -94,11 +106,11 @@ class DividedCalls:
 
     def clear_layouts(self) -> None:
         """Clear the row layouts, so that the next calls check the models again; call after hooks were registered."""
-        self._kinds.clear()
+        self._calls.clear()
 
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
-        self._kinds.pop(model, None)  # a model that is prepared again may have another forward
+        self._calls.pop(model, None)  # a model that is prepared again may have another forward
         reference = weakref.ref(model)
         shards_params = self._stepper.strategy.capabilities.shards_params
 
@@ -121,7 +133,7 @@ class DividedCalls:
 
     def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = type(model).__name__
-        layout = self._get_layout(model, forward, args, kwargs)
+        group, layout = self._get_layout(model, forward, args, kwargs)
         if isinstance(layout, DivisionRefusal):
             self.undivided[name] = layout
             return self._compute_whole(forward, args, kwargs)
@@ -129,18 +141,20 @@ class DividedCalls:
         if number is None or number < _MIN_ROWS_PER_RANK * self._comm.world.size:
             self.undivided[name] = _TOO_FEW_ROWS
             return self._compute_whole(forward, args, kwargs)
-        compares = any(layout.compared_reads) and not self._has_stages
-        snapshot = self._take_snapshot(model) if compares else None
+        call = _Call(model, forward, args, kwargs, layout, number)
+        is_compared = layout.random_problem is None and not (self._has_stages or self._is_compiled_model(model))
+        if group.is_checked_now and is_compared:
+            return self._compare_with_whole(call, group)
+        reads = bool(layout.reads) and is_compared
+        snapshot = self._take_snapshot(model) if reads else None
         try:
-            result = self._compute_rows(
-                model, forward, args, kwargs, layout, number, compares_reads=snapshot is not None
-            )
-        except _ReadsDiffer as error:
+            result = self._compute_rows(call, observe=_ReadComparison(self._gather_codes, layout) if reads else None)
+        except _ResultMayDiffer as error:
             assert snapshot is not None, "reads are compared"
             snapshot.restore()
-            self._record_read_effect(error.number, snapshot, model, forward, args, kwargs, layout, number)
-            return self._call(model, forward, args, kwargs)
+            return self._compare_with_whole(call, group, error.read)
         self.divided[name] = None
+        group.num_divided += 1
         return result
 
     def _take_snapshot(self, model: nn.Module) -> _Snapshot:
@@ -148,57 +162,64 @@ class DividedCalls:
         state = ModuleSnapshot(model, shards_params=shards_params, is_user_module=self._is_user_module)
         return _Snapshot(state, self._comm.world.device)
 
-    def _record_read_effect(
-        self,
-        read: int,
-        snapshot: _Snapshot,
-        model: nn.Module,
-        forward: Forward,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        layout: RowLayout,
-        num_rows: int,
-    ) -> None:
-        """Compute the batch divided and whole, and record whether a read value that differs among ranks matters.
+    def _compare_with_whole(self, call: _Call, group: CallGroup, read: int | None = None) -> Any:
+        """Compute a call divided and whole, return the whole result, and stop dividing if they differ.
 
-        If both results are equal, ranks no longer compare this read; otherwise such calls are not divided any more.
+        ``read`` is the index of a value that the model's code has read and that is new; if the results are equal, this
+        value is accepted from now on.
         """
-        with torch.no_grad():
-            rows = self._compute_rows(model, forward, args, kwargs, layout, num_rows)
-            snapshot.restore()
-            whole = self._compute_whole(forward, args, kwargs)
-            snapshot.restore()
-        is_same = signature_of(rows) == signature_of(whole) and is_equal(rows, whole, self._tolerance)
-        updated: RowLayout | DivisionRefusal = DivisionRefusal("its code depends on values of the batch")
-        if not any(self._gather_codes(int(not is_same))):
-            compared = tuple(item and number != read for number, item in enumerate(layout.compared_reads))
-            updated = dataclasses.replace(layout, compared_reads=compared)
-        for kind in self._kinds[model].values():
-            if kind.layout is layout:
-                kind.layout = updated
+        name = type(call.model).__name__
+        snapshot = self._take_snapshot(call.model)
+        observed = _RecordedReads()
+        with torch.no_grad() if self._stepper.strategy.capabilities.shards_params else contextlib.nullcontext():
+            with contextlib.redirect_stdout(io.StringIO()):
+                rows, has_rows = self._try_rows(call, observed)
+            rows = map_tensors(Tensor.detach, rows)
+        divided = snapshot.restore()
+        whole = self._compute_whole(call.forward, call.args, call.kwargs)
+        problem = (
+            _SHAPES_DIFFER if not has_rows else _difference(rows, whole, divided, snapshot.effects(), self._tolerance)
+        )
+        codes = self._gather_codes(0 if problem is None else zlib.crc32(problem.encode()))
+        if not any(codes):
+            self.divided[name] = None
+            if read is not None:
+                layout = dataclasses.replace(call.layout, reads=self._accept_read(call.layout, read, observed.values))
+                group.layout = layout
+            return whole
+        refusal = DivisionRefusal(problem or "on another rank its rows differ from the whole batch")
+        group.layout = self.undivided[name] = refusal
+        if group.num_divided:
+            self._on_difference(name, group.num_divided, refusal.reason)
+        return whole
+
+    def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, bool]:
+        """Return the rows of all ranks and True, or None and False if their shapes do not fit together."""
+        try:
+            return self._compute_rows(call, observe=observed), True
+        except _ResultMayDiffer:
+            return None, False
+
+    def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
+        """Return the accepted values of each read with that of this call; any, if ranks have different values."""
+        value = values[read] if read < len(values) else None
+        accepted = layout.reads[read]
+        is_equal_on_ranks = len(set(self._gather_codes(_code_of(value)))) == 1
+        updated = ANY_VALUE if not is_equal_on_ranks or len(accepted) >= _MAX_ACCEPTED else (*accepted, value)
+        return (*layout.reads[:read], updated, *layout.reads[read + 1 :])
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._mark_inside():
             return forward(*args, **kwargs)
 
-    def _compute_rows(
-        self,
-        model: nn.Module,
-        forward: Forward,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        layout: RowLayout,
-        number: int,
-        *,
-        compares_reads: bool = False,
-    ) -> Any:
+    def _compute_rows(self, call: _Call, observe: Callable[[Any], None] | None) -> Any:
         """Compute this rank's rows of a call, and return the rows of all ranks.
 
-        With ``compares_reads`` it raises `_ReadsDiffer`, on all ranks, if the model's code reads values from tensors
-        that differ among ranks.
+        With ``observe``, which receives each value that the model's code reads from tensors, `_ResultMayDiffer` is
+        raised on all ranks if the shapes of their results do not fit together.
         """
-        name, ranks = type(model).__name__, self._comm.world.size
-        sizes = [len(contiguous_share(number, ranks, rank)) for rank in range(ranks)]
+        name, ranks, layout = type(call.model).__name__, self._comm.world.size, call.layout
+        sizes = [len(contiguous_share(call.num_rows, ranks, rank)) for rank in range(ranks)]
         inputs, outputs = iter(layout.inputs), iter(layout.outputs)
         exchange, own = self.exchange, sizes[self._comm.world.rank]
 
@@ -219,27 +240,20 @@ class DividedCalls:
                 raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
             return exchange.gather(tensor, dim, [size * per_row for size in sizes])
 
-        rows = map_tensors(select_rows, (list(args), dict(kwargs)))
+        rows = map_tensors(select_rows, (list(call.args), dict(call.kwargs)))
         with ExitStack() as stack:
             stack.enter_context(self._mark_inside())
-            stack.enter_context(self._as_one_device(model, layout, sizes))
-            if compares_reads:
-                stack.enter_context(observed_reads(self._compare_read(layout)))
-            result = forward(*rows[0], **rows[1])
+            stack.enter_context(self._as_one_device(call.model, layout, sizes))
+            if observe is not None:
+                stack.enter_context(observed_reads(observe))
+            result = call.forward(*rows[0], **rows[1])
+        if observe is not None:
+            codes = self._gather_codes(_shape_code(result, layout, own))
+            if len(set(codes)) > 1 or codes[0] == _NO_ROWS:
+                raise _ResultMayDiffer
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
         return map_tensors(gather, result)
-
-    def _compare_read(self, layout: RowLayout) -> Callable[[Any], None]:
-        """Return a function that raises `_ReadsDiffer` for a value that differs among ranks but must be equal."""
-        numbered = enumerate(layout.compared_reads)
-
-        def compare(value: Any) -> None:
-            number, is_compared = next(numbered, (0, False))
-            if is_compared and not self._is_equal_on_ranks(zlib.crc32(repr(value).encode())):
-                raise _ReadsDiffer(number)
-
-        return compare
 
     @contextmanager
     def _mark_inside(self) -> Iterator[None]:
@@ -259,37 +273,34 @@ class DividedCalls:
                 seed = int(torch.randint(2**62, ()))
                 stack.enter_context(rng.fork_rng())
                 rng.set_seed(rng.derive_seed(seed, "rank", self._comm.world.rank))
-            elif layout.draws and not self._has_stages:
+            elif layout.has_draws and not self._has_stages:
                 start, size = self.exchange.own_range(sizes)
-                stack.enter_context(RowRandom(start, size, sum(sizes), layout.first_dim))
+                stack.enter_context(RowRandom(start, size, sum(sizes), RecordedDims(layout.draws)))
             yield
 
     def _get_layout(
         self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> RowLayout | DivisionRefusal:
-        kinds = self._kinds.get(model)
-        if kinds is None:
-            kinds = self._kinds[model] = {}
+    ) -> tuple[CallGroup, RowLayout | DivisionRefusal]:
+        calls = self._calls.get(model)
+        if calls is None:
+            calls = self._calls[model] = CallsByState(model, self._is_user_module)
         has_gradients = torch.is_grad_enabled()
+        leaves = list(find_leaves([args, kwargs]))
+        values = tuple([leaf.shape if isinstance(leaf, Tensor) else _number(leaf) for leaf in leaves])
+        group = calls.find((has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
         if has_gradients and _has_swapped_parameters(model):
-            return DivisionRefusal("it is called with other parameters than its own")
+            return group, DivisionRefusal("it is called with other parameters than its own")
         if any(map(is_transformed, find_tensors([args, kwargs]))):
-            return DivisionRefusal("torch.func transforms its calls", is_final=False)
-        key = model.training, has_gradients, _num_hooks(model), signature_of([args, kwargs])
-        kind = kinds.get(key)
-        if kind is None:
-            kind = kinds[key] = _KindOfCall()
-        kind.num_calls += 1
-        if not kind.num_calls & (kind.num_calls - 1) and not self._has_equal_arguments(args, kwargs):
+            return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
+        if group.is_checked_now and not self._has_equal_arguments(args, kwargs):
             self._on_unequal(type(model).__name__)
-            return DivisionRefusal("the workers call it with different values", is_final=False)
-        if kind.layout is None:
-            found = self._find_layout(model, forward, args, kwargs)
-            layout = self._agree_on_layout(found)
+            return group, DivisionRefusal("the workers call it with different values", is_final=False)
+        if group.layout is None:
+            layout = self._agree_on_layout(self._find_layout(model, forward, args, kwargs))
             if isinstance(layout, DivisionRefusal) and not layout.is_final:
-                return layout
-            kind.layout = layout
-        return kind.layout
+                return group, layout
+            group.layout = layout
+        return group, group.layout
 
     def _has_equal_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether all ranks call a model with the same values, compared at a few elements of each tensor."""
@@ -318,10 +329,10 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
-        if any(_own_tensors(model)):
-            return DivisionRefusal("it has tensors with gradients that are no parameters")
+        if (other := find_other_trained(model, self._is_user_module)) is not None:
+            return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
         share = self._stepper.window.share
-        is_compiled = isinstance(model, OptimizedModule) or self._is_compiled(model)
+        is_compiled = self._is_compiled_model(model)
         has_norms = any(isinstance(part, _BatchNorm) and part.training for part in model.modules())
         if is_compiled and has_norms:
             return DivisionRefusal("it is compiled, with batch normalisation")
@@ -337,6 +348,9 @@ class DividedCalls:
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
             )
+
+    def _is_compiled_model(self, model: nn.Module) -> bool:
+        return isinstance(model, OptimizedModule) or self._is_compiled(model)
 
     def _agree_on_layout(self, found: RowLayout | DivisionRefusal) -> RowLayout | DivisionRefusal:
         """Return the layout if it is equal on all ranks: rounding, and so the check, may differ among machines."""
@@ -358,13 +372,16 @@ class DividedCalls:
         return 0.0 if policy.compute is None and not torch.is_autocast_enabled() else _HALF_TOLERANCE
 
 
-@dataclasses.dataclass
-class _KindOfCall:
-    """The calls of a model with arguments of one signature."""
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a model that is divided."""
 
-    layout: RowLayout | DivisionRefusal | None = None
-    """The row layout, or why the calls are not divided; None: not known yet."""
-    num_calls: int = 0
+    model: nn.Module
+    forward: Forward
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    layout: RowLayout
+    num_rows: int
 
 
 class _Snapshot:
@@ -374,18 +391,94 @@ class _Snapshot:
         self._device = device
         self._model, self._random = model, rng.capture(device)
 
-    def restore(self) -> None:
-        """Restore the model's state and the random states; may be called several times."""
-        self._model.restore()
+    def effects(self) -> dict[str, Any]:
+        """Return the values that have changed since the snapshot, and the random states."""
+        return _effects(self._model.changes(), rng.capture(self._device))
+
+    def restore(self) -> dict[str, Any]:
+        """Restore the model's state and the random states, and return `effects`; may be called several times."""
+        random = rng.capture(self._device)
+        effects = _effects(self._model.restore(), random)
         rng.restore(self._random, self._device)
+        return effects
 
 
-class _ReadsDiffer(Exception):
-    """Raised if a model's code reads different values on the ranks; ``number`` is the index of the read in the call."""
+def _effects(changes: Changes, random: Mapping[str, Tensor]) -> dict[str, Any]:
+    return changes.values | {f"random {name}": state for name, state in random.items()}
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+
+class _ResultMayDiffer(Exception):
+    """Raised on all ranks if a call cannot be divided, or has read a value with which it was not checked.
+
+    ``read`` is the index of this value among those that the call reads.
+    """
+
+    def __init__(self, read: int | None = None) -> None:
+        super().__init__(read)
+        self.read = read
+
+
+class _ReadComparison:
+    """Raises `_ResultMayDiffer` for a read value that differs among ranks, or from the accepted ones."""
+
+    def __init__(self, gather_codes: Callable[[int], list[int]], layout: RowLayout) -> None:
+        self._gather_codes = gather_codes
+        self._reads = enumerate(layout.reads)
+
+    def __call__(self, value: Any) -> None:
+        number, accepted = next(self._reads, (0, ANY_VALUE))
+        if not isinstance(accepted, tuple):
+            return
+        codes = self._gather_codes(_code_of(value))
+        if len(set(codes)) > 1 or codes[0] not in map(_code_of, accepted):
+            raise _ResultMayDiffer(number)
+
+
+class _RecordedReads:
+    """Records the values that a call reads from tensors."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def __call__(self, value: Any) -> None:
+        self.values.append(value)
+
+
+def _code_of(value: Any) -> int:
+    return zlib.crc32(repr(value).encode())
+
+
+def _shape_code(result: Any, layout: RowLayout, own: int) -> int:
+    """Return a number that is equal on ranks whose results fit together; `_NO_ROWS` if rows cannot be found."""
+    tensors = list(find_tensors(result))
+    if len(tensors) != len(layout.outputs):
+        return _NO_ROWS
+    shapes: list[tuple[int, ...]] = []
+    for tensor, dim in zip(tensors, layout.outputs, strict=True):
+        shape = tuple(tensor.shape)
+        if dim is not None:
+            if dim >= len(shape) or shape[dim] % own:
+                return _NO_ROWS
+            shape = (*shape[:dim], shape[dim] // own, *shape[dim + 1 :])
+        shapes.append(shape)
+    return _code_of(shapes)
+
+
+def _difference(
+    rows: Any, whole: Any, effects: Mapping[str, Any], whole_effects: Mapping[str, Any], tolerance: float
+) -> str | None:
+    """Return how a divided call and the whole one differ; None if they do not."""
+    if signature_of(rows) != signature_of(whole):
+        return "the kind of its output depends on the batch"
+    if not is_equal(rows, whole, tolerance, _ROUNDING_FACTOR):
+        return "it computes with several samples together"
+    if effects.keys() != whole_effects.keys() or not is_equal(effects, whole_effects, tolerance, _ROUNDING_FACTOR):
+        return "its state or its random numbers depend on the batch as a whole"
+    return None
+
+
+def _number(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, int | float) else None
 
 
 def _few_values(tensor: Tensor) -> Tensor:
@@ -395,14 +488,6 @@ def _few_values(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
     return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
-
-
-def _own_tensors(model: nn.Module) -> Iterator[bool]:
-    """Yield for each tensor in the attributes of a model's modules whether it is trained, but is no parameter."""
-    for part in model.modules():
-        for value in vars(part).values():
-            items = value if isinstance(value, list | tuple) else [value]
-            yield any(isinstance(item, Tensor) and item.is_leaf and item.requires_grad for item in items)
 
 
 def _num_hooks(model: nn.Module) -> int:

@@ -4,87 +4,137 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from accel_nb.accelerator.model_division.reachable_state import CONTAINERS, IsUserModule, find_reachable, has_values
+from accel_nb.accelerator.model_division.generators import has_state, is_generator, set_state, state_of
+from accel_nb.accelerator.model_division.reachable_state import (
+    CONTAINERS,
+    PLAIN_TYPES,
+    IsUserModule,
+    Reachable,
+    find_reachable,
+    has_values,
+)
 
 _OF_SHARDED = ("_modules", "_parameters")
 _MAX_BYTES = 256 * 2**20
 """The bytes of tensors and arrays outside of modules that are copied at most."""
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Values that a forward pass has changed, by name."""
+
+    values: dict[str, Any]
+    of_user: tuple[str, ...] = ()
+    """The names of those that belong to the user's code."""
+    generators: tuple[str, ...] = ()
+    """The names of random generators of Python and NumPy from which it drew."""
+
+
 class ModuleSnapshot:
     """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass.
 
-    It includes containers, the user's objects, global variables, tensors and arrays that the code of the model uses; of
-    tensors and arrays as many as `_MAX_BYTES` hold. Parameters that this code replaces by others are restored too,
-    unless ``shards_params``: then the strategy replaces parameters in a forward pass, and restores them itself. For
-    changes of their values see `TensorWrites`.
+    It includes containers, the user's objects, classes and functions, variables, generators, tensors and arrays that
+    the code of the model uses; of tensors and arrays as many as `_MAX_BYTES` hold. Parameters that this code replaces
+    by others are restored too, unless ``shards_params``: then the strategy replaces parameters in a forward pass, and
+    restores them itself. For changes of their values see `TensorWrites`.
 
     Attributes:
         uncopied: the tensors outside of modules that were too large to copy, by name.
     """
 
     def __init__(self, model: nn.Module, *, shards_params: bool, is_user_module: IsUserModule) -> None:
-        parts = list(model.named_modules())
-        held: list[tuple[str, Any]] = [(name, vars(part)) for name, part in parts]
+        parts = [(name, part, is_user_module(type(part).__module__)) for name, part in model.named_modules()]
+        held = [Reachable(name, vars(part), is_users) for name, part, is_users in parts]
         held += [
-            (f"{name}.{key}", value)
-            for name, part in parts
+            Reachable(f"{name}.{key}".lstrip("."), value, is_users)
+            for name, part, is_users in parts
             for key, value in vars(part).items()
             if isinstance(value, CONTAINERS) and not (shards_params and key in _OF_SHARDED)
         ]
         reachable = list(find_reachable(model, is_user_module))
-        held += [(name, value) for name, value in reachable if not has_values(value)]
-        self._held = {id(container): (name, container, copy.copy(container)) for name, container in held}
-        self._buffers = [
-            (value, value.detach().clone())
-            for _, part in parts
-            for value in part._buffers.values()
+        held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
+        self._held = {id(found.value): (found, copy.copy(found.value)) for found in held}
+        self._generators = [(found, state_of(found.value)) for found in reachable if is_generator(found.value)]
+        self._values = [
+            (Reachable(f"{name}.{key}".lstrip("."), value, is_users), value.detach().clone())
+            for name, part, is_users in parts
+            for key, value in part._buffers.items()
             if value is not None and value.layout is torch.strided and not value.is_meta
         ]
-        self._values: list[tuple[str, Any, Any]] = []
         self.uncopied: list[tuple[str, Tensor]] = []
         num_bytes = 0
-        for name, value in reachable:
-            if not has_values(value):
+        for found in reachable:
+            if not has_values(found.value):
                 continue
-            if num_bytes + value.nbytes <= _MAX_BYTES:
-                num_bytes += value.nbytes
-                self._values.append((name, value, _copied(value)))
-            elif isinstance(value, Tensor):
-                self.uncopied.append((name, value))
+            if num_bytes + found.value.nbytes <= _MAX_BYTES:
+                num_bytes += found.value.nbytes
+                self._values.append((found, _copied(found.value)))
+            elif isinstance(found.value, Tensor):
+                self.uncopied.append((found.name, found.value))
+
+    def changes(self) -> Changes:
+        """Return the values that have changed since the snapshot."""
+        values: dict[str, Any] = {}
+        of_user: list[str] = []
+        drawn: list[str] = []
+        for (name, value, is_users), before in self._values:
+            if not _has_equal_values(value, before):
+                values[name] = _copied(value)
+                of_user += [name] if is_users else []
+        for (name, generator, _), state in self._generators:
+            if not has_state(generator, state):
+                values[f"generator {name}"] = state_of(generator)
+                drawn += [] if isinstance(generator, torch.Generator) else [name]
+        for (name, container, is_users), content in self._held.values():
+            for key, value in _changed_items(name, container, content):
+                values[key] = _copied(value)
+                of_user += [key] if is_users else []
+        return Changes(values, tuple(of_user), tuple(drawn))
 
     @torch.no_grad()
-    def restore(self) -> dict[str, Any]:
-        """Restore all attributes, containers and buffers; return the changed values, by name."""
-        changed: dict[str, Any] = {}
-        for number, (value, before) in enumerate(self._buffers):
-            if not torch.equal(value, before):
-                changed[f"buffer {number}"] = value.detach().clone()
-                value.data.copy_(before)  # keeps the version counter: an earlier call may have saved the buffer
-        for name, value, before in self._values:
+    def restore(self) -> Changes:
+        """Restore all attributes, containers, buffers and generators; return the values that had changed."""
+        changes = self.changes()
+        for (_, value, _), before in self._values:
             if not _has_equal_values(value, before):
-                changed[name] = _copied(value)
                 if isinstance(value, Tensor):
-                    value.data.copy_(before)
+                    value.data.copy_(before)  # keeps the version counter: an earlier call may have saved the buffer
                 else:
                     value[...] = before
-        for name, container, content in self._held.values():
-            if _is_same(container, content):
-                continue
-            if isinstance(container, Mapping):
-                for key in container:
-                    if key not in content or container[key] is not content[key]:
-                        changed[f"{name}.{key}"] = _copied(container[key])
-            else:
-                changed[name] = _copied(container)
-            _refill(container, content)
-        return changed
+        for (_, generator, _), state in self._generators:
+            if not has_state(generator, state):
+                set_state(generator, state)
+        for (_, container, _), content in self._held.values():
+            if not _is_same(container, content):
+                _refill(container, content)
+        return changes
+
+
+def _changed_items(name: str, container: Any, content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container that differ from its earlier copy, each with a name."""
+    if _is_same(container, content):
+        return
+    if not isinstance(container, Mapping):
+        yield name, container
+        return
+    for key in container:
+        if key not in content or not _is_unchanged(container[key], content[key]):
+            yield f"{name}.{key}".lstrip("."), container[key]
+
+
+def _is_unchanged(value: Any, before: Any) -> bool:
+    if value is before:
+        return True
+    if isinstance(value, (*PLAIN_TYPES, torch.device, torch.dtype, torch.Size)):
+        return type(value) is type(before) and bool(value == before)
+    return has_values(value) and type(value) is type(before) and _has_equal_values(value, before)
 
 
 def _copied(value: Any) -> Any:
@@ -98,9 +148,11 @@ def _copied(value: Any) -> Any:
 def _has_equal_values(value: Any, before: Any) -> bool:
     """Whether a tensor or an array has the values of its earlier copy; NaN equals NaN."""
     if isinstance(value, Tensor):
+        if value.shape != before.shape or value.dtype != before.dtype:
+            return False
         is_equal = torch.equal(value, before)
         return is_equal or (value.is_floating_point() and torch.equal(value.nan_to_num(), before.nan_to_num()))
-    return value.tobytes() == before.tobytes()
+    return value.shape == before.shape and value.tobytes() == before.tobytes()
 
 
 def _is_same(value: Any, content: Any) -> bool:

@@ -1,21 +1,24 @@
-"""Containers, attributes, global variables, tensors and arrays outside of modules that a forward pass may change.
+"""Objects outside of a model's modules that its code can reach: containers, variables, tensors and generators.
 
 They are reachable from the attributes of its modules, from the code of their classes, and from the user's functions
-that this code names. Other models are not included.
+that this code names. Other models are not searched.
 """
 
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from accel_nb.accelerator.model_division.generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 
 IsUserModule = Callable[[str | None], bool]
@@ -23,17 +26,51 @@ IsUserModule = Callable[[str | None], bool]
 CONTAINERS = (list, dict, set, deque)
 _MAX_ITEMS = 64
 """The items of longer containers are not followed."""
-_MAX_FOUND = 1024
+_MAX_FOUND = 4096
+PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
 _EMPTY_CELL = types.CellType()
 _OF_TORCH = frozenset(vars(nn.Module()))
 """The attributes that torch gives each module."""
 
 
-class GlobalVariables(MutableMapping[str, Any]):
-    """The variables of a namespace that a function assigns, as a mapping."""
+class Reachable(NamedTuple):
+    """A value that a model's code may change."""
 
-    def __init__(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
-        self._namespace, self._names = namespace, names
+    name: str
+    value: Any
+    is_users: bool
+    """Whether it belongs to the user's code, not to a module of a library."""
+
+
+class _Variables(MutableMapping[str, Any]):
+    """Some variables of a namespace, as a mapping; ``copy.copy`` returns a dict."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[name]  # pyright: ignore[reportArgumentType]
+        except KeyError:
+            return False
+        return True
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
+
+
+class GlobalVariables(_Variables):
+    """Some global variables of a function."""
+
+    def __init__(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
+        super().__init__(names)
+        self._namespace = namespace
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -46,41 +83,125 @@ class GlobalVariables(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> None:
         del self._namespace[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if name in self._namespace)
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+class ClosureVariables(_Variables):
+    """The variables of enclosing functions that a function uses."""
 
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
+    def __init__(self, function: types.FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        super().__init__(self._cells)
+
+    def __getitem__(self, name: str) -> Any:
+        if self._cells[name] == _EMPTY_CELL:
+            raise KeyError(name)
+        return self._cells[name].cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
 
 
-def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
-    """Yield values that a model's code may change, each with a name.
+class ClassAttributes(_Variables):
+    """The attributes of a class that are neither functions nor descriptors."""
 
-    These are containers, attributes of objects and global variables as mappings, arrays, and tensors that are neither
-    parameters nor buffers of the model.
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        super().__init__(
+            key for key, value in vars(kind).items() if not key.startswith("__") and not hasattr(value, "__get__")
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._kind)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._kind, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._kind, name)
+
+
+def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]:
+    """Yield values that a model's code may change.
+
+    These are containers, attributes of objects, classes and functions, variables as mappings, arrays, generators, and
+    tensors that are neither parameters nor buffers of the model.
     """
+    own = set(map(id, model.buffers()))
+    for found in _walk(model, is_user_module):
+        name, value, is_users = found
+        if isinstance(value, nn.Module | nn.Parameter) or id(value) in own:
+            continue
+        if isinstance(value, (*CONTAINERS, _Variables)) or has_values(value) or is_generator(value):
+            yield found
+        elif isinstance(value, types.FunctionType):
+            if is_user_module(value.__module__):
+                if assigned := _names_of(value.__code__).assigned:
+                    yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_users)
+                if value.__closure__:
+                    yield Reachable(name, ClosureVariables(value), is_users)
+                if vars(value):
+                    yield Reachable(name, vars(value), is_users)
+        elif _is_users_object(value, is_user_module):
+            yield Reachable(name, vars(value), is_users)
+
+
+def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]]:
+    """Yield containers and keys of values that a model's code may read."""
+    for part in model.modules():
+        yield from ((vars(part), key) for key in vars(part) if key not in _OF_TORCH or key == "training")
+    for _, value, _ in _walk(model, is_user_module):
+        if isinstance(value, dict | _Variables):
+            yield from ((value, key) for key in value) if len(value) <= _MAX_ITEMS else ()
+        elif isinstance(value, list | tuple | deque):
+            yield from ((value, number) for number in range(len(value))) if len(value) <= _MAX_ITEMS else ()
+        elif isinstance(value, types.FunctionType):
+            if is_user_module(value.__module__):
+                names = _names_of(value.__code__).read
+                yield from ((value.__globals__, name) for name in names if name in value.__globals__)
+                variables = ClosureVariables(value)
+                yield from ((variables, key) for key in variables)
+                yield from ((vars(value), key) for key in vars(value))
+        elif _is_users_object(value, is_user_module):
+            yield from ((vars(value), key) for key in vars(value))
+
+
+def find_other_trained(model: nn.Module, is_user_module: IsUserModule) -> str | None:
+    """Return the name of a module or tensor with state of its own that a model's code uses but does not contain."""
+    parameters, modules = set(map(id, model.parameters())), set(map(id, model.modules()))
+    for name, value, _ in _walk(model, is_user_module):
+        if isinstance(value, nn.Module):
+            if id(value) not in modules and _has_trained_state(value):
+                return name
+        elif isinstance(value, Tensor) and value.is_leaf and value.requires_grad and id(value) not in parameters:
+            return name
+    return None
+
+
+def _has_trained_state(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters()) or any(
+        isinstance(part, _BatchNorm) and part.training for part in module.modules()
+    )
+
+
+def _walk(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]:
+    """Yield each value that is reachable from a model's attributes and code."""
     waiting = [
-        (f"{name}.{key}", value)
+        Reachable(f"{name}.{key}".lstrip("."), value, is_user_module(type(part).__module__))
         for name, part in model.named_modules()
-        for key, value in (*vars(part).items(), *_methods(type(part), is_user_module))
+        for key, value in (*vars(part).items(), *_class_parts(type(part), is_user_module))
         if key not in _OF_TORCH
     ]
-    seen = set(map(id, model.buffers()))
-    for name, value in waiting:  # grows meanwhile
-        if id(value) in seen or isinstance(value, nn.Module | nn.Parameter) or len(seen) > _MAX_FOUND:
+    seen: set[int] = set()
+    for found in waiting:  # grows meanwhile
+        name, value, is_users = found
+        if isinstance(value, PLAIN_TYPES) or id(value) in seen or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))
-        if isinstance(value, CONTAINERS) or has_values(value):
-            yield name, value
-        elif isinstance(value, types.FunctionType):
-            if is_user_module(value.__module__) and (assigned := _assigned_globals(value)):
-                yield name, GlobalVariables(value.__globals__, assigned)
-        elif _is_users_object(value, is_user_module):
-            yield name, vars(value)
-        waiting += [(f"{name}.{key}", part) for key, part in _parts(value, is_user_module)]
+        yield found
+        if not isinstance(value, nn.Module | nn.Parameter):
+            waiting += [Reachable(f"{name}.{key}", part, is_users) for key, part in _parts(value, is_user_module)]
 
 
 def has_values(value: Any) -> bool:
@@ -91,37 +212,57 @@ def has_values(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
-def _methods(kind: type, is_user_module: IsUserModule) -> Iterator[tuple[str, types.FunctionType]]:
+def _class_parts(kind: type, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
+    """Yield the functions of a class and its bases that are the user's, and their attributes as mappings."""
     for base in kind.__mro__:
         if is_user_module(base.__module__):
             yield from ((key, value) for key, value in vars(base).items() if isinstance(value, types.FunctionType))
+            if attributes := ClassAttributes(base):
+                yield base.__name__, attributes
 
 
 def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from value.items() if len(value) <= _MAX_ITEMS else ()
+    if isinstance(value, dict | _Variables):
+        yield from list(value.items()) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | deque):
         yield from enumerate(value) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, types.FunctionType):
         if is_user_module(value.__module__):
-            names = {name for code in nested_codes(value.__code__) for name in code.co_names}
+            names = _names_of(value.__code__).read
             yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
-            yield from enumerate(cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL)
+            yield from ClosureVariables(value).items()
     elif isinstance(value, types.MethodType):
         yield from (("function", value.__func__), ("self", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, type):
+        if is_user_module(value.__module__):
+            yield from _class_parts(value, is_user_module)
     elif _is_users_object(value, is_user_module):
         yield from vars(value).items()
-        yield from _methods(type(value), is_user_module)
+        yield from _class_parts(type(value), is_user_module)
 
 
 def _is_users_object(value: Any, is_user_module: IsUserModule) -> bool:
     return not isinstance(value, type) and hasattr(value, "__dict__") and is_user_module(type(value).__module__)
 
 
-def _assigned_globals(function: types.FunctionType) -> frozenset[str]:
-    return frozenset(
-        item.argval
-        for code in nested_codes(function.__code__)
-        for item in dis.get_instructions(code)
-        if item.opname == "STORE_GLOBAL"
+class _Names(NamedTuple):
+    """The global names of a code object."""
+
+    read: frozenset[str]
+    assigned: frozenset[str]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_of(code: types.CodeType) -> _Names:
+    found = [
+        (item.opname, item.argval)
+        for part in nested_codes(code)
+        for item in dis.get_instructions(part)
+        if item.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+    ]
+    return _Names(
+        frozenset(name for operation, name in found if operation != "STORE_GLOBAL"),
+        frozenset(name for operation, name in found if operation == "STORE_GLOBAL"),
     )

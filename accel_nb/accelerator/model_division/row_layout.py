@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from accel_nb.accelerator.model_division.closed_gates import opened_gates
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
+from accel_nb.accelerator.model_division.random_reads import RandomReads
 from accel_nb.accelerator.model_division.reachable_state import IsUserModule
-from accel_nb.accelerator.model_division.row_random import RowRandom
+from accel_nb.accelerator.model_division.recomputation import observed_checkpoints
+from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
-from accel_nb.accelerator.model_division.value_reads import observed_reads, values_to_compare
+from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads, values_to_compare
 from accel_nb.errors import AccelNbError
 from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
@@ -37,22 +40,22 @@ class RowLayout:
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
-    draws: bool
+    has_draws: bool
     """Whether the forward pass draws random numbers."""
+    draws: tuple[Draw, ...] = ()
+    """The dim of the rows in each draw."""
     random_problem: str | None = None
     """Why random numbers cannot be assigned to single rows; None if they can."""
-    compared_reads: tuple[bool, ...] = ()
-    """For each value that the model's code reads from a tensor, as by ``item()``: whether it must be equal on ranks."""
+    reads: tuple[Any, ...] = ()
+    """Each value that the model's code reads from tensors, as by ``item()``; `ANY_VALUE`: it does not affect results.
+
+    With another value the model must be checked again.
+    """
 
     def num_rows(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of rows of the arguments; None if it differs among the tensors."""
         sizes = {tensor.shape[dim] for tensor, dim in zip(tensors, self.inputs, strict=True) if dim is not None}
         return sizes.pop() if len(sizes) == 1 else None
-
-    @property
-    def first_dim(self) -> int:
-        """The dim of the rows of the first argument that has rows."""
-        return next(dim for dim in self.inputs if dim is not None)
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,7 @@ class DivisionRefusal:
 def signature_of(nested: Any) -> Any:
     """Return a hashable description of the structure of arguments or of a result.
 
-    Calls of one model with equal signatures have the same row layout. A signature contains neither the sizes of tensors
-    nor the values of integers and floats.
+    A signature contains neither the sizes of tensors nor the values of integers and floats.
     """
     if isinstance(nested, Tensor):
         return nested.dim(), nested.dtype, nested.layout
@@ -165,7 +167,6 @@ class _LayoutCheck:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
         self._is_user_module, self._shards_params, self._is_compiled = is_user_module, shards_params, is_compiled
-        self._first_dim = next(dim for dim in dims if dim is not None)
 
     def run(self) -> RowLayout | DivisionRefusal:
         """Compute the rows together and in two parts, and return the layout, or why the results differ."""
@@ -175,19 +176,16 @@ class _LayoutCheck:
         number = len(rows)
         half = number // 2
         try:
-            whole, draw, effects, reads = self._compute(rows, 0, number, number)
-            first, _, first_effects, first_reads = self._compute(rows[:half], 0, half, number)
-            second, _, second_effects, second_reads = self._compute(rows[half:], half, number - half, number)
+            with contextlib.nullcontext() if self._shards_params else opened_gates(self._model):
+                runs = self._compute_parts(rows, half)
         except (AccelNbError, KeyboardInterrupt):
             raise
         except Exception as error:  # the model's own code cannot compute some rows of the batch
             return DivisionRefusal(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
-        if not (
-            is_equal(effects, first_effects, self._tolerance) and is_equal(effects, second_effects, self._tolerance)
-        ):
-            return DivisionRefusal("it stores or prints values that depend on the batch")
-        if not signature_of(whole) == signature_of(first) == signature_of(second):
-            return DivisionRefusal("the kind of its output depends on the batch")
+        reason = _reason_to_refuse(runs, self._tolerance)
+        if reason is not None:
+            return DivisionRefusal(reason)
+        whole, first, second = (run.output for run in runs)
         outputs: list[int | None] = []
         is_reduced = False
         for parts in zip(find_leaves([whole]), find_leaves([first]), find_leaves([second]), strict=True):
@@ -218,16 +216,21 @@ class _LayoutCheck:
             return DivisionRefusal("it computes the loss itself", is_reduced=True)
         if all(dim is None for dim in outputs):
             return DivisionRefusal("its output does not depend on the batch")
-        problem = None if draw is None else draw.problem
-        compared = values_to_compare(reads, first_reads, second_reads)
-        return RowLayout(self._dims, tuple(outputs), draw is None or draw.has_drawn, problem, compared)
+        return RowLayout(
+            self._dims,
+            tuple(outputs),
+            self._is_compiled or runs[0].has_drawn,
+            runs[1].draws,
+            next((run.random_problem for run in runs if run.random_problem is not None), None),
+            tuple(read if read is ANY_VALUE else (read,) for read in values_to_compare(*[run.reads for run in runs])),
+        )
 
     def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
-        """Whether the value of all rows is the sum of the values of the two parts, or lies between them, as a mean."""
-        low, high = sorted((float(first), float(second)))
-        margin = self._tolerance * max(abs(low), abs(high), 1e-12)
-        is_sum = abs(float(whole) - low - high) <= margin
-        return is_sum or low - margin <= float(whole) <= high + margin
+        """Whether the value of all rows is the sum of the values of the two parts, or their mean weighted by rows."""
+        total, one, other = float(whole), float(first), float(second)
+        mean = (half * one + (number - half) * other) / number
+        allowed = max(self._tolerance, _TOLERANCE.get(whole.dtype, _HALF_TOLERANCE)) * max(abs(one), abs(other), 1e-12)
+        return abs(total - one - other) <= allowed or abs(total - mean) <= allowed
 
     def _choose_rows(self) -> list[int] | None:
         """Return the indices of the rows to check, two of which differ; None if all rows of the batch are equal."""
@@ -243,15 +246,18 @@ class _LayoutCheck:
                 return rows
         return None
 
-    def _compute(
-        self, rows: list[int], start: int, size: int, total: int
-    ) -> tuple[Any, RowRandom | None, Any, list[Any]]:
-        """Return the output for some rows, the mode that recorded random draws, and the values stored and read.
+    def _compute_parts(self, rows: list[int], half: int) -> tuple[_Run, _Run, _Run]:
+        number, shapes = len(rows), DrawnShapes()
+        return (
+            self._compute(rows, 0, number, shapes, is_whole=True),
+            self._compute(rows[:half], 0, number, ComparedShapes(shapes)),
+            self._compute(rows[half:], half, number, ComparedShapes(shapes)),
+        )
 
-        The text that the model prints is one of the stored values.
-        """
-        reads: list[Any] = []
-        printed = io.StringIO()
+    def _compute(
+        self, rows: list[int], start: int, total: int, draws: DrawnShapes | ComparedShapes, *, is_whole: bool = False
+    ) -> _Run:
+        """Compute some rows and restore all state; with ``is_whole`` examine which state and random numbers matter."""
         dims = iter(self._dims)
 
         def choose(tensor: Tensor) -> Tensor:
@@ -260,9 +266,12 @@ class _LayoutCheck:
             return chosen if dim is None else chosen.index_select(dim, torch.tensor(rows, device=tensor.device))
 
         args, kwargs = map_tensors(choose, self._nested)
-        draw = None if self._is_compiled else RowRandom(start, size, total, self._first_dim)
+        random = RowRandom(start, len(rows), total, draws)
+        random_reads = RandomReads()
+        reads: list[Any] = []
+        printed = io.StringIO()
         device = next(iter(self._tensors)).device
-        state = ModuleSnapshot(self._model, shards_params=self._shards_params, is_user_module=self._is_user_module)
+        state = self._take_snapshot()
         parameters = () if self._shards_params else self._model.named_parameters()
         writes = None if self._is_compiled else TensorWrites([*parameters, *state.uncopied])
         states = rng.capture(device)
@@ -276,19 +285,92 @@ class _LayoutCheck:
                 if self._shards_params or self._is_compiled:
                     stack.enter_context(torch.no_grad())
                 stack.enter_context(contextlib.redirect_stdout(printed))
+                calls = stack.enter_context(observed_checkpoints())
                 if writes is not None:
                     stack.enter_context(writes)
-                if draw is not None:
-                    stack.enter_context(draw)
+                    stack.enter_context(random)
+                    stack.enter_context(random_reads)
                     stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
             output = map_tensors(lambda tensor: tensor.detach().clone(), output)
+            used = rng.capture(device, parts=("python", "numpy"))
+            repeated = ()
+            if is_whole and writes is not None and state.changes().of_user:
+                repeated = self._find_repeated_changes(args, kwargs)
         finally:
             for part in norms:
                 part.training = True
-            effects = state.restore() | ({} if writes is None else writes.restore())
+            changes = state.restore()
+            written = {} if writes is None else writes.restore()
             rng.restore(states, device)
-        return output, draw, effects | {"stdout": printed.getvalue()}, reads
+        has_python_draws = bool(changes.generators) or any(not torch.equal(used[key], states[key]) for key in used)
+        return _Run(
+            output,
+            effects=changes.values | written | {"stdout": printed.getvalue()},
+            reads=reads,
+            has_drawn=random.has_drawn,
+            draws=tuple(draws.draws) if isinstance(draws, ComparedShapes) else (),
+            random_problem=random.problem or (draws.problem if isinstance(draws, ComparedShapes) else None),
+            has_python_draws=has_python_draws,
+            has_read_random=random_reads.has_read,
+            repeated_changes=repeated,
+            has_recomputation=calls.has_called and bool(norms or random.has_drawn),
+        )
+
+    def _take_snapshot(self) -> ModuleSnapshot:
+        return ModuleSnapshot(self._model, shards_params=self._shards_params, is_user_module=self._is_user_module)
+
+    def _find_repeated_changes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of values that a second call changes too; unlike a cache, a counter always changes."""
+        state = self._take_snapshot()
+        with contextlib.ExitStack() as stack:
+            if self._shards_params:
+                stack.enter_context(torch.no_grad())
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            self._forward(*args, **kwargs)
+        return state.restore().of_user
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Result and effects of a forward pass of some rows."""
+
+    output: Any
+    effects: dict[str, Any]
+    """The stored values and the printed text."""
+    reads: list[Any]
+    has_drawn: bool
+    draws: tuple[Draw, ...]
+    random_problem: str | None
+    has_python_draws: bool
+    """Whether it drew from generators of Python or NumPy."""
+    has_read_random: bool
+    """Whether its code read random numbers of torch."""
+    repeated_changes: tuple[str, ...]
+    """The names of the user's state that it changes in each call."""
+    has_recomputation: bool
+    """Whether the backward pass computes parts again that draw random numbers or use statistics of the batch."""
+
+
+def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | None:
+    """Return why calls of a model must not be divided, apart from its output; None if there is no reason.
+
+    A model whose code changes its own state, or branches on random numbers, may compute otherwise in a later call.
+    """
+    whole, *parts = runs
+    if whole.has_python_draws:
+        return "its code draws random numbers by Python or NumPy"
+    if whole.has_read_random:
+        return "its code reads random numbers"
+    if whole.has_recomputation:
+        return "`torch.utils.checkpoint` computes parts of it again"
+    if not all(is_equal(whole.effects, part.effects, tolerance) for part in parts):
+        return "it stores or prints values that depend on the batch"
+    if whole.repeated_changes:
+        return f"its code changes {', '.join(f'`{name}`' for name in whole.repeated_changes[:3])}"
+    if not all(signature_of(whole.output) == signature_of(part.output) for part in parts):
+        return "the kind of its output depends on the batch"
+    return None
 
 
 def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int | None:
@@ -306,26 +388,28 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
     )
 
 
-def is_equal(one: Any, other: Any, tolerance: float) -> bool:
-    """Whether two nested values are equal within ``tolerance`` or that of their dtypes, whichever is larger."""
+def is_equal(one: Any, other: Any, tolerance: float, factor: float = 1.0) -> bool:
+    """Whether two nested values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False
         if not one.is_floating_point() and not one.is_complex():
             return torch.equal(one, other)
-        allowed = max(tolerance, _TOLERANCE.get(one.dtype, _HALF_TOLERANCE))
+        allowed = max(tolerance, factor * _TOLERANCE.get(one.dtype, _HALF_TOLERANCE))
         scale = torch.nan_to_num(one.detach().abs(), posinf=0.0).max() if one.numel() else 0.0
         return bool(torch.allclose(one, other, rtol=allowed, atol=float(allowed * scale), equal_nan=True))
     if isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
         if one.dtype.kind not in "fc":
             return numpy.array_equal(one, other)
-        return one.shape == other.shape and numpy.allclose(one, other, max(tolerance, 1e-4), equal_nan=True)
+        return one.shape == other.shape and numpy.allclose(one, other, max(tolerance, factor * 1e-4), equal_nan=True)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(is_equal(one[key], other[key], tolerance) for key in one)
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key], tolerance, factor) for key in one)
     if isinstance(one, list | tuple | deque) and isinstance(other, list | tuple | deque):
-        return len(one) == len(other) and all(is_equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            is_equal(a, b, tolerance, factor) for a, b in zip(one, other, strict=True)
+        )
     if is_dataclass(one):
-        return type(one) is type(other) and is_equal(vars(one), vars(other), tolerance)
+        return type(one) is type(other) and is_equal(vars(one), vars(other), tolerance, factor)
     if isinstance(one, (*_PLAIN, set, numpy.generic)):
         return bool(one == other)
     return type(one) is type(other)

@@ -6,7 +6,7 @@ So a model that computes some rows has the same dropout as on one device, and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,17 +18,90 @@ _FUSED = ("_scaled_dot_product", "_efficient_attention", "_flash_attention", "_c
 """Prefixes of operations that draw random numbers inside of a fused kernel."""
 
 
+class Draw(NamedTuple):
+    """The dim of the rows in one draw of random numbers; None: all rows use the same numbers."""
+
+    name: str
+    """The operation."""
+    num_dims: int
+    dim: int | None
+
+
+class DrawDims(Protocol):
+    """Finds the dims of the rows in tensors of random numbers."""
+
+    def find(self, name: str, shape: Sequence[int]) -> int | None:
+        """Return the dim of the rows; called once for each draw, in order."""
+        ...
+
+
+class DrawnShapes:
+    """Records the shapes of the draws of a call with all rows."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def find(self, name: str, shape: Sequence[int]) -> int | None:
+        """Record a shape; the numbers are drawn for all rows anyway."""
+        self.shapes.append(tuple(shape))
+        return None
+
+
+class ComparedShapes:
+    """Finds the dim of the rows in each draw: its size differs from that in the call with all rows.
+
+    Attributes:
+        problem: why the draws of the two calls do not correspond; None if they do.
+    """
+
+    def __init__(self, whole: DrawnShapes) -> None:
+        self._shapes = iter(whole.shapes)
+        self.draws: list[Draw] = []
+        self.problem: str | None = None
+
+    def find(self, name: str, shape: Sequence[int]) -> int | None:
+        """Return the only dim whose size differs; None if no size differs, or if this draw has no counterpart."""
+        whole = next(self._shapes, None)
+        changed = [dim for dim, (one, other) in enumerate(zip(shape, whole or (), strict=False)) if one != other]
+        if whole is None or len(whole) != len(shape) or len(changed) > 1:
+            self.problem = f"`{name}` draws numbers of shape {tuple(shape)}, in which the rows are not found"
+            return None
+        self.draws.append(Draw(name, len(shape), changed[0] if changed else None))
+        return self.draws[-1].dim
+
+
+class RecordedDims:
+    """The dims of the rows in the draws of a call, in order, as a check has found them.
+
+    A call may draw more often than the check, as once for each token. Then a draw has the dim of the last one by the
+    same operation with as many dims.
+    """
+
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        self._draws = draws
+        self._number = 0
+        self._by_kind = {(draw.name, draw.num_dims): draw.dim for draw in draws}
+
+    def find(self, name: str, shape: Sequence[int]) -> int | None:
+        """Return the dim of the rows in the next draw."""
+        number, kind = self._number, (name, len(shape))
+        self._number += 1
+        if number < len(self._draws) and self._draws[number][:2] == kind:
+            return self._draws[number].dim
+        return self._by_kind.get(kind)
+
+
 class RowRandom(TorchDispatchMode):
     """Draws random numbers for ``total`` rows, and uses those of ``size`` rows from ``start`` on.
 
-    ``dim`` is the dim of the rows in the model's first input. It is preferred for tensors in which several dims could
-    be that of the rows.
+    Attributes:
+        has_drawn: whether random numbers were drawn.
+        problem: why they could not be assigned to rows; None if they could.
     """
 
-    def __init__(self, start: int, size: int, total: int, dim: int) -> None:
+    def __init__(self, start: int, size: int, total: int, dims: DrawDims) -> None:
         super().__init__()
-        self._start, self._size, self._total, self._dim = start, size, total, dim
-        # Whether random numbers were drawn, and why they could not be assigned to rows.
+        self._start, self._size, self._total, self._dims = start, size, total, dims
         self.has_drawn = False
         self.problem: str | None = None
 
@@ -47,7 +120,7 @@ class RowRandom(TorchDispatchMode):
         own = next((value for value in args if isinstance(value, Tensor)), None)
         if own is None:
             return self._from_sizes(func, args, kwargs)
-        dim = self._row_dim(own.shape)
+        dim = self._dims.find(name, own.shape)
         if dim is None:
             return func(*args, **kwargs)
         if any(isinstance(value, Tensor) and value is not own for value in find_tensors([*args[1:], *kwargs.values()])):
@@ -67,7 +140,7 @@ class RowRandom(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _dropout(self, func: Any, source: Tensor, p: float, train: bool | None = True) -> Any:
-        dim = self._row_dim(source.shape)
+        dim = self._dims.find("native_dropout", source.shape)
         if dim is None:
             return func(source, p, train)
         _, mask = func(self._new_whole(source, dim).fill_(1), p, train)
@@ -77,23 +150,12 @@ class RowRandom(TorchDispatchMode):
     def _from_sizes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a factory function, such as ``rand``, whose sizes are a list among its arguments."""
         number = next((index for index, value in enumerate(args) if isinstance(value, list | tuple)), None)
-        dim = None if number is None else self._row_dim(args[number])
+        dim = None if number is None else self._dims.find(func.overloadpacket.__name__, args[number])
         if number is None or dim is None:
             return func(*args, **kwargs)
         shape = list(args[number])
         whole = func(*args[:number], self._whole_shape(shape, dim), *args[number + 1 :], **kwargs)
         return self._select_own(whole, shape, dim).clone()
-
-    def _row_dim(self, shape: Sequence[int]) -> int | None:
-        """Return the dim of a tensor's rows; None if it has no rows, so that every rank draws the same."""
-        exact = [dim for dim, size in enumerate(shape) if size == self._size]
-        if self._dim in exact:
-            return self._dim
-        if exact:
-            if len(exact) > 1:
-                self.problem = self.problem or f"random numbers of shape {tuple(shape)} have rows in several dims"
-            return exact[0]
-        return 0 if shape and shape[0] and shape[0] % self._size == 0 else None
 
     def _whole_shape(self, shape: Sequence[int], dim: int) -> list[int]:
         return [*shape[:dim], shape[dim] // self._size * self._total, *shape[dim + 1 :]]

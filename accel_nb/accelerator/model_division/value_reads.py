@@ -1,37 +1,51 @@
-"""Values of tensors that a model's code reads as Python numbers, such as the condition of a branch.
+"""Values of tensors that a model's code reads as Python values, and shapes that depend on values.
 
 Each rank reads them from its own rows. So a branch that is the same for all rows when the layout is checked may later
-differ between ranks.
+differ between ranks, or between the rows and the whole batch.
 """
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-_READERS = ("__bool__", "__float__", "__index__", "__int__", "item", "tolist")
+from accel_nb.runtime.tensors.nested import find_tensors
+
+_READERS = ("tolist", "numpy")
+"""Methods that read values without an operation that a dispatch mode can observe."""
+_SHAPED_BY_VALUES = ("_pack_padded_sequence",)
+"""Operations whose output has a shape that depends on values, although torch does not tag them so."""
 
 
 @contextmanager
 def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
-    """Call ``observe`` with each value that is read in the block, except for values that ``observe`` itself reads."""
+    """Call ``observe`` with each value that is read in the block, except for values that ``observe`` itself reads.
+
+    Values are what ``item()``, a condition or ``tolist()`` returns, and shapes such as that of ``nonzero()``.
+    """
     is_inside = False
+
+    def observe_outside(value: Any) -> None:
+        nonlocal is_inside
+        if not is_inside:
+            is_inside = True
+            try:
+                observe(value)
+            finally:
+                is_inside = False
 
     def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
-        def read(tensor: Tensor) -> Any:
-            nonlocal is_inside
-            value = plain(tensor)
-            if not is_inside:
-                is_inside = True
-                try:
-                    observe(value)
-                finally:
-                    is_inside = False
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            value = plain(tensor, *args, **kwargs)
+            observe_outside(value if isinstance(value, list) else zlib.crc32(value.tobytes()))
             return value
 
         return read
@@ -40,7 +54,8 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
     for name in _READERS:
         setattr(Tensor, name, wrap(getattr(Tensor, name)))
     try:
-        yield
+        with _ReadOperations(observe_outside):
+            yield
     finally:
         for name in _READERS:
             if name in own:
@@ -49,9 +64,43 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
                 delattr(Tensor, name)
 
 
-def values_to_compare(*runs: list[Any]) -> tuple[bool, ...]:
-    """Return for each read whether its value was the same in all runs, so that ranks must compare it.
+class _ReadOperations(TorchDispatchMode):
+    def __init__(self, observe: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._observe = observe
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, bool | int | float | complex):
+            self._observe(result)
+        elif is_shaped_by_values(func, args):
+            self._observe([tuple(tensor.shape) for tensor in find_tensors(result)])
+        return result
+
+
+def is_shaped_by_values(func: Any, args: Any) -> bool:
+    """Whether the shape of an operation's result depends on values of its arguments."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return func.overloadpacket.__name__ in _SHAPED_BY_VALUES
+    if func is not torch.ops.aten.index.Tensor:
+        return True
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def values_to_compare(*runs: list[Any]) -> tuple[Any, ...]:
+    """Return each read value that was the same in all runs, and `ANY_VALUE` for the others.
 
     Where values differed although the results were equal, the value does not affect the result.
     """
-    return tuple(all(value == values[0] for value in values) for values in zip(*runs, strict=False))
+    return tuple(
+        values[0] if all(value == values[0] for value in values) else ANY_VALUE for values in zip(*runs, strict=False)
+    )
+
+
+class _AnyValue:
+    def __repr__(self) -> str:
+        return "ANY_VALUE"
+
+
+ANY_VALUE = _AnyValue()
+"""Stands for a read value that does not affect the result."""

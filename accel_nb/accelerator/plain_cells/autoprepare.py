@@ -27,6 +27,7 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
     warn_gradients_left,
+    warn_rows_differ,
     warn_tensors_without_module,
     warn_undivided_loader,
     warn_unequal_shares,
@@ -119,6 +120,7 @@ class PlainCells:
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
+            on_difference=functools.partial(warn_rows_differ, accelerator),
             is_user_module=is_user_module,
             has_stages=components.groups.mesh.pp > 1,
         )

@@ -158,6 +158,15 @@ def warn_unequal_values(accelerator: Accelerator, name: str) -> None:
     )
 
 
+def warn_rows_differ(accelerator: Accelerator, name: str, num_calls: int, reason: str) -> None:
+    """Warn that calls of a model were divided among the workers before a check showed that this changes the result."""
+    _warn(
+        accelerator,
+        f"{num_calls} earlier calls of {name} were divided among the workers, but {reason}: their results may differ "
+        "from one device. From now on every worker computes the whole batch; with `--divide none` all calls do",
+    )
+
+
 def warn_changed_buffers(accelerator: Accelerator) -> None:
     """Warn that a forward pass changes buffers by values that depend on the share of the batch."""
     _warn(

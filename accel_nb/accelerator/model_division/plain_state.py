@@ -1,0 +1,46 @@
+"""Plain values that a model's code may branch on: flags, numbers and texts in attributes and global variables.
+
+A row layout holds for calls with the same plain values. So a dropout that is enabled later, or a layer that an epoch
+number switches on, makes the model be checked again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from accel_nb.accelerator.model_division.reachable_state import PLAIN_TYPES, IsUserModule, find_plain_sources
+
+
+class PlainState:
+    """The places of plain values that a model's code may read; searched again when an attribute is added."""
+
+    def __init__(self, model: nn.Module, is_user_module: IsUserModule) -> None:
+        self._dicts = [vars(part) for part in model.modules()]
+        self._sizes = self._current_sizes()
+        self._sources = [
+            (container, key)
+            for container, key in find_plain_sources(model, is_user_module)
+            if isinstance(container[key], PLAIN_TYPES)
+        ]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no module has got or lost an attribute."""
+        return self._sizes == self._current_sizes()
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the current values; a value that is not plain any more is given by its type."""
+        return tuple([_value(container, key) for container, key in self._sources])
+
+    def _current_sizes(self) -> list[int]:
+        return list(map(len, self._dicts))
+
+
+def _value(container: Any, key: Any) -> Any:
+    try:
+        value = container[key]
+    except (KeyError, IndexError):
+        return None
+    return value if isinstance(value, PLAIN_TYPES) else type(value)

@@ -1,0 +1,41 @@
+# Float arg.
+# outcome: equal
+# compare: losses, loss, model, optimizer
+# %%
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 4)
+Y = (X[:, 0] > 0).long()
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+criterion = nn.CrossEntropyLoss()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(4, 8)
+        self.o = nn.Linear(8, 2)
+
+    def forward(self, x, alpha):
+        h = self.f(x)
+        h = (1 - alpha) * h + alpha * (h - h.mean(0))  # faded in
+        return self.o(torch.tanh(h))
+
+
+model = Net()
+optimizer = optim.Adam(model.parameters(), lr=1e-2)
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x, epoch / 2), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))

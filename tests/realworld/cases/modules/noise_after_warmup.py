@@ -1,0 +1,43 @@
+# Noise after warmup.
+# outcome: equal
+# compare: model, losses, loss
+# %%
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 10)
+Y = (X[:, 0] > 0).long()
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(10, 16)
+        self.fc2 = nn.Linear(16, 2)
+        self.noise = 0.0
+
+    def forward(self, x):
+        if self.training and self.noise > 0:
+            x = x + self.noise * torch.randn_like(x)
+        return self.fc2(torch.tanh(self.fc1(x)))
+
+
+model = Net()
+optimizer = optim.Adam(model.parameters(), lr=1e-2)
+criterion = nn.CrossEntropyLoss()
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    model.noise = 0.3 * epoch
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
