@@ -1,6 +1,6 @@
 # Global torch gen.
 # outcome: equal
-# compare: g, model, losses
+# compare: model, losses, drawn
 # %%
 
 import torch
@@ -40,3 +40,4 @@ for epoch in range(2):
         optimizer.step()
         losses.append(loss.item())
     print(epoch, round(losses[-1], 4))
+drawn = torch.rand(3, generator=g)
