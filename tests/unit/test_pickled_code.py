@@ -1,5 +1,9 @@
 """Functions of the notebook, as workers receive them."""
 
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from accel_nb.pool.sync import pickling
 
 CELL = """
@@ -16,3 +20,29 @@ def test_functions_keep_the_name_of_their_cell():
     stream, buffers = pickling.dump(namespace["outer"], namespace=namespace, shared={})
     outer = pickling.load(stream, buffers, namespace={})
     assert outer.__code__.co_filename == outer(0).__code__.co_filename == "<cell 3>"
+
+
+OPTIMIZER = """
+import torch
+
+class Own(torch.optim.Optimizer):
+    def step(self, closure=None):
+        return "stepped"
+
+optimizer = Own([torch.zeros(1)], {})
+"""
+
+
+def test_functions_that_a_library_has_decorated_use_its_own_globals():
+    """torch wraps the ``step`` of a class of the notebook, and looks up its hooks when that is called."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(OPTIMIZER, namespace)
+    stream, buffers = pickling.dump(namespace["Own"].step, namespace=namespace, shared={})
+    step = pickling.load(stream, buffers, namespace={})
+    steps = []
+    handle = register_optimizer_step_pre_hook(lambda *args: steps.append(args))
+    try:
+        assert step(namespace["optimizer"]) == "stepped"
+    finally:
+        handle.remove()
+    assert len(steps) == 1

@@ -330,6 +330,27 @@ class _NamespaceReference(dict[str, Any]):
         return _main_namespace, ()
 
 
+class _ModuleNamespaceReference(dict[str, Any]):
+    """Placeholder for the namespace of an imported module while the globals of a function are pickled."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__({"__name__": name})
+        self._name = name
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _module_namespace, (self._name,)
+
+
+def _is_namespace_of(module: types.ModuleType | None, namespace: dict[str, Any]) -> bool:
+    """Return whether a namespace is that of a module that other processes can import."""
+    return module is not None and vars(module) is namespace and getattr(module, "__spec__", None) is not None
+
+
+def _module_namespace(name: str) -> dict[str, Any]:
+    """Return the namespace of a module, which is imported."""
+    return vars(importlib.import_module(name))
+
+
 class _Storage:
     """One tensor storage in a stream; tensors that share it also share memory on the receiving side."""
 
@@ -425,11 +446,16 @@ class _Pickler(cloudpickle.Pickler):
         return obj.__module__ == "__main__" and self._namespace.get(name) is obj and name not in self._kept_names  # type: ignore[operator]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        # Decorators of libraries use `functools.wraps`: their function has the user's module, but their own globals.
+        name = str(func.__globals__.get("__name__"))
+        is_of_library = name != "__main__" and _is_namespace_of(sys.modules.get(name), func.__globals__)
+        if is_of_library:
+            self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespaceReference(name))
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
         # Closure cells are sent: functions that share a variable also share it on the receiving side.
         code, names, *_ = arguments
         plain, slots = state
-        state = plain, {**slots, "__closure__": None}
+        state = plain, {**slots, "__closure__": None, "__globals__": {} if is_of_library else slots["__globals__"]}
         return make, (code, names, None, None, func.__closure__), state, listed, mapped, _set_function_state
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
