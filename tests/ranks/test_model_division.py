@@ -559,3 +559,42 @@ def test_a_branch_without_effect_keeps_calls_divided(on_ranks: Any) -> None:
     counts = on_ranks["branch_without_effect"].row_counts
     assert 8 in counts, "the whole batch is computed where ranks took different branches"
     assert counts[-1] < 8
+
+
+def run_late_mixing(world: World, options: dict[str, Any]) -> tuple[Values, list[str]]:
+    """Train a model that combines its samples after some calls, which nothing that is observed shows."""
+    accelerator = Accelerator(world=world, cpu=True, config={"divide": "model"})
+    cells, run = PlainCells(accelerator), Run()
+    torch.manual_seed(7)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with cells.run_cell():
+            late_mixing(run)
+    accelerator.close()
+    return run.weights, _own(caught)
+
+
+def late_mixing(run: Run) -> None:
+    history = [0.0] * 100  # too long to be followed
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x - x.mean(0) if len(history) > 102 else x)
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        loss = squared(model, x, y, label)
+        history.append(loss.item())
+        return loss
+
+    train(run, Late(), loss_of, loader(num_samples=64))
+
+
+def test_a_model_that_mixes_samples_later_is_found_and_reported() -> None:
+    (weights, warned), (other_weights, _) = run_ranks(run_late_mixing, 2, {}, timeout_s=100)
+    assert weights == other_weights
+    (message,) = warned
+    assert "earlier calls of Late (1) were divided among the workers, but it computes with several samples" in message

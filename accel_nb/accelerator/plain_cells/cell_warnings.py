@@ -162,7 +162,7 @@ def warn_rows_differ(accelerator: Accelerator, name: str, num_calls: int, reason
     """Warn that calls of a model were divided among the workers before a check showed that this changes the result."""
     _warn(
         accelerator,
-        f"{num_calls} earlier calls of {name} were divided among the workers, but {reason}: their results may differ "
+        f"earlier calls of {name} ({num_calls}) were divided among the workers, but {reason}: their results may differ "
         "from one device. From now on every worker computes the whole batch; with `--divide none` all calls do",
     )
 
