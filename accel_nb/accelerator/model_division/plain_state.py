@@ -12,6 +12,8 @@ from torch import nn
 
 from accel_nb.accelerator.model_division.reachable_state import PLAIN_TYPES, IsUserModule, find_plain_sources
 
+_PLAIN = frozenset(PLAIN_TYPES)
+
 
 class PlainState:
     """The places of plain values that a model's code may read; searched again when an attribute is added."""
@@ -32,6 +34,12 @@ class PlainState:
 
     def values(self) -> tuple[Any, ...]:
         """Return the current values; a value that is not plain any more is given by its type."""
+        try:
+            found = tuple([container[key] for container, key in self._sources])
+        except (KeyError, IndexError):
+            return tuple([_value(container, key) for container, key in self._sources])
+        if _PLAIN.issuperset(map(type, found)):
+            return found
         return tuple([_value(container, key) for container, key in self._sources])
 
     def _current_sizes(self) -> list[int]:
@@ -43,4 +51,4 @@ def _value(container: Any, key: Any) -> Any:
         value = container[key]
     except (KeyError, IndexError):
         return None
-    return value if isinstance(value, PLAIN_TYPES) else type(value)
+    return value if type(value) in _PLAIN else type(value)

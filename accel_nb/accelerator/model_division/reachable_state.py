@@ -150,8 +150,12 @@ def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[R
 def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]]:
     """Yield containers and keys of values that a model's code may read."""
     for part in model.modules():
-        yield from ((vars(part), key) for key in vars(part) if key not in _OF_TORCH or key == "training")
-    for _, value, _ in _walk(model, is_user_module):
+        # Whole numbers and texts of a library's layer are its structure, which stays; rates and flags may change.
+        kinds = PLAIN_TYPES if is_user_module(type(part).__module__) else (bool, float)
+        yield from ((vars(part), key) for key, value in vars(part).items() if _may_change(key) and type(value) in kinds)
+    for _, value, is_users in _walk(model, is_user_module):
+        if not is_users:
+            continue
         if isinstance(value, dict | _Variables):
             yield from ((value, key) for key in value) if len(value) <= _MAX_ITEMS else ()
         elif isinstance(value, list | tuple | deque):
@@ -165,6 +169,10 @@ def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterat
                 yield from ((vars(value), key) for key in vars(value))
         elif _is_users_object(value, is_user_module):
             yield from ((vars(value), key) for key in vars(value))
+
+
+def _may_change(name: str) -> bool:
+    return name not in _OF_TORCH or name == "training"
 
 
 def find_other_trained(model: nn.Module, is_user_module: IsUserModule) -> str | None:
