@@ -135,14 +135,13 @@ def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[R
             continue
         if isinstance(value, (*CONTAINERS, _Variables)) or has_values(value) or is_generator(value):
             yield found
-        elif isinstance(value, types.FunctionType):
-            if is_user_module(value.__module__):
-                if assigned := _names_of(value.__code__).assigned:
-                    yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_users)
-                if value.__closure__:
-                    yield Reachable(name, ClosureVariables(value), is_users)
-                if vars(value):
-                    yield Reachable(name, vars(value), is_users)
+        elif _is_users_function(value, is_user_module):
+            if assigned := _names_of(value.__code__).assigned:
+                yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_users)
+            if value.__closure__:
+                yield Reachable(name, ClosureVariables(value), is_users)
+            if vars(value):
+                yield Reachable(name, vars(value), is_users)
         elif _is_users_object(value, is_user_module):
             yield Reachable(name, vars(value), is_users)
 
@@ -160,13 +159,12 @@ def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterat
             yield from ((value, key) for key in value) if len(value) <= _MAX_ITEMS else ()
         elif isinstance(value, list | tuple | deque):
             yield from ((value, number) for number in range(len(value))) if len(value) <= _MAX_ITEMS else ()
-        elif isinstance(value, types.FunctionType):
-            if is_user_module(value.__module__):
-                names = _names_of(value.__code__).read
-                yield from ((value.__globals__, name) for name in names if name in value.__globals__)
-                variables = ClosureVariables(value)
-                yield from ((variables, key) for key in variables)
-                yield from ((vars(value), key) for key in vars(value))
+        elif _is_users_function(value, is_user_module):
+            names = _names_of(value.__code__).read
+            yield from ((value.__globals__, name) for name in names if name in value.__globals__)
+            variables = ClosureVariables(value)
+            yield from ((variables, key) for key in variables)
+            yield from ((vars(value), key) for key in vars(value))
         elif _is_users_object(value, is_user_module):
             yield from ((vars(value), key) for key in vars(value))
 
@@ -202,12 +200,12 @@ def _walk(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]
         if key not in _OF_TORCH
     ]
     seen: set[int] = set()
-    for found in waiting:  # grows meanwhile
-        name, value, is_users = found
+    for name, value, is_of_users in waiting:  # grows meanwhile
         if isinstance(value, PLAIN_TYPES) or id(value) in seen or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))
-        yield found
+        is_users = is_of_users or _is_users_function(value, is_user_module) or _is_users_object(value, is_user_module)
+        yield Reachable(name, value, is_users)
         if not isinstance(value, nn.Module | nn.Parameter):
             waiting += [Reachable(f"{name}.{key}", part, is_users) for key, part in _parts(value, is_user_module)]
 
@@ -234,11 +232,10 @@ def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]
         yield from list(value.items()) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | deque):
         yield from enumerate(value) if len(value) <= _MAX_ITEMS else ()
-    elif isinstance(value, types.FunctionType):
-        if is_user_module(value.__module__):
-            names = _names_of(value.__code__).read
-            yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
-            yield from ClosureVariables(value).items()
+    elif _is_users_function(value, is_user_module):
+        names = _names_of(value.__code__).read
+        yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
+        yield from ClosureVariables(value).items()
     elif isinstance(value, types.MethodType):
         yield from (("function", value.__func__), ("self", value.__self__))
     elif isinstance(value, functools.partial):
@@ -249,6 +246,10 @@ def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]
     elif _is_users_object(value, is_user_module):
         yield from vars(value).items()
         yield from _class_parts(type(value), is_user_module)
+
+
+def _is_users_function(value: Any, is_user_module: IsUserModule) -> bool:
+    return isinstance(value, types.FunctionType) and is_user_module(value.__module__)
 
 
 def _is_users_object(value: Any, is_user_module: IsUserModule) -> bool:
