@@ -185,20 +185,21 @@ class LoopDivision:
         mixing_models = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
         divided = list(self._calls.divided)
         is_proven = problem is None and not mixing_models and not any(map(has_own_iteration, loaders))
-        if is_proven and (self._calls.undivided if not divided else self._is_costly(loaders)):
+        if is_proven and (self._calls.undivided if not divided else self._is_costly()):
             return {"is_data": True}
         if divided:
-            text = f" in {', '.join(divided)}" + ("" if problem is None else f" ({problem})")
+            # Shares would let each worker read less, but the code of the loop would compute with its own share only.
+            reads_much = is_proven and any(loader.num_workers for loader in loaders)
+            note = "every worker reads all samples; --divide data reads shares" if reads_much else problem
+            text = f" in {', '.join(divided)}" + ("" if note is None else f" ({note})")
             return {"is_data": False, "computes_rows": True, "text": text}
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
         text = "; ".join(causes) if self._calls.is_on else "the workers have different batches"
         text = text or "only parts of models are called"
         return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
 
-    def _is_costly(self, loaders: list[DataLoader[Any]]) -> bool:
-        """Whether whole batches cost more than shares: loader processes read them, or outputs exceed gradients."""
-        if any(loader.num_workers for loader in loaders):
-            return True
+    def _is_costly(self) -> bool:
+        """Whether whole batches cost more than shares: the outputs exceed the gradients."""
         # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.
         parts = (part for model in self._stepper.bundle.models for part in model.modules())
         own = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
