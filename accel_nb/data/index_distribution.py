@@ -2,8 +2,9 @@
 
 torch's own samplers draw from the default CPU generator, or from their own, when the first batch is requested. Rank 0
 draws as a plain run would; its generator states are sent once, and the other ranks draw with these and then restore
-their own. Other samplers may use any source of randomness at any time: only rank 0 runs them, and sends the indices of
-each batch.
+their own. Other samplers may draw from any generator at any time, read what the loop writes, and have attributes that
+the loop reads. Where all ranks read whole batches, they compute the same, and each runs the sampler as a plain run
+would. Else only rank 0 runs it, and sends the indices of each batch.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class ReadMode:
     def __init__(self) -> None:
         # Whether every rank reads all samples of each batch.
         self.is_whole = False
+        # Whether the last batch must be marked, for which the next one is read first where no length says it.
+        self.reads_ahead = True
         # Called before the second batch of an iteration is read, and before each one after that.
         self.before_next: Callable[[], object] | None = None
         # Called with each batch, before the loop receives it.
@@ -104,6 +107,8 @@ class IndexSampler:
         # Whether the sampler may draw in its ``__iter__``; torch's own samplers draw before their first item.
         self.draws_at_start = not can_draw_everywhere
         self._is_random = self.is_drawn_everywhere and _may_draw(self.sampler)
+        # Whether rank 0 has drawn alone, so that the samplers of the other ranks are behind.
+        self._is_behind = False
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one: torch's samplers do nothing before the first item.
@@ -213,6 +218,10 @@ class IndexSampler:
         if self.is_drawn_everywhere:
             return self._start_own_sampler()
         self._check()
+        if self._draws_on_each_rank:
+            with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
+                return self._start_own_sampler()
+        self._is_behind = True
         started: list[Iterator[Any]] = []
         _call_on_rank_0(self._comm, lambda: started.append(self._start_own_sampler()), self._shard.mode)
         return started[0] if started else None
@@ -249,13 +258,31 @@ class IndexSampler:
         if not self.is_drawn_everywhere:
             if self.epoch.resumed is not None:
                 self._check()
-            yield from _broadcast_groups(self._comm, self._grouped(size, expected, started), self._shard.mode)
+            yield from self._groups_of_all(self._grouped(size, expected, started))
             return
         with _forked_if_different(self._check()):
             groups = self._grouped(size, expected, started)
             first = next(groups, None)
         if first is not None:
             yield from chain([first], groups)
+
+    @property
+    def _draws_on_each_rank(self) -> bool:
+        """Whether each rank runs a sampler that is not torch's: all ranks are at the same state, and stay there."""
+        return self._shard.mode.is_whole and self.epoch.resumed is None and not self._is_behind
+
+    def _groups_of_all(self, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the same groups on every rank: each draws them itself, or all have those that rank 0 draws."""
+        while True:
+            if self._draws_on_each_rank:
+                with rank_0_random_states(self._comm, rng.ALL_PARTS, []):
+                    drawn = next(groups, None)
+            else:
+                self._is_behind = True
+                drawn = _draw_on_rank_0(self._comm, groups, self._shard.mode)
+            if drawn is None:
+                return
+            yield drawn
 
     @property
     def _repeats_skipped(self) -> bool:
@@ -270,7 +297,9 @@ class IndexSampler:
             yield [self.epoch.first_samples], False
         batches = map(_sized, items) if self.yields_lists else items
         groups = grouped(batches, size, drop_short=self._drops_short)
-        yield from flag_last(groups, expected, is_exact=self.is_drawn_everywhere)
+        yield from flag_last(
+            groups, expected, is_exact=self.is_drawn_everywhere, reads_ahead=self._shard.mode.reads_ahead
+        )
 
 
 def _samples_of(group: list[Any]) -> list[Any]:
@@ -407,10 +436,10 @@ def rank_0_random_states(
         yield
 
 
-def _broadcast_groups(
+def _draw_on_rank_0(
     comm: Communicator, groups: Iterator[tuple[list[Any], bool]], mode: ReadMode
-) -> Iterator[tuple[list[Any], bool]]:
-    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
+) -> tuple[list[Any], bool] | None:
+    """Return rank 0's next group on every rank, None at the end; other ranks do not iterate theirs."""
     drawn: tuple[list[Any], bool] | None = None
 
     def draw() -> dict[str, Any]:
@@ -418,13 +447,10 @@ def _broadcast_groups(
         drawn = next(groups, None)
         return {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
 
-    is_last = False
-    while not is_last:
-        message = _call_on_rank_0(comm, draw, mode)
-        if "group" not in message:
-            return
-        is_last = message["is_last"]
-        yield (_from_json(message["group"]) if drawn is None else drawn[0]), is_last
+    message = _call_on_rank_0(comm, draw, mode)
+    if drawn is None and "group" in message:
+        return _from_json(message["group"]), message["is_last"]
+    return drawn
 
 
 def _call_on_rank_0(comm: Communicator, call: Callable[[], dict[str, Any] | None], mode: ReadMode) -> dict[str, Any]:

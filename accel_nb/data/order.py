@@ -83,19 +83,22 @@ def grouped(items: Iterable[T], size: int, *, drop_short: bool = False) -> Itera
         yield group
 
 
-def flag_last(items: Iterable[T], expected: int | None, *, is_exact: bool = False) -> Iterator[tuple[T, bool]]:
+def flag_last(
+    items: Iterable[T], expected: int | None, *, is_exact: bool = False, reads_ahead: bool = True
+) -> Iterator[tuple[T, bool]]:
     """Yield each item and whether it is the last one.
 
-    If ``expected`` ``is_exact``, the items are drawn one by one, as by a loop over them: drawing the end of a sampler
-    may advance its generator.
+    If ``expected`` ``is_exact``, or nothing is read ahead, the items are drawn one by one, as by a loop over them:
+    drawing the next one, or the end of a sampler, may advance a generator. Items are then marked by their number, and
+    not at all without ``expected``.
 
     The first ``expected - 1`` items are not the last, so they are yielded without drawing the next one. After these, or
     without ``expected``, the next item is drawn before one is yielded. With fewer items than expected, no item is
     marked.
     """
     rest = iter(items)
-    if is_exact and expected is not None:
-        yield from ((item, number == expected) for number, item in enumerate(rest, 1))
+    if not reads_ahead or (is_exact and expected is not None):
+        yield from ((item, expected is not None and number >= expected) for number, item in enumerate(rest, 1))
         return
     yield from ((item, False) for item in islice(rest, max((expected or 1) - 1, 0)))
     for item in rest:

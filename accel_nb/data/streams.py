@@ -108,7 +108,7 @@ def read_everywhere(
     """Yield this rank's share of each group of batches; every rank reads the same batches."""
     is_last = False
     groups = grouped(source, shard.group_size, drop_short=shard.drops_incomplete(drop_last))
-    for group, is_last in flag_last(groups, expected):
+    for group, is_last in flag_last(groups, expected, reads_ahead=shard.mode.reads_ahead):
         pair = divider.divide(group, is_last, [shard.index])
         group.clear()  # frees the group while the share is trained on
         yield pair.pop()

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,16 @@ def test_nothing_is_drawn_ahead_when_the_length_is_known():
     seen = [(item, len(drawn)) for item, _ in flag_last(items(), 4)]
 
     assert seen == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "marks"), [(None, [False] * 3), (3, [False, False, True]), (2, [False, True, True])]
+)
+def test_without_reading_ahead_items_are_marked_by_their_number(expected, marks):
+    drawn = []
+    items = (drawn.append(item) or item for item in range(3))
+    seen = [(len(drawn), is_last) for _, is_last in flag_last(items, expected, reads_ahead=False)]
+    assert seen == list(zip([1, 2, 3], marks, strict=True))
 
 
 @given(total=st.integers(1, 40), world=WORLDS)

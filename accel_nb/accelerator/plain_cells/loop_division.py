@@ -117,13 +117,14 @@ class LoopDivision:
         loop = next((item for item in self._loops if item.is_of(code, loader, bundle)), None)
         if loop is not None and any(item is loop for item, _, _ in self._open):
             self._decide()  # the loop had one batch only, and begins again
+        mode = read_mode(loader)
+        mode.reads_ahead = self._stepper.window.size > 1
         if loop is not None and loop.reads_shares:
-            read_mode(loader).is_whole = False
+            mode.is_whole = False
             return True
         self.make_rng_equal()
         if self._readings.get(loader, _ROWS) is None:  # an earlier loop over the loader reads shares
             self._readings[loader] = _ROWS
-        mode = read_mode(loader)
         mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
             objects = {id(item): weakref.ref(item) for item in _prepared(bundle)}

@@ -1,7 +1,6 @@
 # Stream state.
 # outcome: equal
 # compare: x, y, losses, loss
-# defect: the next batch is read ahead, which changes the order of random draws and of user code
 # %%
 
 import numpy as np

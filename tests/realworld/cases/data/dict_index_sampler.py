@@ -1,7 +1,6 @@
 # Dict index sampler.
 # outcome: equal
 # compare: model, losses
-# defect: a user's sampler runs on rank 0 only
 # %%
 import random
 

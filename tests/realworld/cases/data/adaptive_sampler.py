@@ -1,7 +1,6 @@
 # Adaptive sampler.
 # outcome: equal
-# compare: i, sampler, each, y, x, losses
-# defect: the next batch is read ahead, which changes the order of random draws and of user code
+# compare: i, sampler.weights, each, y, x, losses
 # %%
 
 import numpy as np

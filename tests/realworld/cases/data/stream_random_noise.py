@@ -1,7 +1,6 @@
 # Stream random noise.
 # outcome: equal
 # compare: y, x, losses, optimizer
-# defect: the next batch is read ahead, which changes the order of random draws and of user code
 # %%
 
 import torch

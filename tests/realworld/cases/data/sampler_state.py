@@ -1,7 +1,6 @@
 # Sampler state.
 # outcome: equal
 # compare: model, loss
-# defect: a user's sampler runs on rank 0 only
 # %%
 
 import torch
