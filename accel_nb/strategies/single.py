@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -54,10 +55,16 @@ class Single(ReplicaStrategy):
         """Do nothing: there are no other ranks."""
 
     def backward(
-        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+        self,
+        loss: Tensor,
+        bundle: Bundle,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Compute gradients of the scaled loss."""
-        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Multiply the gradients by ``factor``."""

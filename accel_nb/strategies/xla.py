@@ -9,7 +9,7 @@ A step's program is compiled when its shapes are first seen, so nothing here may
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -155,10 +155,16 @@ class Xla(ReplicaStrategy):
         (self._local.add if enabled else self._local.discard)(id(model))
 
     def backward(
-        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+        self,
+        loss: Tensor,
+        bundle: Bundle,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Record the backward pass."""
-        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
 
     @torch.no_grad()
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:

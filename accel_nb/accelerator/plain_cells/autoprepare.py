@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -23,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells import file_writes, sharded_code, torchscript
+from accel_nb.accelerator.plain_cells.backward_passes import BackwardPasses
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
@@ -39,6 +39,7 @@ from accel_nb.accelerator.plain_cells.external_division import is_divided_loader
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.held_gradients import HeldGradients
+from accel_nb.accelerator.plain_cells.imported_names import ImportedNames
 from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
@@ -137,18 +138,16 @@ class PlainCells:
         self._unmanaged_names: dict[Any, list[str]] = {}
         # Tensors of earlier cells whose names the current cell rebinds.
         self._stale_tensors: list[weakref.ref[Tensor]] | None = None
-        # Whether checks run before the next backward pass: the only flag for them that the hot path tests.
-        self._needs_backward_check = False
+        self._passes = BackwardPasses(self._stepper, self._divided_calls, self._loss_check, self._check_before_backward)
         # By owner, name and function of torch: what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
+        self._imported = ImportedNames()
         self._files = file_writes.PrivateFiles()
         self._fresh_seeds = FreshSeeds()
         self._lazy_models = LazyModels(accelerator)
         self._gradient_data = GradientData(self._prepared_parameters)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
-        # Whether a backward pass has run since an optimizer, prepared or not, stepped last.
-        self._has_unused_gradients = False
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
         """Return the objects referenced by ``names`` that are not prepared.
@@ -171,6 +170,7 @@ class PlainCells:
             ]
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
+        self._imported.apply(namespace)
         self._lazy_models.begin_statement()
         self._release_unreachable(())
         objects = list(find_training_objects(namespace[name] for name in self._names if name in namespace))
@@ -202,9 +202,9 @@ class PlainCells:
         ``at_end`` is called last; files that it writes are the cell's.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
-        self._is_reported, self._has_undivided_loop, self._needs_backward_check = False, False, True
+        self._is_reported, self._has_undivided_loop, self._passes.needs_check = False, False, True
         self._unproven_loop = self.last_share = None
-        self._has_unused_gradients = False
+        self._passes.has_unused_gradients = False
         self._used.clear()
         self._unmanaged_names.clear()
         self._stale_tensors = None
@@ -215,6 +215,7 @@ class PlainCells:
         self._divided_calls.is_on = is_divided and self._division.divides_models
         accelerator = self._accelerator
         with ExitStack() as stack:
+            stack.callback(self._imported.restore)
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
@@ -236,17 +237,18 @@ class PlainCells:
             self._stepper.window.has_unequal_shares = False
             warn_unequal_shares(self._accelerator)
         self._stepper.window.set_share(None)
-        if self._has_unused_gradients:
+        if self._passes.has_unused_gradients:
             warn_gradients_left(self._accelerator)
 
     def _replace_functions(self, stack: ExitStack) -> None:
         accelerator, world = self._accelerator, self._stepper.world
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
-        replace((Tensor,), "backward", self._wrap_backward)
+        replace((Tensor,), "backward", self._passes.wrap_method)
+        replace((torch.autograd,), "backward", self._passes.wrap_function)
         replace((Tensor,), "register_hook", self._wrap_register_hook)
         if self._divided_calls.is_on:
-            replace((torch.autograd,), "grad", self._wrap_grad)
+            replace((torch.autograd,), "grad", self._passes.wrap_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(replace_clip_norm, accelerator))
@@ -280,6 +282,7 @@ class PlainCells:
         pairs: list[tuple[Any, Any]] = []
         for owner in owners:
             plain = getattr(owner, name)
+            self._imported.add(plain, owner, name)
             if (owner, name, plain) not in self._replacements:
                 self._replacements[owner, name, plain] = make(plain)
             pairs.append((plain, self._replacements[owner, name, plain]))
@@ -338,7 +341,7 @@ class PlainCells:
             return None
         found = find_training_code()
         if found is None:
-            self._has_undivided_loop = self._needs_backward_check = True
+            self._has_undivided_loop = self._passes.needs_check = True
             return None
         window = self._stepper.window
         if window.size > 1 and not window.averages_each_batch:
@@ -372,7 +375,7 @@ class PlainCells:
         if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
             return False
         self._unproven_loop = code, id(loader)
-        self._needs_backward_check = True
+        self._passes.needs_check = True
         return True
 
     def _read_undivided(self) -> None:
@@ -487,9 +490,9 @@ class PlainCells:
         self._divided_calls.is_on = False
         warn_unequal_values(self._accelerator, name)
 
-    def _check_before_backward(self, loss: Tensor) -> None:
+    def _check_before_backward(self, loss: Tensor, problem: str | None) -> None:
         # Rank 0 also checks each kind of loss when it occurs first; the other checks run on all ranks together.
-        is_on_all_ranks, self._needs_backward_check = self._needs_backward_check, False
+        is_on_all_ranks, self._passes.needs_check = self._passes.needs_check, False
         if is_called_by_user():  # a library's trainer decides how its training is distributed
             self._prepare_new_optimizers()
         stepper = self._stepper
@@ -513,63 +516,10 @@ class PlainCells:
                 is_equal = self._divided_calls.has_equal_values([loss])
             if not is_equal:
                 self._handle_unequal_calls("the loss")
-        self._loss_check.check_loss(loss)
-
-    def _wrap_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
-        stepper = self._stepper
-
-        @functools.wraps(plain)
-        def backward(
-            loss: Tensor,
-            gradient: Tensor | None = None,
-            retain_graph: bool | None = None,
-            create_graph: bool = False,
-            inputs: Any = None,
-        ) -> None:
-            if stepper.is_inside_backward or gradient is not None or inputs is not None:
-                plain(loss, gradient, retain_graph, create_graph, inputs)
-                return
-            stepper.meter.name_loss(sys._getframe(1), loss)
-            if self._needs_backward_check or type(loss.grad_fn) not in self._loss_check.checked_kinds:
-                self._check_before_backward(loss)
-                with self._loss_check.paused():
-                    run_backward(loss, retain_graph, create_graph)
-            else:
-                run_backward(loss, retain_graph, create_graph)
-
-        @torch.enable_grad()  # the loss is scaled first, and the cell may call backward under no_grad
-        def run_backward(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
-            self._has_unused_gradients = True
-            # For the last two conditions torch raises its own errors.
-            if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
-                plain(loss, None, retain_graph, create_graph)
-            elif retain_graph is None and not create_graph:
-                stepper.backward(loss)
-            else:
-                stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
-
-        return backward
+        self._loss_check.check_loss(loss, problem)
 
     def _record_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._has_unused_gradients = False
-
-    def _wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
-        stepper, exchange = self._stepper, self._divided_calls.exchange
-
-        @functools.wraps(plain)
-        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [inputs] if isinstance(inputs, Tensor | GradientEdge) else list(inputs)  # it may be an iterator
-            gradients = plain(outputs, listed, *args, **kwargs)
-            if stepper.window.is_divided or self._divided_calls.is_inside:
-                return gradients
-            averaged = stepper.averaged_parameters
-            return tuple(
-                exchange.average(gradient) if gradient is not None and id(item) in averaged else gradient
-                for item, gradient in zip(listed, gradients, strict=True)
-            )
-
-        return grad
+        self._passes.has_unused_gradients = False
 
     def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
@@ -591,7 +541,7 @@ class PlainCells:
         def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             plain(optimizer, *args, **kwargs)
             self._pending[id(optimizer)] = optimizer
-            self._needs_backward_check = True
+            self._passes.needs_check = True
             self._calls.set_before(self._prepare_pending)
 
             def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:

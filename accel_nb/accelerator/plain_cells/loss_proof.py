@@ -119,8 +119,11 @@ class LossCheck:
         with self._trace.paused():
             yield
 
-    def check_loss(self, loss: Tensor) -> None:
-        """Warn if a loss of a backward call is not proven, or depends on hooks, random numbers or buffers."""
+    def check_loss(self, loss: Tensor, problem: str | None = None) -> None:
+        """Warn if a loss of a backward call is not proven, or depends on hooks, random numbers or buffers.
+
+        ``problem`` is the reason, if it is known, why the loss is not proven.
+        """
         kind, share = type(loss.grad_fn), self._stepper.window.share
         self._kinds.add(kind)
         if share is None or not self._is_on or (share.is_whole and self._problems is None):
@@ -137,7 +140,8 @@ class LossCheck:
             self._warn_of_draws()
             if self._trace.has_changed_buffers:
                 self._report("the model changes buffers", warn_changed_buffers)
-            problem = self._trace.explain_unproven(loss, self._stepper.classify_loss(loss))
+            if problem is None:
+                problem = self._trace.explain_unproven(loss, self._stepper.classify_loss(loss))
             if problem is not None:
                 self._report(
                     f"the loss mixes samples: {problem}", lambda accelerator: warn_unproven_loss(accelerator, problem)

@@ -174,7 +174,7 @@ class Stepper:
             return "mean"
         return self._loss_classifier.classify(loss, share.total_samples if share.is_whole else share.num_samples)
 
-    def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
+    def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: Any) -> None:
         """Compute the gradients of one micro-batch, or of a part of it.
 
         With ``weight`` the loss is a sum, and gradients are divided by the total weight of the window. Raises

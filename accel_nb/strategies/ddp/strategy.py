@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -106,7 +106,13 @@ class Ddp(ReplicaStrategy):
             replica.is_local = enabled
 
     def backward(
-        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+        self,
+        loss: Tensor,
+        bundle: Bundle,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Compute gradients of the scaled loss; DDP averages them in the backward pass."""
         self._has_new_gradients = True
@@ -117,7 +123,7 @@ class Ddp(ReplicaStrategy):
                 has_forward = True
             elif not replica.has_finished():
                 self._stop_ddp(replica)
-        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         if not has_forward:
             for replica in self._replicas.values():
                 if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -150,7 +150,13 @@ class Deepspeed(Stepping):
         )
 
     def backward(
-        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+        self,
+        loss: Tensor,
+        bundle: Bundle,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Compute gradients of the scaled loss."""
         if create_graph:
@@ -161,7 +167,7 @@ class Deepspeed(Stepping):
         with ExitStack() as stack:
             for zero in zeros:
                 stack.enter_context(zero.passes.running())
-            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         for zero, is_reached in zip(zeros, self._reached(zeros), strict=True):
             zero.end_backward(is_reached=is_reached)
 

@@ -373,7 +373,13 @@ class Fsdp(Stepping):
         )
 
     def backward(
-        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+        self,
+        loss: Tensor,
+        bundle: Bundle,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> None:
         """Compute gradients of the scaled loss; they are averaged and divided in the backward pass."""
         if create_graph:
@@ -390,7 +396,7 @@ class Fsdp(Stepping):
         for pipeline in pipelines:
             pipeline.accepts_backward = True
         try:
-            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+            torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
         finally:
             for pipeline in pipelines:
                 pipeline.accepts_backward = False

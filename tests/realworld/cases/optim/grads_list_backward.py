@@ -1,13 +1,11 @@
-# From import grad.
+# Grads list backward.
 # outcome: equal
-# compare: gs, norms
-# defect: functions of torch that an earlier cell has imported by name are not replaced
+# compare: model, losses, loss
 # %%
 
 import torch
 import torch.nn as nn
 import torch.optim as optim
-from torch.autograd import grad
 from torch.utils.data import DataLoader, TensorDataset
 
 X = torch.randn(128, 4)
@@ -16,16 +14,15 @@ loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
-norms = []
+model.eval()
 
 # %% accelerate
+losses = []
 for epoch in range(2):
     for x, y in loader:
-        loss = criterion(model(x), y)
-        gs = grad(loss, list(model.parameters()), create_graph=True)
-        gn = sum(g.pow(2).sum() for g in gs).sqrt()
-        norms.append(gn.item())
         optimizer.zero_grad()
-        loss.backward()
+        loss = criterion(model(x), y)
+        torch.autograd.backward([loss])
         optimizer.step()
-    print(epoch, loss.item(), norms[-1])
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))

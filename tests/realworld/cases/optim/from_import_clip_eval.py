@@ -1,12 +1,12 @@
-# Backward inputs.
+# From import clip eval.
 # outcome: equal
-# compare: model, losses, loss
-# defect: backward passes with a gradient, with inputs or by torch.autograd.backward are not recorded
+# compare: losses, loss, model
 # %%
 
 import torch
 import torch.nn as nn
 import torch.optim as optim
+from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 X = torch.randn(128, 4)
@@ -15,6 +15,7 @@ loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
+model.eval()
 
 # %% accelerate
 losses = []
@@ -22,7 +23,8 @@ for epoch in range(2):
     for x, y in loader:
         optimizer.zero_grad()
         loss = criterion(model(x), y)
-        loss.backward(inputs=list(model[2].parameters()))
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         losses.append(loss.item())
     print(epoch, round(losses[-1], 4))

@@ -1,7 +1,6 @@
 # Backward mone eval.
 # outcome: equal
 # compare: model, loss, losses
-# defect: backward passes with a gradient, with inputs or by torch.autograd.backward are not recorded
 # %%
 
 import torch

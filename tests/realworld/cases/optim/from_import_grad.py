@@ -1,12 +1,12 @@
-# Grads list backward.
+# From import grad.
 # outcome: equal
-# compare: model, losses, loss
-# defect: backward passes with a gradient, with inputs or by torch.autograd.backward are not recorded
+# compare: gs, norms
 # %%
 
 import torch
 import torch.nn as nn
 import torch.optim as optim
+from torch.autograd import grad
 from torch.utils.data import DataLoader, TensorDataset
 
 X = torch.randn(128, 4)
@@ -15,15 +15,16 @@ loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
-model.eval()
+norms = []
 
 # %% accelerate
-losses = []
 for epoch in range(2):
     for x, y in loader:
-        optimizer.zero_grad()
         loss = criterion(model(x), y)
-        torch.autograd.backward([loss])
+        gs = grad(loss, list(model.parameters()), create_graph=True)
+        gn = sum(g.pow(2).sum() for g in gs).sqrt()
+        norms.append(gn.item())
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    print(epoch, round(losses[-1], 4))
+    print(epoch, loss.item(), norms[-1])

@@ -1,14 +1,12 @@
-# From import clip.
+# Two heads autograd backward.
 # outcome: equal
-# compare: norm, o2, o1, model
-# defect: functions of torch that an earlier cell has imported by name are not replaced
+# compare: model
 # %%
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, TensorDataset
 
 X = torch.randn(128, 4)
@@ -35,10 +33,10 @@ optimizer = optim.SGD(model.parameters(), lr=1e-2)
 # %% accelerate
 for epoch in range(2):
     for x, y1, y2 in loader:
-        optimizer.zero_grad()
         o1, o2 = model(x)
-        F.mse_loss(o1, y1).backward(retain_graph=True)
-        F.mse_loss(o2, y2).backward()
-        norm = clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.zero_grad()
+        l1, l2 = F.mse_loss(o1, y1), F.mse_loss(o2, y2)
+        torch.autograd.backward(l1, retain_graph=True)
+        torch.autograd.backward(l2)
         optimizer.step()
-    print(epoch, round(norm.item(), 5))
+    print(epoch, l1.item(), l2.item())

@@ -1,0 +1,64 @@
+"""Functions that the notebook and the user's own modules have imported by name, as in ``from torch import save``.
+
+Such names refer to the function itself, so that they would bypass its replacement while a plain cell runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+
+
+class ImportedNames:
+    """Binds names of replaced functions to the replacements, until `restore` is called."""
+
+    def __init__(self) -> None:
+        # By id: the functions that are replaced now, each with its owner and its name there.
+        self._replaced: dict[int, tuple[Any, Any, str]] = {}
+        self._bound: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._is_done = False
+
+    def add(self, plain: Any, owner: Any, name: str) -> None:
+        """Record that the function ``plain`` is replaced where ``owner`` has it as ``name``."""
+        self._replaced.setdefault(id(plain), (plain, owner, name))
+
+    def apply(self, namespace: dict[str, Any]) -> None:
+        """Bind the names of a notebook and of the user's modules; does nothing after the first time in a cell."""
+        if self._is_done:
+            return
+        self._is_done = True
+        for scope in (namespace, *_user_scopes()):
+            for key, value in list(scope.items()):
+                if id(value) in self._replaced:
+                    plain, owner, name = self._replaced[id(value)]
+                    scope[key] = function = _forward_to(owner, name, plain)
+                    self._bound.append((scope, key, plain, function))
+
+    def restore(self) -> None:
+        """Bind the names to the original functions again, except for those that the cell has bound to other values."""
+        for scope, key, plain, function in self._bound:
+            if scope.get(key) is function:
+                scope[key] = plain
+        self._bound.clear()
+        self._replaced.clear()
+        self._is_done = False
+
+
+def _forward_to(owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls what ``owner`` has as ``name`` at the time: it may be replaced again."""
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return getattr(owner, name)(*args, **kwargs)
+
+    return forward
+
+
+def _user_scopes() -> Iterator[dict[str, Any]]:
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and is_user_module(name):
+            yield vars(module)
