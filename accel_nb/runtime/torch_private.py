@@ -337,6 +337,7 @@ PRIVATE_USES = (
             "OpOverload._schema",
         ),
     ),
+    PrivateUse("changed_gradients", ("strategies/ddp/local_gradients.py",), ("Tensor._version",)),
     PrivateUse(
         "gradients_in_buckets",
         ("accelerator/plain_cells/autoprepare.py", "accelerator/plain_cells/gradient_data.py"),

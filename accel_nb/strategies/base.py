@@ -179,6 +179,14 @@ class Strategy(Protocol):
         """Set whether the next forward and backward passes average gradients over ranks."""
         ...
 
+    def average_every_pass(self) -> None:
+        """Leave the gradients of one process after every backward pass, as plain cells need; called before `wrap`.
+
+        Kept gradients are not overwritten, and parameters that are unfrozen later count too. Strategies that always
+        average in backward passes do nothing.
+        """
+        ...
+
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Set whether the model's gradients stay on each rank, in backward passes and before steps."""
         ...
@@ -368,6 +376,9 @@ class Stepping:
     def place(self, batch: Any) -> Any:
         """Return the batch, which the loader has moved to the device."""
         return batch
+
+    def average_every_pass(self) -> None:
+        """Do nothing."""
 
     def keep_graph(self) -> None:
         """Do nothing: the graph references the parameters themselves."""

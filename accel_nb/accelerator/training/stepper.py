@@ -20,6 +20,7 @@ from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, repl
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
 from accel_nb.accelerator.training.model_code import ModelCode, code_of, model_classes
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
+from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
@@ -53,9 +54,9 @@ class Stepper:
         counts_samples: bool = True,
     ) -> None:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
-        self.strategy = strategy
-        # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
-        self.finish_gradients = strategy.finish_gradients
+        # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
+        self.is_plain_cell = False
+        self.set_strategy(strategy)
         self.is_joined = False
         # Whether loops run over epochs that a loaded checkpoint has finished, in which nothing is trained.
         self.is_replaying = False
@@ -71,8 +72,6 @@ class Stepper:
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.
         self.preserves_sums = False
-        # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
-        self.is_plain_cell = False
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
         self.refuses_foreign = True
         self.namespace: Mapping[str, Any] = {}
@@ -84,8 +83,6 @@ class Stepper:
         self.has_interrupted_backward = False
         self._has_warned_unprepared = False
         self._clip = clip
-        # Whether the optimizer's own step can be called without the strategy, which saves three calls.
-        self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
         self.meter = meter
         self._memory = memory
         self.time_use = time_use
@@ -107,7 +104,11 @@ class Stepper:
     def set_strategy(self, strategy: Strategy) -> None:
         """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
         self.strategy = strategy
+        if self.is_plain_cell:
+            strategy.average_every_pass()
+        # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
+        # Whether the optimizer's own step can be called without the strategy, which saves three calls.
         self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
 
     def add(self, bundle: Bundle) -> None:
@@ -500,7 +501,9 @@ class Stepper:
             has_replicas=not self.strategy.capabilities.shards_params,
             is_plain=self.is_plain_cell,
             refuses_foreign=self.refuses_foreign,
-            name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
+            name=lambda parameter: (
+                name_in_namespace(parameter, self.namespace) or name_in_models(self.bundle.models, parameter)
+            ),
         )
         check.record()
         return check
@@ -554,7 +557,12 @@ class Stepper:
         return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
 
     def _update_averaged(self) -> None:
-        self._averaged_ids = {key for model in self.bundle.models for key in self._trainable[id(model)]}
+        includes_frozen = self.is_plain_cell and self.strategy.capabilities.replicates
+        self._averaged_ids = {
+            key
+            for model in self.bundle.models
+            for key in (map(id, model.parameters()) if includes_frozen else self._trainable[id(model)])
+        }
         for proxy in self.optimizer_proxies.values():
             proxy.num_groups_checked = -1
 
@@ -613,7 +621,7 @@ class Stepper:
         ]
 
     def _describe_unaveraged(self, group: int, index: int, parameter: Tensor) -> str:
-        name = _find_name(parameter, self.namespace)
+        name = name_in_namespace(parameter, self.namespace)
         return (
             f"parameter {index} of group {group} of the optimizer"
             + (f" ({name})" if name else "")
@@ -670,26 +678,6 @@ def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
 def _code_in(model: nn.Module) -> tuple[frozenset[type], ModelCode]:
     classes = model_classes(model)
     return classes, code_of(classes)
-
-
-def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:
-    listed = list(models)
-    for model in listed:
-        for name, candidate in model.named_parameters():
-            if candidate is parameter:
-                return f"{type(model).__name__}.{name}" if len(listed) > 1 else name
-    return None
-
-
-def _find_name(parameter: Tensor, namespace: Mapping[str, Any]) -> str | None:
-    for name, value in namespace.items():
-        if value is parameter:
-            return name
-        if isinstance(value, nn.Module):
-            for inner, candidate in value.named_parameters():
-                if candidate is parameter:
-                    return f"{name}.{inner}"
-    return None
 
 
 def _wrong_on_shards(optimizer: Optimizer, why: str) -> MisuseError:

@@ -31,6 +31,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.ddp.comm_hooks import average_buckets, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
+from accel_nb.strategies.ddp.local_gradients import LocalGradients
 
 
 class Ddp(ReplicaStrategy):
@@ -47,11 +48,16 @@ class Ddp(ReplicaStrategy):
         self._window = _Window()
         self._closing = -1
         self._has_new_gradients = False
+        self._averages_every_pass = False
 
     def open(self, world: World, comm: Communicator) -> None:
         """Enter the world; its default process group must be open."""
         self._world = world
         self._comm = comm
+
+    def average_every_pass(self) -> None:
+        """Leave the gradients of one process after every backward pass, in memory of their own."""
+        self._averages_every_pass = True
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context that changes nothing: replicas are built as in plain PyTorch."""
@@ -64,11 +70,19 @@ class Ddp(ReplicaStrategy):
             if id(model) in self._replicas:
                 continue
             forward = forward_in_precision(model, self.precision)
-            if any(parameter.requires_grad for parameter in model.parameters()):
+            if any(value.requires_grad or self._averages_every_pass for value in model.parameters()):
                 # A class's own `parameters` may return tensors that are not registered, of which DDP finds none.
                 is_registered = any(parameter.requires_grad for _, parameter in model.named_parameters())
                 has_ddp = is_registered and not self._has_reduced_parameter(model)
-                replica = _Replica(model, forward, self._window, self._stop_ddp, self.options, has_ddp=has_ddp)
+                replica = _Replica(
+                    model,
+                    forward,
+                    self._window,
+                    self._stop_ddp,
+                    self.options,
+                    has_ddp=has_ddp,
+                    has_bucket_views=not self._averages_every_pass,
+                )
                 try:
                     replace_forward(model, replica.forward)
                 except BaseException:
@@ -96,8 +110,10 @@ class Ddp(ReplicaStrategy):
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
         """Set whether the next backward pass averages the model's gradients."""
         replica = self._replicas.get(id(model))
-        if replica is not None and replica.ddp is not None:
-            replica.ddp.require_backward_grad_sync = enabled
+        if replica is not None:
+            replica.is_synced = enabled
+            if replica.ddp is not None:
+                replica.ddp.require_backward_grad_sync = enabled
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Set whether calls of the model bypass DDP, so that nothing is averaged."""
@@ -116,15 +132,23 @@ class Ddp(ReplicaStrategy):
     ) -> None:
         """Compute gradients of the scaled loss; DDP averages them in the backward pass."""
         self._has_new_gradients = True
-        has_forward = False
+        armed: list[_Replica] = []
         for replica in self._replicas.values():
             if replica.is_armed:
                 replica.is_armed = False
-                has_forward = True
+                armed.append(replica)
             elif not replica.has_finished():
                 self._stop_ddp(replica)
+        if create_graph and self._averages_every_pass:
+            # DDP cannot write into gradients that belong to a graph.
+            for replica in armed:
+                self._stop_ddp(replica)
+            armed = []
+        others = self._begin_local(armed) if self._averages_every_pass else []
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph, inputs=inputs)
-        if not has_forward:
+        if self._averages_every_pass:
+            self._complete(armed, others)
+        elif not armed:
             for replica in self._replicas.values():
                 if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:
                     replica.has_local_gradients = True
@@ -138,10 +162,11 @@ class Ddp(ReplicaStrategy):
         for replica in self._replicas_of(bundle):
             if replica.is_local:
                 continue
-            if replica.ddp is None or replica.reduced_in_window != self._closing or replica.has_local_gradients:
+            is_reduced = replica.reduced_in_window == self._closing and not replica.has_local_gradients
+            if not is_reduced or (replica.ddp is None and not self._averages_every_pass):
                 owned = set(map(id, stepped_parameters(*bundle.optimizers)))
-                self._average(replica, [value for value in replica.parameters if id(value) in owned])
-            elif not replica.is_checked:
+                self._average(replica, [value for value in replica.trainable() if id(value) in owned])
+            elif replica.ddp is not None and not replica.is_checked:
                 self._check_unused(replica)
             elif not replica.has_finished():
                 self._stop_ddp(replica)
@@ -157,6 +182,34 @@ class Ddp(ReplicaStrategy):
         """Unwrap every model."""
         for replica in list(self._replicas.values()):
             self.unwrap(replica.model)
+
+    def _begin_local(self, armed: list[_Replica]) -> list[tuple[_Replica, LocalGradients]]:
+        """Return the replicas with parameters whose gradients DDP does not average in the pass that begins."""
+        found: list[tuple[_Replica, LocalGradients]] = []
+        for replica in self._replicas.values():
+            if replica.is_local or not replica.is_trained:
+                continue
+            is_armed = any(replica is item for item in armed)
+            if not (is_armed or replica.is_synced):
+                replica.has_local_gradients = True
+                continue
+            parameters = replica.unfrozen() if is_armed else replica.trainable()
+            if parameters:
+                have_changed = replica.has_local_gradients
+                found.append((replica, LocalGradients(self._comm, parameters, have_changed=have_changed)))
+        return found
+
+    def _complete(self, armed: list[_Replica], others: list[tuple[_Replica, LocalGradients]]) -> None:
+        """Average the gradients that the backward pass has left different among ranks."""
+        for replica in armed:
+            replica.has_local_gradients = False
+            if not replica.has_finished():
+                self._await_messages()
+                self._average(replica, replica.parameters)
+        for replica, gradients in others:
+            if gradients.average():
+                replica.has_local_gradients = False
+                replica.reduced_in_window = self._window.number
 
     def _has_reduced_parameter(self, model: nn.Module) -> bool:
         """Return whether DDP averages a parameter of the model for another model already.
@@ -174,7 +227,7 @@ class Ddp(ReplicaStrategy):
             replicas = [
                 replica
                 for replica in self._replicas.values()
-                if replica.is_trained and any(id(parameter) in owned for parameter in replica.parameters)
+                if replica.is_trained and any(id(parameter) in owned for parameter in replica.model.parameters())
             ]
             known = self._owners[id(bundle)] = (bundle, replicas)
         return known[1]
@@ -208,11 +261,15 @@ class Ddp(ReplicaStrategy):
         Raises `MisuseError` if only some ranks call: their backward passes used other parameters than those of the
         other ranks, and DDP waits for the missing gradients.
         """
+        self._await_messages()
+        replica.close()
+
+    def _await_messages(self) -> None:
+        """Wait until messages that DDP has sent have been written into the gradients, on all ranks."""
         try:
-            self._comm.barrier(_ALL_RANKS_S)  # messages that DDP has sent write into the gradients
+            self._comm.barrier(_ALL_RANKS_S)
         except RuntimeError as error:
             raise MisuseError(f"{_UNUSED} {_REMEDY}") from error
-        replica.close()
 
     @torch.no_grad()
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
@@ -241,9 +298,13 @@ class _Replica:
         options: DdpOptions | None,
         *,
         has_ddp: bool = True,
+        has_bucket_views: bool = True,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        # Backward passes average gradients.
+        self.is_synced = True
         # A forward pass has prepared DDP to reduce the gradients of a backward pass.
         self.is_armed = False
         # Gradients are not averaged: the caller keeps the replicas equal.
@@ -261,6 +322,8 @@ class _Replica:
         self._plain_forward = forward
         self._stop_ddp = stop_ddp
         self._options = options
+        # Gradients are views of DDP's buckets: the next backward pass overwrites those that code has kept.
+        self._has_bucket_views = has_bucket_views
         if options is not None and has_ddp:
             self._build(options, options.find_unused_parameters)
 
@@ -275,6 +338,14 @@ class _Replica:
             self.is_armed = True
             self.reduced_in_window = self._window.number
         return self._ddp_forward(*args, **kwargs)
+
+    def unfrozen(self) -> list[nn.Parameter]:
+        """Return the parameters that have been unfrozen since the replica was made."""
+        return [parameter for parameter in self._frozen if parameter.requires_grad]
+
+    def trainable(self) -> list[nn.Parameter]:
+        """Return the parameters that may get gradients."""
+        return [*self.parameters, *self.unfrozen()]
 
     def unused_names(self) -> list[str]:
         """Return the trainable parameters that the last backward pass left without a gradient."""
@@ -309,7 +380,7 @@ class _Replica:
             find_unused_parameters=find_unused,
             bucket_cap_mb=options.bucket_cap_mb,
             static_graph=options.static_graph,
-            gradient_as_bucket_view=True,
+            gradient_as_bucket_view=self._has_bucket_views,
             **_buffer_option(options.broadcast_buffers),
         )
         if options.comm_hook != "no":

@@ -1,7 +1,6 @@
 # Unfreeze in function.
 # outcome: equal
 # compare: model, loss
-# defect: parameters that a function unfreezes after the preparation are not averaged
 # %%
 
 import torch

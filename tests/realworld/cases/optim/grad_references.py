@@ -1,7 +1,6 @@
 # Grad references.
 # outcome: equal
 # compare: model, tasks, optimizer
-# defect: gradients are views of buckets, which the next backward pass overwrites
 # %%
 
 import torch

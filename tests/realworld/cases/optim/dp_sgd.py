@@ -1,7 +1,6 @@
 # Dp sgd.
 # outcome: equal
 # compare: model, n, c, acc
-# defect: gradients that DDP does not reduce are averaged before a step only, and code that reads them sees a rank's own
 # %%
 
 import torch

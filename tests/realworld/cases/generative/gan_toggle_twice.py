@@ -1,7 +1,6 @@
 # Gan toggle twice.
 # outcome: equal
 # compare: D, G
-# defect: parameters that a function unfreezes after the preparation are not averaged
 # %%
 
 import torch

@@ -1,7 +1,6 @@
-# Grad norm log eval.
+# Sam eval.
 # outcome: equal
-# compare: norms
-# defect: gradients that DDP does not reduce are averaged before a step only, and code that reads them sees a rank's own
+# compare: model, losses
 # %%
 
 import torch
@@ -15,20 +14,25 @@ loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
-model.eval()  # frozen batch norm and dropout while fine-tuning
-norms = []
+model.eval()
 
 # %% accelerate
 losses = []
 for epoch in range(2):
     for x, y in loader:
-        optimizer.zero_grad()
         loss = criterion(model(x), y)
+        optimizer.zero_grad()
         loss.backward()
-        norms.append(sum(p.grad.norm().item() ** 2 for p in model.parameters()) ** 0.5)
-        for p in model.parameters():
-            p.grad.data.clamp_(-0.1, 0.1)
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            es = [0.05 * p.grad / norm for p in model.parameters()]
+            for p, e in zip(model.parameters(), es):
+                p.add_(e)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        with torch.no_grad():
+            for p, e in zip(model.parameters(), es):
+                p.sub_(e)
         optimizer.step()
         losses.append(loss.item())
-    print(epoch, round(losses[-1], 4))
-print(round(norms[0], 4))
+print(losses[-1])

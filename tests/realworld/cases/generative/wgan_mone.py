@@ -1,7 +1,6 @@
 # Wgan mone.
 # outcome: equal
 # compare: D, G, fake
-# defect: backward passes with a gradient, with inputs or by torch.autograd.backward are not recorded
 # %%
 
 import torch

@@ -1,7 +1,6 @@
 # Backward param grad assign.
 # outcome: equal
 # compare: model, old, optimizer, g
-# defect: gradients are views of buckets, which the next backward pass overwrites
 # %%
 
 import torch

@@ -1,7 +1,6 @@
 # Create graph penalty.
 # outcome: equal
 # compare: model, losses
-# defect: backward(create_graph=True) writes into buckets that belong to a graph
 # %%
 
 import torch

@@ -1,7 +1,6 @@
 # Lottery.
 # outcome: equal
 # compare: g
-# defect: gradients are views of buckets, which the next backward pass overwrites
 # %%
 
 import numpy as np

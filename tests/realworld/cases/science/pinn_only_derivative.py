@@ -1,7 +1,6 @@
 # Pinn only derivative.
 # outcome: equal
 # compare: norms
-# defect: gradients that DDP does not reduce are averaged before a step only, and code that reads them sees a rank's own
 # %%
 
 import torch

@@ -1,0 +1,46 @@
+"""Gradients that a backward pass adds without DDP, and that differ among ranks until they are averaged.
+
+They arise in calls that DDP does not prepare: in evaluation mode, by a second backward pass, of parameters that were
+frozen when DDP was set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.runtime.distributed.communicator import Communicator
+
+
+class LocalGradients:
+    """Finds the gradients that change after it is built. Every rank must build it with the same parameters."""
+
+    def __init__(self, comm: Communicator, parameters: Sequence[nn.Parameter], *, have_changed: bool = False) -> None:
+        """Begin before a backward pass; with ``have_changed`` all gradients count as changed."""
+        self._comm = comm
+        self._before = [
+            (value, None, 0) if have_changed or value.grad is None else (value, value.grad, value.grad._version)
+            for value in parameters
+        ]
+
+    @torch.no_grad()
+    def average(self) -> bool:
+        """Average the gradients that have changed on any rank; return whether there are any. Every rank must call.
+
+        A rank without a gradient that another rank has counts as having zeros.
+        """
+        changed = [_has_changed(*before) for before in self._before]
+        is_any = self._comm.all_reduce(torch.tensor(changed, dtype=torch.int32), "max").tolist() if changed else []
+        found = [value for (value, _, _), is_changed in zip(self._before, is_any, strict=True) if is_changed]
+        for value in found:
+            if value.grad is None:
+                value.grad = torch.zeros_like(value)
+            self._comm.all_reduce(value.grad, "mean")
+        return bool(found)
+
+
+def _has_changed(parameter: nn.Parameter, gradient: Tensor | None, version: int) -> bool:
+    now = parameter.grad
+    return now is not None and (now is not gradient or now._version != version)

@@ -1,0 +1,30 @@
+# Layer grad stats.
+# outcome: equal
+# compare: stats
+# %%
+
+import torch
+import torch.nn as nn
+import torch.optim as optim
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(128, 4)
+Y = X.sum(1, keepdim=True)
+loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = optim.SGD(model.parameters(), lr=1e-2)
+criterion = nn.MSELoss()
+model.eval()
+stats = []
+
+# %% accelerate
+losses = []
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        stats.append({n: p.grad.std().item() for n, p in model.named_parameters() if p.numel() > 1})
+        optimizer.step()
+        losses.append(loss.item())
+    print(epoch, round(losses[-1], 4))
