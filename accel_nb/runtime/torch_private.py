@@ -337,7 +337,6 @@ PRIVATE_USES = (
             "OpOverload._schema",
         ),
     ),
-    PrivateUse("changed_gradients", ("strategies/ddp/local_gradients.py",), ("Tensor._version",)),
     PrivateUse(
         "gradients_in_buckets",
         ("accelerator/plain_cells/autoprepare.py", "accelerator/plain_cells/gradient_data.py"),
@@ -382,6 +381,7 @@ PRIVATE_USES = (
             "accelerator/plain_cells/loss_trace.py",
             "bigmodel/offload/sequential_offload.py",
             "bigmodel/offload/weight_prefetch.py",
+            "strategies/ddp/local_gradients.py",
         ),
         ("Tensor._version",),
     ),
