@@ -117,6 +117,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         imports("pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve", "joblib"),
         "import pickle",
         {
+            "pool/sync/memory_blocks.py": SHIPS,
             "pool/sync/pickling.py": SHIPS,
             "checkpoint/dcp_format.py": "metadata of DCP: only names of a table, which become plain records",
         },

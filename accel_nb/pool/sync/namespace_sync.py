@@ -31,6 +31,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_module,
     is_module_class,
     is_optimizer,
+    is_plain_array,
     is_scheduler,
     is_tensor,
     is_training_object,
@@ -189,13 +190,18 @@ def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, 
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
 
 
-def _packing_order(value: Any) -> int:
-    """Return a sort key: values that others refer to first, values that may fail to be rebuilt last."""
+def _packing_order(value: Any) -> tuple[int, int]:
+    """Return a sort key: values that others refer to first, values that may fail to be rebuilt last.
+
+    Of tensors and arrays the larger ones come first: a view of part of another's memory finds that memory sent.
+    """
     if isinstance(value, type):
-        return 0
+        return 0, 0
     if is_training_object(value):
-        return 1 if is_module(value) else 2
-    return 3 if is_tensor(value) or type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4
+        return (1 if is_module(value) else 2), 0
+    if is_tensor(value) or is_plain_array(value):
+        return 3, -value.nbytes
+    return (3 if type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4), 0
 
 
 @dataclass(slots=True)

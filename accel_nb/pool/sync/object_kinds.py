@@ -25,6 +25,12 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_plain_array(value: Any) -> bool:
+    """Return whether the value is an array of NumPy's own class, not of a subclass."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
 def is_lazy(tensor: Any) -> bool:
     """Return whether a tensor is a parameter or buffer of a lazy layer that was not called yet."""
     return bool(sys.modules["torch"].nn.parameter.is_lazy(tensor))

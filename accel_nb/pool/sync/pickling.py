@@ -1,6 +1,6 @@
 """Serialization of values between kernel and workers, by cloudpickle with four additions.
 
-* The data of tensors and arrays is sent out of band, in the buffers of a payload.
+* The data of tensors and arrays is sent out of band, in the buffers of a payload; what shares memory here does there.
 * A function defined in a cell gets the receiving namespace as its globals, so that later bindings take effect.
 * Objects that both sides hold (a named model, its parameters and submodules) are sent as references, so that an
   optimizer that is sent later updates the parameters of the receiver's model.
@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_array
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.runtime.devices.registry import default_type
@@ -333,32 +334,21 @@ class _NamespaceReference(dict[str, Any]):
 class _ModuleNamespaceReference(dict[str, Any]):
     """Placeholder for the namespace of an imported module while the globals of a function are pickled."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__({"__name__": name})
-        self._name = name
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__({"__name__": module.__name__})
+        self._module = module
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _module_namespace, (self._name,)
+        return vars, (self._module,)
 
 
-def _is_namespace_of(module: types.ModuleType | None, namespace: dict[str, Any]) -> bool:
-    """Return whether a namespace is that of a module that other processes can import."""
-    return module is not None and vars(module) is namespace and getattr(module, "__spec__", None) is not None
-
-
-def _module_namespace(name: str) -> dict[str, Any]:
-    """Return the namespace of a module, which is imported."""
-    return vars(importlib.import_module(name))
-
-
-class _Storage:
-    """One tensor storage in a stream; tensors that share it also share memory on the receiving side."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild_storage, (pickle.PickleBuffer(self.data),)
+def _module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
+    """Return the module with this namespace, if other processes can import it."""
+    module = sys.modules.get(str(namespace.get("__name__")))
+    is_importable = (
+        module is not None and module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None
+    )
+    return module if is_importable and vars(module) is namespace else None
 
 
 _VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
@@ -385,7 +375,7 @@ class _Pickler(cloudpickle.Pickler):
         self._kept_names = kept_names
         # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
         self._omits_gradients = kept_names is None
-        self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
+        self._blocks = MemoryBlocks()
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
 
@@ -398,6 +388,8 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in self._ordinary_types:
             return NotImplemented
+        if is_plain_array(obj):
+            return self._reduce_array(obj)
         torch = sys.modules.get("torch")
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
@@ -447,16 +439,19 @@ class _Pickler(cloudpickle.Pickler):
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         # Decorators of libraries use `functools.wraps`: their function has the user's module, but their own globals.
-        name = str(func.__globals__.get("__name__"))
-        is_of_library = name != "__main__" and _is_namespace_of(sys.modules.get(name), func.__globals__)
-        if is_of_library:
-            self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespaceReference(name))
+        module = _module_of(func.__globals__)
+        if module is not None:
+            self.globals_ref.setdefault(id(func.__globals__), _ModuleNamespaceReference(module))
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
         # Closure cells are sent: functions that share a variable also share it on the receiving side.
         code, names, *_ = arguments
         plain, slots = state
-        state = plain, {**slots, "__closure__": None, "__globals__": {} if is_of_library else slots["__globals__"]}
+        state = plain, {**slots, "__closure__": None, "__globals__": slots["__globals__"] if module is None else {}}
         return make, (code, names, None, None, func.__closure__), state, listed, mapped, _set_function_state
+
+    def _reduce_array(self, array: Any) -> Any:
+        arguments = self._blocks.place_array(array)
+        return NotImplemented if arguments is None else (rebuild_array, arguments)
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -465,14 +460,7 @@ class _Pickler(cloudpickle.Pickler):
         device = "cpu" if data.is_cpu else "worker"
         if not data.is_cpu:
             data = data.cpu()
-        if data.numel() * data.element_size() * 2 < data.untyped_storage().nbytes():
-            data = data.clone()  # a small view of a large storage: send the view only
-        storage = data.untyped_storage()
-        key = (storage.data_ptr(), storage.nbytes())
-        if key not in self._storages:
-            self._storages[key] = _Storage(_as_bytes(torch, storage)), data
-        held, _ = self._storages[key]
-        layout = (data.storage_offset(), tuple(data.size()), data.stride())
+        held, layout = self._blocks.place_tensor(data)
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         name = str(data.dtype).removeprefix("torch.")
         if not tensor.is_leaf:
@@ -529,10 +517,6 @@ def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
     _main_namespace()[value.__qualname__] = value
 
 
-def _as_bytes(torch: Any, storage: Any) -> Any:
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-
-
 def _set_function_state(function: types.FunctionType, state: Any) -> None:
     """Set a function's state; of its globals only those that the receiver lacks, which keeps its other globals."""
     plain, slots = state
@@ -540,21 +524,12 @@ def _set_function_state(function: types.FunctionType, state: Any) -> None:
     cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
 
 
-def _rebuild_storage(buffer: Any) -> Any:
-    import torch
-
-    view = memoryview(buffer)
-    if not view.nbytes:
-        return torch.UntypedStorage(0)
-    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
-
-
 def _rebuild_tensor(
-    storage: Any, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
+    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
 ) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, *layout)
+    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(block.storage(), *layout)
     if device == "worker":
         tensor = tensor.to(default_type().name)
     if is_parameter:
@@ -562,11 +537,13 @@ def _rebuild_tensor(
     return tensor.requires_grad_(requires_grad)
 
 
-def _rebuild_inner_tensor(storage: Any, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any) -> Any:
+def _rebuild_inner_tensor(
+    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
+) -> Any:
     """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
     from accel_nb.pool.sync.foreign_graphs import as_computed_elsewhere
 
-    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(storage, dtype, layout, False, False, device))
+    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(block, dtype, layout, False, False, device))
     if gradient is not None:
         tensor.retain_grad()
         tensor.grad = gradient

@@ -1,7 +1,6 @@
 # Rl numpy buffer.
 # outcome: equal
 # compare: x, y, loss, model
-# defect: arrays and tensors that share memory are sent to workers as copies
 # %%
 
 import numpy as np

@@ -1,7 +1,6 @@
 # Tensor view alias.
 # outcome: equal
 # compare: found
-# defect: arrays and tensors that share memory are sent to workers as copies
 # %%
 
 import torch

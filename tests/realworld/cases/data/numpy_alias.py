@@ -1,7 +1,6 @@
-# Numpy view alias.
+# Numpy alias.
 # outcome: equal
-# compare: found
-# defect: arrays and tensors that share memory are sent to workers as copies
+# compare: A, row, T
 # %%
 
 import numpy as np
@@ -16,8 +15,11 @@ loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
+A = np.zeros((10, 2))
+T = torch.from_numpy(A)
+row = T[3]
 history = np.zeros(8)
-first = history[:4]
+hist_view = history[:4]
 
 # %% accelerate
 losses = []
@@ -29,5 +31,10 @@ for epoch in range(2):
         optimizer.step()
         losses.append(loss.item())
     print(epoch, round(losses[-1], 4))
+T[2] = losses[0]
+row += 1
 history[:] = losses
-found = [float(value) for value in (first.sum(),)]
+print(A.sum(), hist_view.sum())
+
+# %%
+print(A.sum(), row.sum().item(), hist_view.sum())

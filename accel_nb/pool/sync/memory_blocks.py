@@ -1,0 +1,135 @@
+"""Blocks of memory in a stream of values: tensors and arrays in one block share memory on the receiving side too.
+
+A tensor's block is its storage, an array's is that of the array that it is a view of. An array and the tensor that
+`torch.from_numpy` makes of it are in one block, which is found by its address.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import sys
+from pickle import PickleBuffer
+from typing import Any
+
+_LARGE_BYTES = 2**20
+"""Blocks above this size are not sent for a view of less than half of them."""
+
+
+_RANGE_BITS = 18
+"""Ranges of 256 KiB: few blocks are in one, and a large block is in few."""
+_START = operator.itemgetter(0)
+
+
+class MemoryBlock:
+    """The bytes of one block; on the receiving side in a buffer of the payload."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self._storage: Any = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return MemoryBlock, (PickleBuffer(self.data),)
+
+    def storage(self) -> Any:
+        """Return the block as a storage of torch, always the same one."""
+        import torch
+
+        if self._storage is None:
+            view = memoryview(self.data)
+            filled = torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else None
+            self._storage = torch.UntypedStorage(0) if filled is None else filled
+        return self._storage
+
+
+class MemoryBlocks:
+    """The blocks of one stream, by address. Each keeps its memory alive, so that no other gets its address."""
+
+    def __init__(self) -> None:
+        # By the number of a range of addresses: the start, the stop and the block of each that is in it, by start.
+        self._ranges: dict[int, list[tuple[int, int, MemoryBlock]]] = {}
+
+    def place_tensor(self, data: Any) -> tuple[MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """Return the block of a tensor on the CPU, and its offset in elements, size and strides there."""
+        size = data.element_size()
+        start, spans = data.data_ptr(), zip(data.size(), data.stride(), strict=True)
+        num_bytes = (1 + sum((length - 1) * stride for length, stride in spans)) * size if data.numel() else 0
+        block, offset = self._find(start, num_bytes)
+        if block is None or offset % size:
+            storage = data.untyped_storage()
+            if _is_small_part(data.numel() * size, storage.nbytes()):
+                data = data.clone()
+                storage = data.untyped_storage()
+            torch = sys.modules["torch"]
+            block = self._add(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+            offset = data.storage_offset() * size
+        return block, (offset // size, tuple(data.size()), data.stride())
+
+    def place_array(self, array: Any) -> tuple[Any, ...] | None:
+        """Return the arguments with which `rebuild_array` makes an array; None if it has no plain bytes.
+
+        The array is of NumPy's own class.
+        """
+        if array.dtype.hasobject or not array.nbytes:
+            return None
+        is_writeable = array.flags.writeable
+        start, before, num_bytes = _address(array), 0, array.nbytes
+        if not array.flags.contiguous:
+            spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+            before = -sum(span for span in spans if span < 0)  # elements of negative strides are before the first one
+            num_bytes = before + sum(span for span in spans if span > 0) + array.itemsize
+        first = start - before
+        block, offset = self._find(first, num_bytes)
+        if block is None:
+            owner = array
+            while type(owner.base) is type(array):
+                owner = owner.base
+            is_plain = owner.flags.c_contiguous or owner.flags.f_contiguous
+            if not is_plain or _is_small_part(array.nbytes, owner.nbytes):
+                owner = array = array.copy()
+                first, before = _address(owner), 0
+            start = first if owner is array else _address(owner)
+            flat = (owner if owner.flags.c_contiguous else owner.T).reshape(-1)
+            block, offset = self._add(start, flat.view("uint8")), first - start
+        offset += before
+        if is_writeable and array.flags.c_contiguous:
+            return (block, array.dtype, array.shape, offset) if offset else (block, array.dtype, array.shape)
+        return block, array.dtype, array.shape, offset, array.strides, is_writeable
+
+    def _find(self, start: int, num_bytes: int) -> tuple[MemoryBlock | None, int]:
+        """Return the block that contains these bytes, and their offset in it; None if there is none."""
+        inside = self._ranges.get(start >> _RANGE_BITS, ())
+        at = bisect.bisect_right(inside, start, key=_START) - 1
+        if at < 0 or not num_bytes or start + num_bytes > inside[at][1]:
+            return None, 0
+        first, _, block = inside[at]
+        return block, start - first
+
+    def _add(self, start: int, data: Any) -> MemoryBlock:
+        block = MemoryBlock(data)
+        if not data.nbytes:
+            return block
+        stop = start + data.nbytes
+        for number in range(start >> _RANGE_BITS, (stop - 1 >> _RANGE_BITS) + 1):
+            bisect.insort_right(self._ranges.setdefault(number, []), (start, stop, block), key=_START)
+        return block
+
+
+def rebuild_array(
+    block: MemoryBlock, dtype: Any, shape: Any, offset: int = 0, strides: Any = None, is_writeable: bool = True
+) -> Any:
+    """Return the array with this layout in a block."""
+    import numpy
+
+    array = numpy.ndarray(shape, dtype, block.data, offset, strides)
+    if not is_writeable:
+        array.flags.writeable = False
+    return array
+
+
+def _is_small_part(num_bytes: int, num_block_bytes: int) -> bool:
+    return num_block_bytes > _LARGE_BYTES and num_bytes * 2 < num_block_bytes
+
+
+def _address(array: Any) -> int:
+    return array.ctypes.data
