@@ -331,6 +331,11 @@ class _NamespaceReference(dict[str, Any]):
         return _main_namespace, ()
 
 
+def _is_of_ipython(value: Any) -> bool:
+    """Return whether a function is defined in IPython, whatever module and name it states."""
+    return getattr(value, "__globals__", {}).get("__package__") == "IPython.core"
+
+
 class _ModuleNamespaceReference(dict[str, Any]):
     """Placeholder for the namespace of an imported module while the globals of a function are pickled."""
 
@@ -446,7 +451,10 @@ class _Pickler(cloudpickle.Pickler):
         # Closure cells are sent: functions that share a variable also share it on the receiving side.
         code, names, *_ = arguments
         plain, slots = state
-        state = plain, {**slots, "__closure__": None, "__globals__": slots["__globals__"] if module is None else {}}
+        # IPython binds a function of its own to ``open`` in a notebook's namespace; workers have that of Python.
+        used = {} if module is not None else slots["__globals__"]
+        used = {name: value for name, value in used.items() if name != "open" or not _is_of_ipython(value)}
+        state = plain, {**slots, "__closure__": None, "__globals__": used}
         return make, (code, names, None, None, func.__closure__), state, listed, mapped, _set_function_state
 
     def _reduce_array(self, array: Any) -> Any:
