@@ -3,7 +3,7 @@
 1. KeyboardInterrupt is raised in every rank that still runs.
 2. A rank may still wait in a collective, which no signal ends: it then closes the connections of its process group.
    Its Python state is kept in both stages.
-3. A rank that has not stopped after the grace time, or when the user interrupts again, is killed and replaced; its
+3. A rank that has not stopped after its grace time, or when the user interrupts again, is killed and replaced; its
    state is lost.
 
 A request that saves checkpoints has a stage before these: its ranks finish the step, save, and stop at the same step,
@@ -29,6 +29,9 @@ from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 
 GRACE_S = 2.0
+"""How long a rank that the user or a timeout interrupts may take to stop."""
+PEER_GRACE_S = 6.0
+"""How long a rank may take to stop after another rank failed: the user does not wait, and a kill loses its state."""
 FINISH_TIMEOUT_S = 30.0
 """How long ranks may take to end their step after they reported that they will."""
 QUIET_S = 0.05
@@ -151,13 +154,17 @@ class StopEscalation:
             elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
                 self._interrupted_at = now
                 self._send(waiting, Interrupt(self.number))
-        elif is_interrupted or now - self._interrupted_at > GRACE_S:
+        elif is_interrupted or now - self._interrupted_at > self._grace_s:
             for rank in waiting - self.killed - (set() if is_interrupted else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
         elif not self._has_aborted and self._are_blocked(now - self._interrupted_at, now - self._unchanged_since):
             self._has_aborted = True
             self._send(running, AbortCollective(self.number))
+
+    @property
+    def _grace_s(self) -> float:
+        return GRACE_S if self.reason in ("interrupt", "timeout") else PEER_GRACE_S
 
     def _is_finishing(self, running: set[int], now: float) -> bool:
         """Return whether ranks may still reach the end of their step."""
