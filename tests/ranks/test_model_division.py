@@ -597,4 +597,4 @@ def test_a_model_that_mixes_samples_later_is_found_and_reported() -> None:
     (weights, warned), (other_weights, _) = run_ranks(run_late_mixing, 2, {}, timeout_s=100)
     assert weights == other_weights
     (message,) = warned
-    assert "earlier calls of Late (1) were divided among the workers, but it computes with several samples" in message
+    assert "earlier calls of Late (3) were divided among the workers, but it computes with several samples" in message

@@ -71,10 +71,6 @@ class TestNotebooks(Corpus):
     groups = ("stories", "trainers")
 
 
-class TestDefects(Corpus):
-    groups = ("defects",)
-
-
 def test_every_group_of_cases_is_run() -> None:
     found = [group for kind in Corpus.__subclasses__() for group in kind.groups]
     assert sorted(found) == sorted({case.group for case in read_cases()})

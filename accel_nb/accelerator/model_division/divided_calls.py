@@ -28,8 +28,10 @@ from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnap
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.row_layout import (
     DivisionRefusal,
+    Reduction,
     RowLayout,
     find_layout,
+    find_weighted_loss,
     is_equal,
     signature_of,
 )
@@ -152,7 +154,7 @@ class DividedCalls:
         except _ResultMayDiffer as error:
             assert snapshot is not None, "reads are compared"
             snapshot.restore()
-            return self._compare_with_whole(call, group, error.read)
+            return self._compare_with_whole(call, group, error)
         self.divided[name] = None
         group.num_divided += 1
         return result
@@ -162,36 +164,40 @@ class DividedCalls:
         state = ModuleSnapshot(model, shards_params=shards_params, is_user_module=self._is_user_module)
         return _Snapshot(state, self._comm.world.device)
 
-    def _compare_with_whole(self, call: _Call, group: CallGroup, read: int | None = None) -> Any:
-        """Compute a call divided and whole, return the whole result, and stop dividing if they differ.
+    def _compare_with_whole(self, call: _Call, group: CallGroup, cause: _ResultMayDiffer | None = None) -> Any:
+        """Compute a call whole and divided, and return the divided result; stop dividing if they differ.
 
-        ``read`` is the index of a value that the model's code has read and that is new; if the results are equal, this
-        value is accepted from now on.
+        Every call that is divided returns a divided result, so that rounding does not depend on which calls are
+        compared. ``cause``: the call has read a new value, which is accepted from now on if the results are equal, or
+        its shapes do not fit. Then earlier calls, which had other values and shapes, are not in doubt.
         """
         name = type(call.model).__name__
         snapshot = self._take_snapshot(call.model)
         observed = _RecordedReads()
         with torch.no_grad() if self._stepper.strategy.capabilities.shards_params else contextlib.nullcontext():
             with contextlib.redirect_stdout(io.StringIO()):
-                rows, has_rows = self._try_rows(call, observed)
-            rows = map_tensors(Tensor.detach, rows)
-        divided = snapshot.restore()
-        whole = self._compute_whole(call.forward, call.args, call.kwargs)
-        problem = (
-            _SHAPES_DIFFER if not has_rows else _difference(rows, whole, divided, snapshot.effects(), self._tolerance)
-        )
+                whole = self._compute_whole(call.forward, call.args, call.kwargs)
+            whole = map_tensors(Tensor.detach, whole)
+        whole_effects = snapshot.restore()
+        rows, has_rows = self._try_rows(call, observed)
+        problem = _SHAPES_DIFFER
+        if has_rows:
+            problem = _difference(rows, whole, snapshot.effects(), whole_effects, self._tolerance)
         codes = self._gather_codes(0 if problem is None else zlib.crc32(problem.encode()))
         if not any(codes):
             self.divided[name] = None
-            if read is not None:
-                layout = dataclasses.replace(call.layout, reads=self._accept_read(call.layout, read, observed.values))
-                group.layout = layout
-            return whole
+            group.num_divided += 1
+            if cause is not None and cause.read is not None:
+                reads = self._accept_read(call.layout, cause.read, observed.values)
+                group.layout = dataclasses.replace(call.layout, reads=reads)
+            return rows
+        snapshot.restore()
         refusal = DivisionRefusal(problem or "on another rank its rows differ from the whole batch")
         group.layout = self.undivided[name] = refusal
-        if group.num_divided:
+        is_new = not has_rows or cause is not None or observed.has_new(call.layout)
+        if not any(self._gather_codes(int(is_new))) and group.num_divided:
             self._on_difference(name, group.num_divided, refusal.reason)
-        return whole
+        return self._compute_whole(call.forward, call.args, call.kwargs)
 
     def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, bool]:
         """Return the rows of all ranks and True, or None and False if their shapes do not fit together."""
@@ -235,6 +241,8 @@ class DividedCalls:
             dim = next(outputs)
             if dim is None:
                 return tensor
+            if isinstance(dim, str):
+                return self._reduce(tensor, dim, sizes)
             per_row, remainder = divmod(tensor.shape[dim], own)
             if remainder:
                 raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
@@ -254,6 +262,18 @@ class DividedCalls:
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
         return map_tensors(gather, result)
+
+    def _reduce(self, part: Tensor, reduction: Reduction, sizes: Sequence[int]) -> Tensor:
+        """Return the value of all rows from those of the ranks' rows."""
+        if reduction == "sum":
+            return self.exchange.reduce(part, None)
+        if reduction == "mean":
+            return self.exchange.reduce(part, torch.tensor(sizes, device=part.device))
+        loss = find_weighted_loss(part)
+        weight = part.new_zeros(()) if loss is None else loss.total.detach().to(part).view(())
+        if loss is not None:
+            loss.drop_gradient_unless(weight > 0)
+        return self.exchange.reduce(part, self.exchange.stack(weight))
 
     @contextmanager
     def _mark_inside(self) -> Iterator[None]:
@@ -288,7 +308,7 @@ class DividedCalls:
         leaves = list(find_leaves([args, kwargs]))
         values = tuple([leaf.shape if isinstance(leaf, Tensor) else _number(leaf) for leaf in leaves])
         group = calls.find((has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
-        if has_gradients and _has_swapped_parameters(model):
+        if has_gradients and self._has_swapped_parameters(model):
             return group, DivisionRefusal("it is called with other parameters than its own")
         if any(map(is_transformed, find_tensors([args, kwargs]))):
             return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
@@ -297,6 +317,12 @@ class DividedCalls:
             return group, DivisionRefusal("the workers call it with different values", is_final=False)
         if group.layout is None:
             layout = self._agree_on_layout(self._find_layout(model, forward, args, kwargs))
+            if (
+                self._has_stages
+                and isinstance(layout, RowLayout)
+                and any(isinstance(dim, str) for dim in layout.outputs)
+            ):
+                layout = DivisionRefusal("it has stages and computes the loss itself", is_reduced=True)
             if isinstance(layout, DivisionRefusal) and not layout.is_final:
                 return group, layout
             group.layout = layout
@@ -348,6 +374,13 @@ class DividedCalls:
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
             )
+
+    def _has_swapped_parameters(self, model: nn.Module) -> bool:
+        """Whether parameters are currently replaced by others, as in `torch.func.functional_call`."""
+        if self._stepper.strategy.capabilities.shards_params:  # it replaces them by gathered ones itself
+            return any(not value.is_leaf for value in _trained_parameters(model))
+        averaged = self._stepper.averaged_parameters
+        return any(id(value) not in averaged for value in _trained_parameters(model))
 
     def _is_compiled_model(self, model: nn.Module) -> bool:
         return isinstance(model, OptimizedModule) or self._is_compiled(model)
@@ -443,6 +476,13 @@ class _RecordedReads:
     def __call__(self, value: Any) -> None:
         self.values.append(value)
 
+    def has_new(self, layout: RowLayout) -> bool:
+        """Whether a value is not among the accepted ones."""
+        return any(
+            isinstance(accepted, tuple) and _code_of(value) not in map(_code_of, accepted)
+            for accepted, value in zip(layout.reads, self.values, strict=False)
+        )
+
 
 def _code_of(value: Any) -> int:
     return zlib.crc32(repr(value).encode())
@@ -456,7 +496,7 @@ def _shape_code(result: Any, layout: RowLayout, own: int) -> int:
     shapes: list[tuple[int, ...]] = []
     for tensor, dim in zip(tensors, layout.outputs, strict=True):
         shape = tuple(tensor.shape)
-        if dim is not None:
+        if isinstance(dim, int):
             if dim >= len(shape) or shape[dim] % own:
                 return _NO_ROWS
             shape = (*shape[:dim], shape[dim] // own, *shape[dim + 1 :])
@@ -490,20 +530,15 @@ def _few_values(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)
 
 
+def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
+    for part in model.modules():
+        yield from (value for value in part._parameters.values() if value is not None and value.requires_grad)
+
+
 def _num_hooks(model: nn.Module) -> int:
     """Return the number of hooks on a model and its submodules; a change of it makes the model be checked again."""
     return sum(
         len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
-    )
-
-
-def _has_swapped_parameters(model: nn.Module) -> bool:
-    """Whether parameters are currently replaced by other tensors, as in `torch.func.functional_call`."""
-    return any(
-        value is not None
-        and (not value.is_leaf or (type(value) is not nn.Parameter and not isinstance(value, nn.Parameter)))
-        for part in model.modules()
-        for value in part._parameters.values()
     )
 
 

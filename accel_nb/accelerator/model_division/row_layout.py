@@ -7,21 +7,22 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from accel_nb.accelerator.model_division.backward_code import BackwardCode
 from accel_nb.accelerator.model_division.closed_gates import opened_gates
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.random_reads import RandomReads
 from accel_nb.accelerator.model_division.reachable_state import IsUserModule
-from accel_nb.accelerator.model_division.recomputation import observed_checkpoints
 from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
 from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads, values_to_compare
+from accel_nb.accelerator.training.loss_weighting import LossClassifier, WeightedLoss
 from accel_nb.errors import AccelNbError
 from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
@@ -34,12 +35,16 @@ _TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, 
 _HALF_TOLERANCE = 3e-2
 
 
+Reduction = Literal["mean", "sum", "weighted"]
+"""How a single value follows from those of parts of the rows; ``weighted``: by the total weight of a loss of torch."""
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """The dim of the rows in each tensor of a model's arguments and of its result; None: the tensor has no rows."""
 
     inputs: tuple[int | None, ...]
-    outputs: tuple[int | None, ...]
+    outputs: tuple[int | Reduction | None, ...]
     has_draws: bool
     """Whether the forward pass draws random numbers."""
     draws: tuple[Draw, ...] = ()
@@ -118,7 +123,7 @@ def find_layout(
             model, forward, args, kwargs, tensors, dims, total, tolerance, is_user_module, shards_params, is_compiled
         )
         found = check.run()
-        if isinstance(found, RowLayout) or found.is_reduced:
+        if isinstance(found, RowLayout):
             return found
     return found or DivisionRefusal("no dim of its inputs is that of the samples")
 
@@ -186,8 +191,7 @@ class _LayoutCheck:
         if reason is not None:
             return DivisionRefusal(reason)
         whole, first, second = (run.output for run in runs)
-        outputs: list[int | None] = []
-        is_reduced = False
+        outputs: list[int | Reduction | None] = []
         for parts in zip(find_leaves([whole]), find_leaves([first]), find_leaves([second]), strict=True):
             if not isinstance(parts[0], Tensor):
                 if not isinstance(parts[0], _PLAIN):
@@ -203,17 +207,16 @@ class _LayoutCheck:
             ):
                 outputs.append(None)
             elif dim is None and all(part.numel() == 1 for part in parts):
-                if not self._is_reduction(*parts, half, number):
+                reduction = self._find_reduction(*parts, half, number, [run.weights[len(outputs)] for run in runs])
+                if reduction is None:
                     return DivisionRefusal("it compares the samples of the batch with each other")
-                is_reduced = True
+                outputs.append(reduction)
             elif dim is None:
                 return DivisionRefusal("its output has no dim for the samples")
             elif not is_equal(parts[0], torch.cat(parts[1:], dim), self._tolerance):
                 return DivisionRefusal("it computes with several samples together")
             else:
                 outputs.append(dim)
-        if is_reduced:
-            return DivisionRefusal("it computes the loss itself", is_reduced=True)
         if all(dim is None for dim in outputs):
             return DivisionRefusal("its output does not depend on the batch")
         return RowLayout(
@@ -225,12 +228,22 @@ class _LayoutCheck:
             tuple(read if read is ANY_VALUE else (read,) for read in values_to_compare(*[run.reads for run in runs])),
         )
 
-    def _is_reduction(self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int) -> bool:
-        """Whether the value of all rows is the sum of the values of the two parts, or their mean weighted by rows."""
+    def _find_reduction(
+        self, whole: Tensor, first: Tensor, second: Tensor, half: int, number: int, weights: Sequence[float | None]
+    ) -> Reduction | None:
+        """Return how the value of all rows follows from those of the two parts; None if it cannot be computed so."""
         total, one, other = float(whole), float(first), float(second)
-        mean = (half * one + (number - half) * other) / number
         allowed = max(self._tolerance, _TOLERANCE.get(whole.dtype, _HALF_TOLERANCE)) * max(abs(one), abs(other), 1e-12)
-        return abs(total - one - other) <= allowed or abs(total - mean) <= allowed
+        is_sum = abs(total - one - other) <= allowed
+        is_mean = abs(total - (half * one + (number - half) * other) / number) <= allowed
+        _, first_weight, second_weight = weights
+        if first_weight and second_weight:  # also if it is a mean: in other batches rows may have other weights
+            weight = first_weight + second_weight
+            is_weighted = abs(total - (first_weight * one + second_weight * other) / weight) <= allowed
+            return "weighted" if is_weighted and not is_sum else None
+        if is_sum == is_mean:
+            return None
+        return "sum" if is_sum else "mean"
 
     def _choose_rows(self) -> list[int] | None:
         """Return the indices of the rows to check, two of which differ; None if all rows of the batch are equal."""
@@ -267,7 +280,7 @@ class _LayoutCheck:
 
         args, kwargs = map_tensors(choose, self._nested)
         random = RowRandom(start, len(rows), total, draws)
-        random_reads = RandomReads()
+        random_reads, code = RandomReads(), BackwardCode(self._is_user_module)
         reads: list[Any] = []
         printed = io.StringIO()
         device = next(iter(self._tensors)).device
@@ -285,13 +298,14 @@ class _LayoutCheck:
                 if self._shards_params or self._is_compiled:
                     stack.enter_context(torch.no_grad())
                 stack.enter_context(contextlib.redirect_stdout(printed))
-                calls = stack.enter_context(observed_checkpoints())
+                stack.enter_context(code.observe())
                 if writes is not None:
                     stack.enter_context(writes)
                     stack.enter_context(random)
                     stack.enter_context(random_reads)
                     stack.enter_context(observed_reads(reads.append))
                 output = self._forward(*args, **kwargs)
+            weights = [_weight_of(tensor) for tensor in find_tensors(output)]
             output = map_tensors(lambda tensor: tensor.detach().clone(), output)
             used = rng.capture(device, parts=("python", "numpy"))
             repeated = ()
@@ -306,6 +320,7 @@ class _LayoutCheck:
         has_python_draws = bool(changes.generators) or any(not torch.equal(used[key], states[key]) for key in used)
         return _Run(
             output,
+            weights,
             effects=changes.values | written | {"stdout": printed.getvalue()},
             reads=reads,
             has_drawn=random.has_drawn,
@@ -314,7 +329,8 @@ class _LayoutCheck:
             has_python_draws=has_python_draws,
             has_read_random=random_reads.has_read,
             repeated_changes=repeated,
-            has_recomputation=calls.has_called and bool(norms or random.has_drawn),
+            has_recomputation=code.has_checkpoints and bool(norms or random.has_drawn),
+            has_own_gradients=code.has_own_gradients,
         )
 
     def _take_snapshot(self) -> ModuleSnapshot:
@@ -336,6 +352,8 @@ class _Run:
     """Result and effects of a forward pass of some rows."""
 
     output: Any
+    weights: list[float | None]
+    """For each tensor of the output: the total weight by which a loss was divided."""
     effects: dict[str, Any]
     """The stored values and the printed text."""
     reads: list[Any]
@@ -350,6 +368,8 @@ class _Run:
     """The names of the user's state that it changes in each call."""
     has_recomputation: bool
     """Whether the backward pass computes parts again that draw random numbers or use statistics of the batch."""
+    has_own_gradients: bool
+    """Whether the user's code computes or reads gradients inside of it."""
 
 
 def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | None:
@@ -364,6 +384,8 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
         return "its code reads random numbers"
     if whole.has_recomputation:
         return "`torch.utils.checkpoint` computes parts of it again"
+    if whole.has_own_gradients:
+        return "its code computes or reads gradients of its own"
     if not all(is_equal(whole.effects, part.effects, tolerance) for part in parts):
         return "it stores or prints values that depend on the batch"
     if whole.repeated_changes:
@@ -371,6 +393,17 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
     if not all(signature_of(whole.output) == signature_of(part.output) for part in parts):
         return "the kind of its output depends on the batch"
     return None
+
+
+def find_weighted_loss(value: Tensor) -> WeightedLoss | None:
+    """Return the loss of torch that a value is, if it was divided by a total weight; None without a gradient."""
+    found = LossClassifier().classify(value, 1) if value.numel() == 1 and value.grad_fn is not None else None
+    return found if isinstance(found, WeightedLoss) and found.divisor is None else None
+
+
+def _weight_of(value: Tensor) -> float | None:
+    loss = find_weighted_loss(value)
+    return None if loss is None else float(loss.total)
 
 
 def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int | None:

@@ -73,7 +73,7 @@ class BackwardPasses:
             compute = functools.partial(
                 plain, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
             )
-            if stepper.is_inside_backward or caller.f_globals.get("__name__") == "torch._tensor":
+            if stepper.is_inside_backward or caller.f_globals.get("__name__", "").startswith(_NOT_OF_THE_CELL):
                 compute()
                 return
             # Iterators are read once.
@@ -152,6 +152,8 @@ class BackwardPasses:
         return grad
 
 
+_NOT_OF_THE_CELL = ("torch._tensor", "accel_nb.")
+"""Modules whose calls are not those of the cell: a method that is replaced itself, and trials of a plan on one rank."""
 _GIVEN = "a backward pass has several losses, or starts with gradients of its own"
 
 

@@ -222,9 +222,12 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tens
 
 
 def _is_reduced_by_torch(loss: Tensor) -> bool:
-    """Whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number."""
+    """Whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number.
+
+    A divided call has combined those of the ranks' rows, which its check has shown to be right.
+    """
     node: Any = loss.grad_fn
-    while type(node).__name__ in ("MulBackward0", "DivBackward0"):
+    while type(node).__name__ in ("MulBackward0", "DivBackward0", "RowReductionBackward"):
         inner = [child for child, _ in node.next_functions if child is not None]
         if len(inner) != 1:
             return False

@@ -45,6 +45,10 @@ class RowExchange:
         """Return ``part`` of every rank, stacked in a new first dim, for use in the computation of rows."""
         return _Stack.apply(part, self)  # pyright: ignore[reportReturnType]
 
+    def reduce(self, part: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the sum of ``part`` over ranks; with the ``weights`` of all ranks, their weighted mean."""
+        return RowReduction.apply(part, self, weights)  # pyright: ignore[reportReturnType]
+
     def average(self, gradient: Tensor) -> Tensor:
         """Return the mean of a parameter's gradient over ranks; computed from rows, it equals that on one device."""
         return _Average.apply(gradient, self)  # pyright: ignore[reportReturnType]
@@ -110,6 +114,28 @@ class _Stack(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return _SumOwnPart.apply(gradients[0], ctx.exchange), None
+
+
+class RowReduction(Function):
+    """The value of all rows, a sum or a weighted mean, from those of the ranks' rows."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, exchange: RowExchange, weights: Tensor | None) -> Tensor:
+        """Return the value of all rows."""
+        parts = exchange.all_gather_rows(part[None], 0, [1] * exchange.num_ranks)
+        if weights is None:
+            ctx.scale = exchange.num_ranks
+            return parts.sum(0)
+        weights = weights.to(parts.dtype)
+        start, _ = exchange.own_range([1] * exchange.num_ranks)
+        ctx.scale = weights[start] / weights.sum() * exchange.num_ranks
+        weights = weights.view(-1, *[1] * part.dim())
+        return parts.where(weights > 0, 0.0).mul(weights).sum(0) / weights.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of the own part, times the number of ranks."""
+        return gradients[0] * ctx.scale, None, None
 
 
 class _SumOwnPart(Function):

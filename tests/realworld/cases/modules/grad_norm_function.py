@@ -1,13 +1,10 @@
-# Clip function.
+# Grad norm function.
 # outcome: equal
 # compare: losses, loss, model
-# runs: always
-# defect: the backward pass of the model is not linear in the gradient, or a hook reads the gradients of its rows
 # %%
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 import torch.optim as optim
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,14 +13,14 @@ Y = X.sum(1, keepdim=True)
 loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 
 
-class GradClip(torch.autograd.Function):
+class NormalizeGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x.clone()
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, g):
-        return F.hardtanh(g, -0.005, 0.005)
+        return g / (g.norm() + 1e-8)
 
 
 class Net(nn.Module):
@@ -33,11 +30,11 @@ class Net(nn.Module):
         self.b = nn.Linear(8, 1)
 
     def forward(self, x):
-        return self.b(GradClip.apply(torch.relu(self.a(x))))
+        return self.b(NormalizeGrad.apply(torch.relu(self.a(x))))
 
 
 model = Net()
-optimizer = optim.SGD(model.parameters(), lr=1e-1)
+optimizer = optim.SGD(model.parameters(), lr=1e-2)
 criterion = nn.MSELoss()
 
 # %% accelerate

@@ -1,11 +1,12 @@
-# Grad norm function.
+# Clip function.
 # outcome: equal
 # compare: losses, loss, model
-# defect: the backward pass of the model is not linear in the gradient, or a hook reads the gradients of its rows
+# runs: always
 # %%
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 import torch.optim as optim
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,14 +15,14 @@ Y = X.sum(1, keepdim=True)
 loader = DataLoader(TensorDataset(X, Y), batch_size=32, shuffle=True)
 
 
-class NormalizeGrad(torch.autograd.Function):
+class GradClip(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x.view_as(x)
+        return x.clone()
 
     @staticmethod
     def backward(ctx, g):
-        return g / (g.norm() + 1e-8)
+        return F.hardtanh(g, -0.005, 0.005)
 
 
 class Net(nn.Module):
@@ -31,11 +32,11 @@ class Net(nn.Module):
         self.b = nn.Linear(8, 1)
 
     def forward(self, x):
-        return self.b(NormalizeGrad.apply(torch.relu(self.a(x))))
+        return self.b(GradClip.apply(torch.relu(self.a(x))))
 
 
 model = Net()
-optimizer = optim.SGD(model.parameters(), lr=1e-2)
+optimizer = optim.SGD(model.parameters(), lr=1e-1)
 criterion = nn.MSELoss()
 
 # %% accelerate

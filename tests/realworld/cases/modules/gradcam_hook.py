@@ -1,7 +1,6 @@
 # Gradcam hook.
 # outcome: equal
 # compare: model, norms
-# defect: the backward pass of the model is not linear in the gradient, or a hook reads the gradients of its rows
 # %%
 
 import torch

@@ -1,7 +1,6 @@
 # Fcall params.
-# outcome: equal
+# outcome: told every worker trains it alone
 # compare: model
-# defect: parameters in a dict, a global name or a functional call are not found
 # %%
 
 import torch

@@ -1,0 +1,68 @@
+"""Code of a forward pass that acts in the backward pass: parts that are computed again, own functions, hooks.
+
+Inside of a divided call the gradients are those of the rows, times the number of ranks. Code that clips or stores them
+would see other values than on one device. A part that is computed again lies outside of the divided call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch.utils.checkpoint
+from torch.autograd import Function
+
+from accel_nb.accelerator.model_division.reachable_state import IsUserModule
+
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_APPLY = Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
+_HOOK = torch.Tensor.register_hook.__code__
+
+
+class BackwardCode:
+    """Observes the calls in the block of `observe`.
+
+    Attributes:
+        has_checkpoints: whether a function of `torch.utils.checkpoint` was called, by whatever name.
+        has_own_gradients: whether the user's code applied an `autograd.Function` of its own or registered a hook on a
+            tensor.
+    """
+
+    def __init__(self, is_user_module: IsUserModule) -> None:
+        self._is_user_module = is_user_module
+        self.has_checkpoints = self.has_own_gradients = False
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """Observe calls inside of the block."""
+        earlier = sys.getprofile()
+        sys.setprofile(self._observe)
+        try:
+            yield
+        finally:
+            sys.setprofile(earlier)
+
+    def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        if code is _APPLY:
+            self.has_own_gradients |= self._is_user_module(frame.f_locals["cls"].__module__)
+        elif code is _HOOK:
+            self.has_own_gradients |= self._is_user_module(_caller_of(frame))
+        elif code.co_filename == _CHECKPOINT:
+            self.has_checkpoints = True
+
+
+def _caller_of(frame: FrameType) -> str | None:
+    """Return the name of the module that called a function, whose replacement by this package may have called it."""
+    caller = frame.f_back
+    while caller is not None:
+        name = caller.f_globals.get("__name__", "")
+        if not name.startswith("accel_nb."):
+            return name
+        caller = caller.f_back
+    return None
