@@ -58,7 +58,8 @@ _ROUNDING = 1e-3
 _ROUNDING_FACTOR = 10.0
 """How much more a whole batch may differ from its rows than the few rows of a check: longer sums round more."""
 _MAX_ACCEPTED = 8
-"""A value that the model's code reads has no effect if this many of its values had none."""
+"""A value that the model's code reads has no effect if this many of its values had none; half as many if they differed
+among ranks."""
 _NO_ROWS = -1
 _SHAPES_DIFFER = "the shape of its output depends on values of the batch"
 
@@ -207,11 +208,12 @@ class DividedCalls:
             return None, False
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
-        """Return the accepted values of each read with that of this call; any, if ranks have different values."""
+        """Return the accepted values of each read with that of this call, `ANY_VALUE` if it differs among ranks."""
         value = values[read] if read < len(values) else None
         accepted = layout.reads[read]
-        is_equal_on_ranks = len(set(self._gather_codes(_code_of(value)))) == 1
-        updated = ANY_VALUE if not is_equal_on_ranks or len(accepted) >= _MAX_ACCEPTED else (*accepted, value)
+        if len(set(self._gather_codes(_code_of(value)))) > 1:
+            value = ANY_VALUE
+        updated = ANY_VALUE if len(accepted) >= _MAX_ACCEPTED else (*accepted, value)
         return (*layout.reads[:read], updated, *layout.reads[read + 1 :])
 
     def _compute_whole(self, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -463,7 +465,10 @@ class _ReadComparison:
         if not isinstance(accepted, tuple):
             return
         codes = self._gather_codes(_code_of(value))
-        if len(set(codes)) > 1 or codes[0] not in map(_code_of, accepted):
+        if len(set(codes)) > 1:
+            if accepted.count(ANY_VALUE) < _MAX_ACCEPTED // 2:
+                raise _ResultMayDiffer(number)
+        elif codes[0] not in map(_code_of, accepted):
             raise _ResultMayDiffer(number)
 
 
