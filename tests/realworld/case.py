@@ -10,7 +10,6 @@ workers; the plain run takes it as any other cell. The lines before the first ce
     # share: running                       optional: values that are rank 0's share, which the receipt says
     # needs: sklearn                       optional: packages that the case imports
     # runs: always                         optional: the case is one of the fast half
-    # defect: WHY                          optional: why the case does not end like that yet
 
 WORDS must be in a line that accel_nb itself puts out: a warning, a part of the receipt, a line below the cell, or an
 error.
@@ -30,7 +29,7 @@ Outcome = Literal["equal", "told", "refused"]
 Kind = Literal["equal", "told", "refused", "failed", "silent"]
 """The classes of what becomes of a case; the last two must be empty."""
 _CELL = re.compile(r"^# %%(?P<rest>.*)$", re.MULTILINE)
-_FIELD = re.compile(r"# (?P<name>outcome(?: on \d+)?|compare|share|needs|runs|defect): (?P<value>.+)")
+_FIELD = re.compile(r"# (?P<name>outcome(?: on \d+)?|compare|share|needs|runs): (?P<value>.+)")
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class Case:
     share: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     is_fast: bool = False
-    defect: str | None = None
-    """Why the outcome is not the declared one yet, if it is not."""
     exceptions: Mapping[int, tuple[Outcome, str]] = field(default_factory=dict)
     """Outcomes that differ, by the number of workers."""
 
@@ -90,7 +87,6 @@ def read_case(name: str, text: str) -> Case:
         share=_listed(found.get("share", "")),
         needs=_listed(found.get("needs", "")),
         is_fast="runs" in found,
-        defect=found.get("defect"),
         exceptions={
             int(key.removeprefix("outcome on ")): _read_outcome(name, value)
             for key, value in found.items()

@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     found = [
         pytest.param(case, workers, id=f"{case.name}-{workers}")
         for case in read_cases()
-        for workers in ((2, 3) if runs_all and case.defect is None else (2,))
+        for workers in ((2, 3) if runs_all else (2,))
         if case.group in metafunc.cls.groups and (runs_all or case.is_fast)
     ]
     metafunc.parametrize(("case", "workers"), found)
