@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from accel_nb.checkpoint.encoding import encode
+from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import CheckpointError, MisuseError
 
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"([0-9]{1,9})\s*([KMGT]I?B)", re.IGNORECASE)
 _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 
 
@@ -36,7 +35,7 @@ class WeightWriter:
             raise MisuseError(f"dtype is {dtype!r}; weights are saved in a floating point format, as torch.bfloat16")
         self._dtype = dtype
         self._folder = Path(folder)
-        self._limit = self._room = _parse_size(max_shard_size)
+        self._limit = self._room = read_bytes(max_shard_size, "max_shard_size", least=1)
         self._shard: dict[str, Tensor] = {}
         self._written: list[dict[str, int]] = []  # of each file, the bytes of each tensor
         self._problem: Exception | None = None
@@ -140,11 +139,3 @@ def _copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
 
 def _shard_name(number: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
-
-
-def _parse_size(size: int | str) -> int:
-    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    number = int(match[1]) * _UNITS[match[2].upper()] if match else size
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise MisuseError(f"max_shard_size is {size!r}; give a number of bytes, or text such as '500MB' or '5GB'")
-    return number

@@ -17,6 +17,7 @@ from accel_nb.checkpoint.manifest import Manifest
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.cli.parser import CommandParser
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import CheckpointError, ConfigError
 from accel_nb.runtime.safetensors_header import read_header
 
@@ -145,9 +146,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         if name in ("tensors", "config") or value in ([], {}):
             continue
         if name == "num_bytes":
-            name, value = "size", _size(value)
+            name, value = "size", size_text(value)
         elif name == "bytes_by_dtype":
-            name, value = "dtypes", ", ".join(f"{dtype} {_size(size)}" for dtype, size in value.items())
+            name, value = "dtypes", ", ".join(f"{dtype} {size_text(size)}" for dtype, size in value.items())
         elif isinstance(value, dict):
             value = ", ".join(f"{key} {_printable(item)}" for key, item in value.items())
         elif isinstance(value, list):
@@ -157,8 +158,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if tensors:
         lines.append("largest:")
         lines += [
-            f"  {_size(tensor['num_bytes']):>9}  {tensor['dtype']:<5} {tensor['shape']}  {_printable(tensor['path'])}"
-            for tensor in tensors[:_NUM_SHOWN]
+            f"  {size_text(found['num_bytes']):>9}  {found['dtype']:<5} {found['shape']}  {_printable(found['path'])}"
+            for found in tensors[:_NUM_SHOWN]
         ]
     if len(tensors) > _NUM_SHOWN:
         lines.append(f"  and {len(tensors) - _NUM_SHOWN} more; --json lists all")
@@ -168,11 +169,3 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 def _printable(value: Any) -> str:
     text = str(value)
     return text if text.isprintable() else ascii(text)
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"

@@ -16,8 +16,9 @@ from torch import nn
 
 from accel_nb.accelerator.process.logging import get_logger
 from accel_nb.bigmodel.planning.module_tree import ModuleTree
-from accel_nb.bigmodel.planning.sizes import Device, format_bytes, list_tensors
+from accel_nb.bigmodel.planning.sizes import Device, list_tensors
 from accel_nb.compat.module_sizes import clean_device_map, get_max_memory
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
 
 
@@ -50,14 +51,14 @@ def infer_auto_device_map(
         plan.fill(device, has_fallback=fallback_allocation)
     if plan.waiting:
         raise ConfigError(
-            f"max_memory['disk'] is {format_bytes(limits['disk'])}, which is less than the parts that remain; raise it"
+            f"max_memory['disk'] is {size_text(limits['disk'])}, which is less than the parts that remain; raise it"
         )
     _warn_of_unused(plan)
     if not offload_buffers:
         _warn_of_buffers(plan)
     if verbose:
         for part, device in plan.places.items():
-            print(f"{part or 'the model'}: {device}, {format_bytes(tree.nbytes(tree.tensor_indices(part)))}")
+            print(f"{part or 'the model'}: {device}, {size_text(tree.nbytes(tree.tensor_indices(part)))}")
     return clean_device_map(plan.places) if clean_result else plan.places
 
 
@@ -154,7 +155,7 @@ def _warn_of_buffers(plan: _Plan) -> None:
     free = [plan.room[device] - (kept if device in plan.reserving else 0) for device in plan.accelerators]
     if max(free) < needed:
         warnings.warn(
-            f"the buffers of offloaded parts take {format_bytes(needed)} of a device's memory, and none has that "
+            f"the buffers of offloaded parts take {size_text(needed)} of a device's memory, and none has that "
             "beside its own parts; with offload_buffers=True they are offloaded too",
             stacklevel=3,
         )

@@ -10,6 +10,7 @@ from torch import nn
 
 from accel_nb.bigmodel.planning import sizes
 from accel_nb.bigmodel.planning.module_tree import is_within
+from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import ConfigError
 
 _ROOM = 1.25
@@ -19,7 +20,7 @@ _ROOM = 1.25
 def convert_file_size_to_int(size: int | str) -> int:
     """Return ``"5GB"`` (10^9) or ``"5GiB"`` (2^30) as bytes; raises ValueError."""
     try:
-        return sizes.parse_bytes(size, "size")
+        return read_bytes(size, "size")
     except ConfigError as error:
         raise ValueError(str(error)) from None
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.offload import dispatch
-from accel_nb.bigmodel.planning.sizes import list_tensors, parse_bytes
+from accel_nb.bigmodel.planning.sizes import list_tensors
 from accel_nb.compat.constants import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_PATTERN_NAME
 from accel_nb.compat.offloaded_files import get_state_dict_offloaded_model
+from accel_nb.config.byte_sizes import read_bytes
 
 
 def save_with_torch(
@@ -22,7 +23,7 @@ def save_with_torch(
     """Write a state dict to one file, or to several of at most ``max_shard_size`` with an index of their tensors."""
     if not writes:
         return
-    limit = parse_bytes(max_shard_size, "max_shard_size")
+    limit = read_bytes(max_shard_size, "max_shard_size")
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, value in state.items():

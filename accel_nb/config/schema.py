@@ -161,8 +161,8 @@ class _Options(Section):
         "auto",
         "How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the "
         "models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, "
-        "for losses that are sums or means over samples. auto: data if the loss provably allows it and it is cheaper, "
-        "else model. none: every worker computes everything.",
+        "for losses that are sums or means over samples. auto: data if no model can be divided and the loss provably "
+        "allows it, else model. none: every worker computes everything.",
     )
     name: Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=64)] | None,

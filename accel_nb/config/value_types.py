@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from keyword import iskeyword
 from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from accel_nb.config.byte_sizes import bytes_of
 
 MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
@@ -110,18 +112,10 @@ def seconds_of(duration: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def bytes_of(size: str) -> int:
-    """Return the bytes of a size such as ``80GiB`` (2^30) or ``80GB`` (10^9); raise ValueError if it is invalid."""
-    num_bytes = int(TypeAdapter(ByteSize).validate_python(size))
-    if not 0 < num_bytes < 2**63:
-        raise ValueError("not a size")
-    return num_bytes
-
-
 def as_size(value: str | None) -> str | None:
     """Return a valid size unchanged; raise ValueError for an invalid one."""
-    if value is not None:
-        bytes_of(value)
+    if value is not None and bytes_of(value) == 0:
+        raise ValueError("not a size")
     return value
 
 

@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
+from accel_nb.config.byte_sizes import bytes_of, read_bytes, size_text
 from accel_nb.config.conflicts import world_problems
 from accel_nb.config.message_text import quoted
-from accel_nb.config.value_types import bytes_of
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.meshes import MeshShape, simple_shapes
 from accel_nb.forecast.plans import ROOM_SHARE, RunSetting
-from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
@@ -115,7 +114,7 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Fo
         inputs=inputs,
         label=None if label is None else _parse_input(label),
         itemsize=None if getattr(options, "dtype", None) is None else _ITEMSIZES[options.dtype],
-        memory=None if options.memory is None else read_size(options.memory, "--memory"),
+        memory=None if options.memory is None else read_bytes(options.memory, "--memory", least=1),
         form="json" if options.json else "markdown" if options.markdown else "text",
     )
 
@@ -147,14 +146,6 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true")
     return parser
-
-
-def read_size(text: str, where: str) -> int:
-    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises `ConfigError`."""
-    try:
-        return bytes_of(text)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{where} {quoted(text)} is no size; write it as 80GiB or 24GB") from None
 
 
 def find_setting(

@@ -92,16 +92,6 @@ def with_optimizer(model: ModelSizes, name: str) -> ModelSizes:
     return replace(model, weights=tuple(weights), optimizer=name.lower(), step_bytes=trained * kind.num_scratch)
 
 
-def size_text(num_bytes: float) -> str:
-    """Return a size as text with three digits, in units of 2^10."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(num_bytes) >= 1000 and len(units) > 1:
-        num_bytes /= 1024
-        del units[0]
-    digits = 0 if units[0] == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
-    return f"{num_bytes:.{digits}f} {units[0]}"
-
-
 def count_text(count: int) -> str:
     """Return a number of parameters as text: ``124 M``."""
     for factor, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):

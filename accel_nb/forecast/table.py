@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from accel_nb.config import Layer
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.config.flags import flags_to_line
 from accel_nb.forecast.layouts import LAYOUTS
 from accel_nb.forecast.plans import (
@@ -18,7 +19,7 @@ from accel_nb.forecast.plans import (
     refused_cheaper_plan,
     smallest,
 )
-from accel_nb.forecast.sizes import ModelSizes, count_text, size_text
+from accel_nb.forecast.sizes import ModelSizes, count_text
 
 _HEAD = (
     "each rank",

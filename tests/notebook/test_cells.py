@@ -58,7 +58,7 @@ def test_a_name_changed_in_the_notebook_is_sent_again(kernel):
 
 def test_large_values_stay_until_they_are_pulled(kernel):
     output = done(kernel, "import numpy\nbig = numpy.ones(10_000_000)")
-    assert any("big (80 MB is large) · `%accelerate pull big` fetches" in text for text in output.texts)
+    assert any("big (76.3 MiB is large) · `%accelerate pull big` fetches" in text for text in output.texts)
     assert kernel.value("'big' in globals()") is False
     assert done(kernel, "print(big.sum())").stdout == "10000000.0\n"
     assert "pulled big" in kernel.run("%accelerate pull big").stdout

@@ -109,6 +109,22 @@ def adversarial_inputs(run: Run) -> None:
     train(run, mlp(), loss_of)
 
 
+def forces_of_energies(run: Run) -> None:
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor, label: Tensor) -> Tensor:
+        return (model(x) - y).norm()
+
+    train(run, Forces(), loss_of)
+
+
 def two_networks(run: Run) -> None:
     maker, critic = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6)).double(), mlp()
     run.models += [maker, critic]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import logging
@@ -303,9 +304,16 @@ def test_what_is_made_inside_of_functions_trains_as_on_one_device(number: int, s
             assert ours == pytest.approx(plain, abs=1e-10)
 
 
-def test_models_of_earlier_calls_are_given_back() -> None:
-    _, objects = run_ranks(run_cell, 2, CELLS.index(function_cell))[0]
-    assert sum("Net" in item for item in objects) == 1
+def count_models(world: World) -> tuple[int, int]:
+    with plain_cells(world) as cells:
+        function_cell()
+        gc.collect()
+        kept = [item for item in gc.get_objects() if isinstance(item, Net)]
+        return len(cells._accelerator.components.stepper.bundle.models), len(kept)
+
+
+def test_models_of_earlier_calls_are_given_back_and_released() -> None:
+    assert run_ranks(count_models, 2) == [(1, 1)] * 2
 
 
 def test_an_engine_around_a_trainer_divides_its_loader() -> None:

@@ -16,6 +16,7 @@ from tests.support.kernel import Output
 
 CASE = Case("group/name", "equal", "", ("w",), (Cell("w = 1", ""),), share=("losses",))
 RECEIPT = "2 workers on cpu, 1 thread each · ddp · precision no · prepared loader DataLoader (batch 8 = 2 x 4)"
+WAIT = "rank 0 waits in all_gather #2 of shape [[1]] for rank 1, which is at line 2 of the cell: for epoch in range(2):"
 WARNING = (
     "/tmp/cell.py:3: UserWarning: this loss is no mean: `--strategy single` computes it whole\n  loss.backward()\n"
 )
@@ -38,6 +39,8 @@ def run(w: float, *, losses: float = 1.0, stderr: str = "", receipt: str = RECEI
         (run(1.1, stderr=WARNING), "told"),
         (run(1.0, stderr=WARNING), "told"),
         (run(1.1, receipt=f"{RECEIPT} · dropout differs from a run on one device"), "told"),
+        (run(1.0, receipt=f"{RECEIPT} · {WAIT}"), "equal"),
+        (run(1.1, receipt=f"{RECEIPT} · {WAIT}"), "silent"),
         (run(1.0, losses=2.0), "silent"),
         (run(1.0, losses=2.0, receipt=f"{RECEIPT} · {OF_SHARE}"), "equal"),
         (run(1.0, error=("ValueError", "shapes"), traceback="ValueError: shapes"), "failed"),

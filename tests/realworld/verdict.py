@@ -13,13 +13,15 @@ from tests.support.kernel import Output
 
 OF_SHARE = "a printed loss or count is rank 0's share"
 
-# Lines that say nothing of a difference: what runs, what was prepared, and what is slower than it could be.
+# Lines that say nothing of a difference: what runs, what was prepared, what is slower than it could be, and which rank
+# the others wait for, which on a busy machine is said of a rank that goes on later.
 _FACTS = re.compile(
     r"\d+ workers? on |nothing to prepare$|prepared |precision |(ddp|single|fsdp|deepspeed)$|zero_stage \d$"
     r"|accumulate \d+$|rank \d+ printed \d+ lines?: "
     rf"|{re.escape(OF_SHARE)}"
     r"|units \d+$|no DataLoader is prepared: every worker trains on the same batches"
     r"|.*the result is that of one device, but no faster"
+    r"|rank [\d, ]+ waits? in .* for rank \d+, which is "
 )
 _WARNING = re.compile(r"^(?:.*:\d+: )?\w*Warning: (?P<words>.*)$", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -34,7 +34,6 @@ from accel_nb.bigmodel.planning.sizes import (
     find_tied_parameters,
     get_max_memory,
     list_tensors,
-    parse_bytes,
 )
 from accel_nb.errors import ConfigError
 from tests.support.transformer import Transformer
@@ -103,19 +102,6 @@ def test_integer_tensors_keep_their_size_under_a_dtype() -> None:
     model = nn.Module()
     model.register_buffer("counts", torch.zeros(8, dtype=torch.int64))
     assert compute_module_sizes(model, dtype="float16")[""] == 64
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"), [("10GB", 10**10), ("1.5 GiB", 3 << 29), ("12", 12), (0, 0), ("1kb", 1000)]
-)
-def test_sizes_are_read(text: int | str, nbytes: int) -> None:
-    assert parse_bytes(text, "x") == nbytes
-
-
-@pytest.mark.parametrize("wrong", [-1, True, "ten", "10 parsecs", None, 1.5, "-1GB", "nan"])
-def test_sizes_that_are_none_are_refused(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"x is .*write bytes"):
-        parse_bytes(wrong, "x")  # type: ignore[arg-type]
 
 
 def test_all_problems_of_max_memory_are_reported_at_once() -> None:

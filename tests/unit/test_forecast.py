@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_nb.config import parse_flags
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import numbered_blocks, read_safetensors
 from accel_nb.forecast.layouts import LAYOUTS, Layout
 from accel_nb.forecast.memory import Activations, MemoryUsage, estimate
 from accel_nb.forecast.plans import Plan, RunSetting, choose, forecast, largest_share
-from accel_nb.forecast.request import InputSpec, find_setting, read_request, read_size
-from accel_nb.forecast.sizes import OPTIMIZERS, ModelSizes, WeightSize, count_text, size_text, with_optimizer
+from accel_nb.forecast.request import InputSpec, find_setting, read_request
+from accel_nb.forecast.sizes import OPTIMIZERS, ModelSizes, WeightSize, count_text, with_optimizer
 from accel_nb.forecast.table import as_data, as_markdown, as_text, explain
 from accel_nb.runtime.process.hardware import Gpu, Machine
 
@@ -241,13 +242,6 @@ def test_unknown_activations_are_not_shown_as_none() -> None:
     assert " ? " in as_text(found)
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1023, "1.00 KiB"), (2**30, "1.00 GiB"), (300 * 2**30, "300 GiB")]
-)
-def test_sizes_are_short(size: int, text: str) -> None:
-    assert size_text(size) == text
-
-
 def test_counts_are_short() -> None:
     assert [count_text(count) for count in (10, 53_248, 124_439_808, 7_000_000_000)] == ["10", "53.2 k", "124 M", "7 G"]
 
@@ -370,10 +364,6 @@ def test_a_request_is_read_with_the_run_s_own_flags() -> None:
 def test_wrong_words_are_refused(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_request(words.split(), "accel-nb estimate", in_notebook=False).config({})
-
-
-def test_sizes_are_read_in_both_units() -> None:
-    assert (read_size("1GiB", "x"), read_size("24GB", "x"), read_size("512", "x")) == (GIB, 24 * 10**9, 512)
 
 
 def test_the_room_is_what_is_free_with_a_margin() -> None:

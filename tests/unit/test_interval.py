@@ -51,7 +51,7 @@ def test_what_was_saved_is_one_short_line() -> None:
         CompletedSave(step, f"runs/step_{step}", SaveCost(48_200_000, 0.0312, 1.234)) for step in (5, 10, 15, 20, 25)
     ]
     assert describe_saves(saved, "runs", 0) == [
-        "saved step 5, 10, ..., 25 (5) in runs · 48.2 MB, at most 31.2 ms of the training's time, on disk after 1.23 s"
+        "saved step 5, 10, ..., 25 (5) in runs · 46.0 MiB, at most 31.2 ms of the training's time, on disk after 1.23 s"
     ]
     assert describe_saves([], None, 0) == []
     assert describe_saves([], None, 3)[0].startswith("3 saves postponed")

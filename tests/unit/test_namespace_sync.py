@@ -179,7 +179,7 @@ def test_equal_numbers_are_not_taken_for_one_object(sides):
 def test_large_values_stay_unless_wanted(sides):
     before = sides.snapshot()
     sides.worker["big"] = np.zeros(20_000_000)
-    assert sides.bring_back(before) == {"big": "160 MB is large"}
+    assert sides.bring_back(before) == {"big": "153 MiB is large"}
     assert "big" not in sides.kernel
     assert sides.bring_back(sides.snapshot(), wanted=["big"]) == {}
     assert sides.kernel["big"].nbytes == 160_000_000

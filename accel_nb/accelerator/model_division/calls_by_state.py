@@ -41,17 +41,25 @@ class _Signature:
 
 
 class CallsByState:
-    """The groups of a model's calls."""
+    """The groups of a model's calls.
 
-    def __init__(self, model: nn.Module, is_user_module: IsUserModule) -> None:
-        self._model, self._is_user_module = model, is_user_module
-        self._state = PlainState(model, is_user_module)
+    It refers to the model, so only the model may refer to it: else the model would never be released.
+    """
+
+    def __init__(self, is_user_module: IsUserModule) -> None:
+        self._is_user_module = is_user_module
+        self._state: PlainState | None = None
         self._signatures: dict[Hashable, _Signature] = {}
 
-    def find(self, signature: Hashable, values: Hashable) -> CallGroup:
+    def clear(self) -> None:
+        """Remove all groups, so that the next calls are the first ones."""
+        self._state = None
+        self._signatures.clear()
+
+    def find(self, model: nn.Module, signature: Hashable, values: Hashable) -> CallGroup:
         """Return the group of a call, and count the call; ``values`` are the sizes and numbers of its arguments."""
-        if not self._state.is_current:
-            self._state = PlainState(self._model, self._is_user_module)
+        if self._state is None or not self._state.is_current:
+            self._state = PlainState(model, self._is_user_module)
         of_signature = self._signatures.get(signature)
         if of_signature is None:
             of_signature = self._signatures[signature] = _Signature()

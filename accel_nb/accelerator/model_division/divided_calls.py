@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
+from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, drop_saved_tensors
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.row_layout import (
@@ -96,7 +97,8 @@ class DividedCalls:
         self.is_on = False
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
-        self._calls: weakref.WeakKeyDictionary[nn.Module, CallsByState] = weakref.WeakKeyDictionary()
+        # Of each wrapped forward; the wrapping functions hold them.
+        self._calls: weakref.WeakSet[CallsByState] = weakref.WeakSet()
         # By class name, since `start_record`: the models whose calls were divided, and why other calls were not.
         self.divided: dict[str, None] = {}
         self.undivided: dict[str, DivisionRefusal] = {}
@@ -109,11 +111,13 @@ class DividedCalls:
 
     def clear_layouts(self) -> None:
         """Clear the row layouts, so that the next calls check the models again; call after hooks were registered."""
-        self._calls.clear()
+        for calls in self._calls:
+            calls.clear()
 
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
-        self._calls.pop(model, None)  # a model that is prepared again may have another forward
+        calls = CallsByState(self._is_user_module)
+        self._calls.add(calls)
         reference = weakref.ref(model)
         shards_params = self._stepper.strategy.capabilities.shards_params
 
@@ -127,16 +131,23 @@ class DividedCalls:
                 return forward(*args, **kwargs)
             called = reference()
             assert called is not None, "a model exists during its own call"
-            return self._call(called, forward, args, kwargs)
+            return self._call(calls, called, forward, args, kwargs)
 
         return divided
 
     def _is_called_directly(self, caller: str | None) -> bool:
         return not self.is_inside and self._is_user_module(caller)
 
-    def _call(self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call(
+        self,
+        calls: CallsByState,
+        model: nn.Module,
+        forward: Forward,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         name = type(model).__name__
-        group, layout = self._get_layout(model, forward, args, kwargs)
+        group, layout = self._get_layout(calls, model, forward, args, kwargs)
         if isinstance(layout, DivisionRefusal):
             self.undivided[name] = layout
             return self._compute_whole(forward, args, kwargs)
@@ -175,11 +186,7 @@ class DividedCalls:
         name = type(call.model).__name__
         snapshot = self._take_snapshot(call.model)
         observed = _RecordedReads()
-        with torch.no_grad() if self._stepper.strategy.capabilities.shards_params else contextlib.nullcontext():
-            with contextlib.redirect_stdout(io.StringIO()):
-                whole = self._compute_whole(call.forward, call.args, call.kwargs)
-            whole = map_tensors(Tensor.detach, whole)
-        whole_effects = snapshot.restore()
+        whole, whole_effects = self._compute_compared(call, snapshot)
         rows, has_rows = self._try_rows(call, observed)
         problem = _SHAPES_DIFFER
         if has_rows:
@@ -199,6 +206,18 @@ class DividedCalls:
         if not any(self._gather_codes(int(is_new))) and group.num_divided:
             self._on_difference(name, group.num_divided, refusal.reason)
         return self._compute_whole(call.forward, call.args, call.kwargs)
+
+    def _compute_compared(self, call: _Call, snapshot: _Snapshot) -> tuple[Any, dict[str, Any]]:
+        """Return the result of a whole call and its effects, which are undone; keep nothing for a backward pass."""
+        shards_params = self._stepper.strategy.capabilities.shards_params
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                with torch.no_grad() if shards_params else drop_saved_tensors():
+                    whole = self._compute_whole(call.forward, call.args, call.kwargs)
+            except BackwardNeeded:
+                snapshot.restore()
+                whole = self._compute_whole(call.forward, call.args, call.kwargs)
+        return map_tensors(Tensor.detach, whole), snapshot.restore()
 
     def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, bool]:
         """Return the rows of all ranks and True, or None and False if their shapes do not fit together."""
@@ -301,15 +320,17 @@ class DividedCalls:
             yield
 
     def _get_layout(
-        self, model: nn.Module, forward: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        calls: CallsByState,
+        model: nn.Module,
+        forward: Forward,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> tuple[CallGroup, RowLayout | DivisionRefusal]:
-        calls = self._calls.get(model)
-        if calls is None:
-            calls = self._calls[model] = CallsByState(model, self._is_user_module)
         has_gradients = torch.is_grad_enabled()
         leaves = list(find_leaves([args, kwargs]))
         values = tuple([leaf.shape if isinstance(leaf, Tensor) else _number(leaf) for leaf in leaves])
-        group = calls.find((has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
+        group = calls.find(model, (has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
         if has_gradients and self._has_swapped_parameters(model):
             return group, DivisionRefusal("it is called with other parameters than its own")
         if any(map(is_transformed, find_tensors([args, kwargs]))):
@@ -324,7 +345,7 @@ class DividedCalls:
                 and isinstance(layout, RowLayout)
                 and any(isinstance(dim, str) for dim in layout.outputs)
             ):
-                layout = DivisionRefusal("it has stages and computes the loss itself", is_reduced=True)
+                layout = DivisionRefusal("it has stages and computes the loss itself; --divide data reads shares")
             if isinstance(layout, DivisionRefusal) and not layout.is_final:
                 return group, layout
             group.layout = layout

@@ -68,8 +68,6 @@ class DivisionRefusal:
     """The reason why a model's calls are not divided."""
 
     reason: str
-    is_reduced: bool = False
-    """Whether the only reason is that the model reduces the samples to single values, such as its loss."""
     is_final: bool = True
     """Whether the reason holds for other batches too."""
 

@@ -126,7 +126,7 @@ class PlainCells:
             is_user_module=is_user_module,
             has_stages=components.groups.mesh.pp > 1,
         )
-        self._division = LoopDivision(accelerator, self._divided_calls, self._loss_check, self._used)
+        self._division = LoopDivision(accelerator, self._divided_calls, self._used)
         # Whether an object was prepared that no name of the notebook references.
         self._has_unnamed_objects = False
         self._is_reported = True
@@ -316,8 +316,8 @@ class PlainCells:
             self._loss_check.trace_loop(code, loader)
         else:
             preparer.refresh()
-            reads_shares = self._division.begin_training(code, loader)
-            reading = None if reads_shares else self._division.reading_of(loader)
+            self._division.begin_training(code, loader)
+            reading = self._division.reading_of(loader)
         if preparer.record_division(loader, reading):
             self._accelerator.report(self._used)
         if code is None:

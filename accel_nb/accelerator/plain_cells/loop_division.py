@@ -1,8 +1,8 @@
 """Choice of model division or data division for each loop of a plain cell.
 
-A loop begins with model division: every worker reads whole batches, and models divide their rows. That is exact for
-any loss. If the first batch proves that the losses are sums or means over samples, the loop may continue with data
-division, where every worker reads its share of each batch, if that is cheaper.
+In model division every worker reads whole batches, and models divide their rows. That is exact for any loss, and the
+code of the loop sees whole batches. Data division, where every worker reads its share of each batch, is the user's
+choice, and that of cells whose calls may differ among ranks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_unequal_batches
-from accel_nb.accelerator.plain_cells.loss_proof import LossCheck
 from accel_nb.accelerator.prepare.preparer import WholeReading
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.data.index_distribution import ReadMode
-from accel_nb.data.loader import has_own_iteration, read_mode
+from accel_nb.data.loader import read_mode
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.strategies.base import Bundle
 
@@ -42,7 +42,6 @@ class _Loop:
     code: types.CodeType
     loader: weakref.ref[Any]
     objects: dict[int, weakref.ref[Any]]
-    reads_shares: bool = False
 
     def is_of(self, code: types.CodeType, loader: DataLoader[Any], bundle: Bundle) -> bool:
         """Return whether the loop that begins is this one: objects may have been released since, but none prepared."""
@@ -55,14 +54,11 @@ class _Loop:
 class LoopDivision:
     """Chooses how loops divide their batches. Every rank must begin the same loops."""
 
-    def __init__(
-        self, accelerator: Accelerator, calls: DividedCalls, loss_check: LossCheck, used: Collection[int]
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, calls: DividedCalls, used: Collection[int]) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
         self._comm = accelerator.components.comm
         self._calls = calls
-        self._loss_check = loss_check
         # The ids of the objects that the cell uses, which its receipt lists.
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
@@ -71,8 +67,8 @@ class LoopDivision:
         # The loops whose first batch is being computed. Each is kept with its loader, to which there may be no other
         # reference, and the loader's mode, since the loader may be released while it is iterated.
         self._open: list[tuple[_Loop, DataLoader[Any], ReadMode]] = []
-        # By loader: how its whole batches are computed; None where ranks read shares.
-        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading | None] = weakref.WeakKeyDictionary()
+        # By loader: how its whole batches are computed.
+        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], WholeReading] = weakref.WeakKeyDictionary()
 
     @property
     def divides_models(self) -> bool:
@@ -91,48 +87,35 @@ class LoopDivision:
         self._readings.clear()
 
     def end_cell(self) -> None:
-        """End a loop that had one batch only, without a decision."""
+        """End a loop that had one batch only, without a description."""
         self._close()
 
     def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:
         """Return how the whole batches of a loader are computed, or will be by default; None if ranks read shares."""
-        default = _ROWS if self.divides_models else None
-        return self._readings.get(loader, default)
+        return self._readings.get(loader, _ROWS) if self.divides_models else None
 
-    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading | None:
-        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed.
-
-        None: another loop over the loader reads shares, which is what the receipt reports for the loader.
-        """
+    def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
+        """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
         self.make_rng_equal()
-        if loader not in self._readings:
-            self._readings[loader] = _ROWS if self._calls.is_on else READ_WHOLE
-        return self._readings[loader]
+        return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
-    def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
-        """Begin a loop that trains; return whether each rank reads its share."""
+    def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> None:
+        """Begin a loop that trains on whole batches, whose models are divided."""
         bundle = self._stepper.bundle
         if self._open and self._open[0][0].code is not code:
-            self._decide()
+            self._describe()
         loop = next((item for item in self._loops if item.is_of(code, loader, bundle)), None)
         if loop is not None and any(item is loop for item, _, _ in self._open):
-            self._decide()  # the loop had one batch only, and begins again
+            self._describe()  # the loop had one batch only, and begins again
         mode = read_mode(loader)
         mode.reads_ahead = self._stepper.window.size > 1
-        if loop is not None and loop.reads_shares:
-            mode.is_whole = False
-            return True
         self.make_rng_equal()
-        if self._readings.get(loader, _ROWS) is None:  # an earlier loop over the loader reads shares
-            self._readings[loader] = _ROWS
         mode.is_whole, mode.on_batch = True, lambda batch: self._compare_first(mode, batch)
         if loop is None:
             objects = {id(item): weakref.ref(item) for item in _prepared(bundle)}
             loop = _Loop(code, weakref.ref(loader), objects)
             self._loops.append(loop)
-            if self.mode == "auto":
-                self._begin_first_batch(loop, loader)
-        return False
+            self._begin_first_batch(loop, loader)
 
     def make_rng_equal(self) -> None:
         """Set the random states of all ranks to those of rank 0, if they differ; every rank must call."""
@@ -144,9 +127,8 @@ class LoopDivision:
         if not self._open:
             self._calls.start_record()
         mode = read_mode(loader)
-        mode.before_next = self._decide
+        mode.before_next = self._describe
         self._open.append((loop, loader, mode))
-        self._loss_check.trace_loop(loop.code, loader, collects=True)
 
     def _compare_first(self, mode: ReadMode, batch: Any) -> None:
         """Compare the first batch of a loop among the ranks; if they differ, stop dividing models and warn."""
@@ -163,16 +145,10 @@ class LoopDivision:
             mode.before_next = None
         return found
 
-    def _decide(self) -> None:
-        """Choose how the open loops continue, by their first batch; every rank must call."""
-        found = self._close()
-        loaders = [loader for _, loader, _ in found]
-        verdict = self._comm.broadcast_json(self._judge(loaders) if self._comm.world.rank == 0 else None)
-        if verdict["is_data"]:
-            for loop, _, mode in found:
-                loop.reads_shares, mode.is_whole = True, False
-            self._accelerator.components.preparer.seed_ranks_separately()
-        reading = None if verdict["is_data"] else WholeReading(verdict["computes_rows"], verdict["text"])
+    def _describe(self) -> None:
+        """Describe in the receipt how the batches of the open loops are computed, by their first batch."""
+        loaders = [loader for _, loader, _ in self._close()]
+        reading = self._find_reading(loaders)
         changed = False
         for loader in loaders:
             self._readings[loader] = reading
@@ -180,32 +156,31 @@ class LoopDivision:
         if changed:
             self._accelerator.report(self._used)
 
-    def _judge(self, loaders: list[DataLoader[Any]]) -> dict[str, Any]:
-        """Return how the loops continue, and a text for the receipt; called on rank 0 only."""
-        problem = self._loss_check.finish_loop()
-        mixing_models = {name: found for name, found in self._calls.undivided.items() if not found.is_reduced}
-        divided = list(self._calls.divided)
-        is_proven = problem is None and not mixing_models and not any(map(has_own_iteration, loaders))
-        if is_proven and (self._calls.undivided if not divided else self._is_costly()):
-            return {"is_data": True}
-        if divided:
-            # Shares would let each worker read less, but the code of the loop would compute with its own share only.
-            reads_much = is_proven and any(loader.num_workers for loader in loaders)
-            note = "every worker reads all samples; --divide data reads shares" if reads_much else problem
-            text = f" in {', '.join(divided)}" + ("" if note is None else f" ({note})")
-            return {"is_data": False, "computes_rows": True, "text": text}
+    def _find_reading(self, loaders: list[DataLoader[Any]]) -> WholeReading:
+        if divided := list(self._calls.divided):
+            cost = self._describe_cost(loaders)
+            return WholeReading(True, f" in {', '.join(divided)}" + ("" if cost is None else f" ({cost})"))
         causes = [f"{name}: {found.reason}" for name, found in self._calls.undivided.items()]
         text = "; ".join(causes) if self._calls.is_on else "the workers have different batches"
         text = text or "only parts of models are called"
-        return {"is_data": False, "computes_rows": False, "text": f"computed whole by every worker ({text})"}
+        return WholeReading(False, f"computed whole by every worker ({text})")
 
-    def _is_costly(self) -> bool:
-        """Whether whole batches cost more than shares: the outputs exceed the gradients."""
+    def _describe_cost(self, loaders: list[DataLoader[Any]]) -> str | None:
+        """Return what data division would save, or None.
+
+        It is the user's choice: the code of the loop would compute with its own share of each batch only, which is
+        right for losses that are sums or means over samples.
+        """
+        if any(loader.num_workers for loader in loaders):
+            return "every worker reads all samples; --divide data reads shares"
         # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.
         parts = (part for model in self._stepper.bundle.models for part in model.modules())
         own = {id(value): value for part in parts for value in part._parameters.values() if value is not None}
         num_gradient_bytes = sum(value.numel() * value.element_size() for value in own.values() if value.requires_grad)
-        return self._calls.exchange.num_bytes > max(_SMALL_OUTPUT_BYTES, num_gradient_bytes)
+        num_bytes = self._calls.exchange.num_bytes
+        if num_bytes <= max(_SMALL_OUTPUT_BYTES, num_gradient_bytes):
+            return None
+        return f"each step exchanges {size_text(num_bytes)} of outputs; --divide data exchanges none"
 
 
 def _prepared(bundle: Bundle) -> Iterator[Any]:

@@ -57,9 +57,6 @@ class LossCheck:
         self._watched: list[DataLoader[Any]] = []
         self._warned: set[str] = set()
         self._has_hooks = False
-        # The problems in loops whose later batches may be divided, collected without a warning; None in other loops.
-        self._problems: list[str] | None = None
-        self._num_checked = 0
         # Digest of the random states when the traced batch was delivered.
         self._digest: str | None = None
 
@@ -79,32 +76,18 @@ class LossCheck:
         if self._missing:
             warn_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
-    def trace_loop(self, code: Any, loader: DataLoader[Any], *, collects: bool = False) -> None:
+    def trace_loop(self, code: Any, loader: DataLoader[Any]) -> None:
         """Trace the first batch of a loop that is about to begin; the loop is identified by its code and loader.
 
-        Further epochs of the loop are traced only if objects were prepared since, as in a search over models. With
-        ``collects``, `finish_loop` returns the problems, and no warning is shown.
+        Further epochs of the loop are traced only if objects were prepared since, as in a search over models.
         """
         self._stop()
         bundle = self._stepper.bundle
         was_traced = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
         if self._is_on and not was_traced:
             self._loops.append((code, weakref.ref(loader), weakref.ref(bundle)))
-            self._problems = (self._problems or []) if collects else None
             self._is_new_loop = True
             self._watch([loader])
-
-    def finish_loop(self) -> str | None:
-        """Stop tracing; return why a loss is not proven (the first reason), None if all losses are proven."""
-        if self._trace is not None:
-            self._warn_of_draws()
-        self._stop()
-        self._unwatch()
-        problems, self._problems = self._problems or [], None
-        number, self._num_checked = self._num_checked, 0
-        if problems:
-            return problems[0]
-        return None if number else "no loss was traced"
 
     def record_hook(self) -> None:
         """Record that the cell has registered a hook on the gradient of a tensor."""
@@ -126,7 +109,7 @@ class LossCheck:
         """
         kind, share = type(loss.grad_fn), self._stepper.window.share
         self._kinds.add(kind)
-        if share is None or not self._is_on or (share.is_whole and self._problems is None):
+        if share is None or not self._is_on or share.is_whole:
             return
         if self._trace is None:
             self._missing.add(kind)
@@ -134,7 +117,6 @@ class LossCheck:
             self._watch([item for item in self._accelerator.prepared_objects if isinstance(item, DataLoader)])
             return
         self._missing.discard(kind)
-        self._num_checked += 1
         with self._trace.paused():
             self._warn_of_hooks()
             self._warn_of_draws()
@@ -148,10 +130,8 @@ class LossCheck:
                 )
 
     def _report(self, problem: str, warn: Callable[[Accelerator], None]) -> None:
-        """Warn of a problem once in each cell, or add it to the collected problems of the loop."""
-        if self._problems is not None:
-            self._problems.append(problem)
-        elif problem not in self._warned:
+        """Warn of a problem once in each cell."""
+        if problem not in self._warned:
             self._warned.add(problem)
             warn(self._accelerator)
 
@@ -163,12 +143,11 @@ class LossCheck:
         if not (self._is_new_loop or (self._missing and self._num_left)):
             self._unwatch()
             return
-        number = share.total_samples if share.is_whole else share.num_samples
-        if number < 2:
+        if share.num_samples < 2:
             return
         self._is_new_loop = False
         self._num_left = max(self._num_left - 1, 0)
-        self._trace = LossTrace(batch, number)
+        self._trace = LossTrace(batch, share.num_samples)
         self._digest = self._random_states()
         self.checked_kinds = _NO_KINDS
         # The calls of these models are not traced inside. Those of modules without weights or buffers, such as most of

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.config import Resolved
+from accel_nb.config.byte_sizes import bytes_of
 from accel_nb.config.schema import OPTIONS
-from accel_nb.config.value_types import bytes_of
 from accel_nb.data.loader import BatchSizeMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accel_nb.checkpoint.interval import SaveCost
+from accel_nb.config.byte_sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def describe_saves(saved: Sequence[CompletedSave], folder: str | None, num_postp
         stall_s, write_s = max(cost.stall_s for cost in costs), max(cost.write_s for cost in costs)
         lines.append(
             f"saved step {', '.join(shown)} ({len(saved)}) in {folder or 'folders of their own'} · "
-            f"{_size(costs[-1].num_bytes)}, at most {_time(stall_s)} of the training's time, on disk after "
+            f"{size_text(costs[-1].num_bytes)}, at most {_time(stall_s)} of the training's time, on disk after "
             f"{_time(write_s)}"
         )
     if num_postponed:
@@ -42,14 +43,6 @@ def describe_unsaved(saved: Sequence[CompletedSave]) -> str:
     """Return a line about the newest checkpoint of a run that was interrupted in the middle of a step."""
     newest = f"step {saved[-1].step}" if saved else "the one in the folder, if there is one"
     return f"not saved at the interrupt: no end of a step was near on every rank; the newest checkpoint is {newest}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
 
 
 def _time(seconds: float) -> str:

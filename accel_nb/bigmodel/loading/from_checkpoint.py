@@ -19,7 +19,6 @@ from accel_nb.bigmodel.planning.placement import Placement, describe_device_map,
 from accel_nb.bigmodel.planning.sizes import (
     Device,
     device_problems,
-    format_bytes,
     list_tensors,
     parse_dtype,
     to_torch_device,
@@ -28,6 +27,7 @@ from accel_nb.bigmodel.planning.workload import ForwardDemand, measure_demand, m
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
 from accel_nb.bigmodel.safetensors_reader import open_safetensors
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
 
 
@@ -139,7 +139,7 @@ def forecast(
     main = main_device(device_map.values())
     away = _count_offloaded_bytes(model, device_map, dtype)
     moves = [
-        f"each forward moves {format_bytes(away[place])} from {name} to {main}"
+        f"each forward moves {size_text(away[place])} from {name} to {main}"
         for place, name in (("disk", "disk"), ("cpu", "memory"))
         if away[place]
     ]
@@ -162,7 +162,7 @@ def _count_offloaded_bytes(
 def _describe(demand: ForwardDemand) -> str:
     """Describe the memory and operations of the example's forward."""
     return (
-        f"the example needs {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
+        f"the example needs {size_text(demand.activations)} of activations, {size_text(demand.kv_cache)} of keys "
         f"and values per block, {demand.flops / 1e9:.3g} GFLOP"
     )
 

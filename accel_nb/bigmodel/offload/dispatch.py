@@ -27,12 +27,11 @@ from accel_nb.bigmodel.planning.sizes import (
     ModelTensor,
     available_memory,
     find_blocks,
-    format_bytes,
     list_tensors,
-    parse_bytes,
     to_torch_device,
 )
 from accel_nb.bigmodel.safetensors_reader import FileTensor, SafetensorsFile
+from accel_nb.config.byte_sizes import read_bytes, size_text
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
@@ -431,11 +430,11 @@ def _budget(units: Sequence[WeightUnit], buffer_bytes: int | str | None) -> int:
     if buffer_bytes is None:
         outer = sum(unit.nbytes for unit in units if unit.contains_units)
         return 2 * largest.nbytes + outer
-    budget = parse_bytes(buffer_bytes, "buffer_bytes")
+    budget = read_bytes(buffer_bytes, "buffer_bytes")
     if largest.nbytes > budget:
         raise ConfigError(
-            f"{largest.name or 'the model'} needs {format_bytes(largest.nbytes)} at once, and buffer_bytes allows "
-            f"{format_bytes(budget)}: {format_bytes(largest.nbytes - budget)} too little"
+            f"{largest.name or 'the model'} needs {size_text(largest.nbytes)} at once, and buffer_bytes allows "
+            f"{size_text(budget)}: {size_text(largest.nbytes - budget)} too little"
         )
     return budget
 

@@ -17,12 +17,11 @@ from accel_nb.bigmodel.planning.sizes import (
     Device,
     device_problems,
     find_blocks,
-    format_bytes,
     get_max_memory,
     list_ancestors,
     list_tensors,
-    parse_bytes,
 )
+from accel_nb.config.byte_sizes import read_bytes, size_text
 from accel_nb.errors import ConfigError
 
 PLANNING_METHODS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -42,7 +41,7 @@ class Workload:
     @classmethod
     def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
         """Parse sizes like ``"2GB"``; raises `ConfigError`."""
-        return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
+        return cls(read_bytes(activations, "activations"), read_bytes(kv_cache, "kv_cache"))
 
 
 @dataclass
@@ -282,17 +281,17 @@ def _refuse_too_large(
         if needed > limit:
             module = tree.modules.get(part)
             kind = "a tensor" if module is None else type(module).__name__
-            beside = f" with {format_bytes(work.activations)} of activations" if work.activations else ""
+            beside = f" with {size_text(work.activations)} of activations" if work.activations else ""
             problems.append(
-                f"{part or 'the model'} ({kind}) needs {format_bytes(needed)}{beside}, and {main!r}, which computes "
-                f"it, has a limit of {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
+                f"{part or 'the model'} ({kind}) needs {size_text(needed)}{beside}, and {main!r}, which computes "
+                f"it, has a limit of {size_text(limit)}: {size_text(needed - limit)} too little; raise "
                 f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
             )
     if sum(tree.tensors[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
         "disk", float("inf")
     ):
         problems.append(
-            f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than the parts that remain"
+            f"max_memory allows {size_text(limits['disk'])} on disk, which is less than the parts that remain"
         )
     if problems:
         raise ConfigError(problems)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.planning.sizes import Device, format_bytes, get_max_memory, list_ancestors, list_tensors
+from accel_nb.bigmodel.planning.sizes import Device, get_max_memory, list_ancestors, list_tensors
+from accel_nb.config.byte_sizes import size_text
 
 DeviceMap = dict[str, Device]
 """Names of modules or tensors (``""`` is the whole model) and their places."""
@@ -43,8 +44,8 @@ class Occupancy:
     def amount(self) -> str:
         """The sizes as text."""
         if self.limit is None or self.share is None:
-            return format_bytes(self.nbytes)
-        return f"{format_bytes(self.nbytes)} of {format_bytes(self.limit)} ({self.share:.0%})"
+            return size_text(self.nbytes)
+        return f"{size_text(self.nbytes)} of {size_text(self.limit)} ({self.share:.0%})"
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Placement:
     def __str__(self) -> str:
         rows = [["device", "limit", "weights", "filled", "parts"]]
         for own in self.places:
-            limit = "" if own.limit is None else format_bytes(own.limit)
+            limit = "" if own.limit is None else size_text(own.limit)
             filled = "" if own.share is None else _text_bar(own.share)
-            rows.append([own.place, limit, format_bytes(own.nbytes), filled, _shortened(own.parts)])
+            rows.append([own.place, limit, size_text(own.nbytes), filled, _shortened(own.parts)])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self.notes])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from accel_nb.config.byte_sizes import read_bytes
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.devices.registry import default_type, device_type, is_meta
 
 Device = int | str | torch.device
 """A place for weights: the number of an accelerator, a torch device, ``cpu`` or ``disk``."""
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _ACCELERATOR_SHARE = 0.9
 """Usable share of a device's free memory; libraries allocate from the rest on first use."""
 
@@ -36,29 +34,6 @@ class ModelTensor:
     def name(self) -> str:
         """The first name."""
         return self.names[0]
-
-
-def parse_bytes(size: int | str, what: str) -> int:
-    """Return ``12``, ``"12GB"`` (10^9) or ``"1.5GiB"`` (2^30) as bytes; ``what`` names the size in errors.
-
-    Raises `ConfigError`.
-    """
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    if isinstance(size, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)):
-        factor = _UNITS.get(match[2].upper())
-        if factor is not None:
-            return int(float(match[1]) * factor)
-    raise ConfigError(f'{what} is {size!r}; write bytes as a whole number from 0, or text like "10GB" or "1.5GiB"')
-
-
-def format_bytes(nbytes: float) -> str:
-    """Return a size for people to read, in units of 2^10."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
 
 
 def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -211,7 +186,7 @@ def _parse_limits(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
     for device, size in max_memory.items():
         problems += device_problems(device, "max_memory")
         try:
-            found[device] = parse_bytes(size, f"max_memory[{device!r}]")
+            found[device] = read_bytes(size, f"max_memory[{device!r}]")
         except ConfigError as error:
             problems += error.problems
     if problems:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import empty_tensors, trim_heap
-from accel_nb.bigmodel.planning.sizes import format_bytes, list_tensors, parse_dtype
+from accel_nb.bigmodel.planning.sizes import list_tensors, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Kernel, Quantization, build_kernel
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
 
 _PROBE_ROWS = 8
@@ -79,8 +80,8 @@ class QuantizationReport:
 
     def __str__(self) -> str:
         text = (
-            f"{self.layers} linear layers as {self.method}: {format_bytes(self.nbytes)} instead of "
-            f"{format_bytes(self.nbytes_before)}"
+            f"{self.layers} linear layers as {self.method}: {size_text(self.nbytes)} instead of "
+            f"{size_text(self.nbytes_before)}"
         )
         if self.errors:
             worst = max(self.errors, key=lambda name: self.errors[name])

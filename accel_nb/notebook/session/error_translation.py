@@ -7,8 +7,8 @@ import builtins
 import sys
 from collections.abc import Mapping, Sequence
 
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import PoolError, WorkerDied
-from accel_nb.forecast.sizes import size_text
 from accel_nb.notebook.messages import ErrorReport, RankAnswer
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.pool.control.stop_escalation import Reason, WorkerDeath, describe_exit

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accel_nb.config import Config, Layer, flags_to_line
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
 from accel_nb.forecast.request import ForecastRequest
-from accel_nb.forecast.sizes import size_text
 from accel_nb.forecast.table import explain
 from accel_nb.notebook.messages import RankAnswer
 from accel_nb.notebook.reports.forecasting import forecast_notebook

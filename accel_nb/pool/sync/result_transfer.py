@@ -23,6 +23,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.pool.payload import (
     BufferPayload,
     Payload,
@@ -395,7 +396,7 @@ class ResultSender:
             fits = fits and (can_read_full() or not is_state_sharded(value))
             delta.optimizers[path] = optimizer_state(value, with_tensors=fits, sizes_before=known.kind)
             if not fits:
-                size = _size(optimizer_bytes(value))
+                size = size_text(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
         elif is_scheduler(value):
             delta.schedulers[path] = value.state_dict()
@@ -623,9 +624,5 @@ def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
         return f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
     if limit is not None and size > limit and not is_module(value):
         trial.reset()  # the value is not sent, so what it contains counts in others
-        return f"{_size(size)} is large"
+        return f"{size_text(size)} is large"
     return None
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.0f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.1f} GB"
