@@ -97,7 +97,7 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for name in (*_ORDER, "ep"):
             given = getattr(self, f"{name}_size")
-            size = int(get_variable(f"{_PREFIX}{name.upper()}_SIZE", "1")) if given is None else given
+            size = int(get_variable(f"{_PREFIX}{name}_size".upper(), "1")) if given is None else given
             if size < 1:
                 raise ValueError(f"{name}_size is {size}; it is a whole number of at least 1")
             setattr(self, f"{name}_size", size)

@@ -166,7 +166,7 @@ class LoopDivision:
         return WholeReading(False, f"computed whole by every worker ({text})")
 
     def _describe_cost(self, loaders: list[DataLoader[Any]]) -> str | None:
-        """Return what data division would save, or None.
+        """Describe the cost that data division would save; None if it is small.
 
         It is the user's choice: the code of the loop would compute with its own share of each batch only, which is
         right for losses that are sums or means over samples.
