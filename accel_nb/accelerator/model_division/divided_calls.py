@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import sys
 import weakref
 import zlib
@@ -95,6 +96,8 @@ class DividedCalls:
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
         self.is_on = False
+        # A loader process that this one forks may call models too, and takes part in no collective.
+        self._process = os.getpid()
         # Whether a prepared model is being called: calls that its code makes of other models are not divided again.
         self.is_inside = False
         # Of each wrapped forward; the wrapping functions hold them.
@@ -127,7 +130,8 @@ class DividedCalls:
                 called = reference()
                 assert called is not None, "a model exists during its own call"
                 return called(*args, **kwargs)
-            if not self.is_on or self.is_inside or self._stepper.window.is_divided or self._stepper.has_rank_rng:
+            is_divided = self.is_on and not (self.is_inside or self._stepper.window.is_divided)
+            if not is_divided or self._stepper.has_rank_rng or os.getpid() != self._process:
                 return forward(*args, **kwargs)
             called = reference()
             assert called is not None, "a model exists during its own call"

@@ -1,11 +1,12 @@
 """Plain values that a model's code may branch on: flags, numbers and texts in attributes and global variables.
 
-A row layout holds for calls with the same plain values. So a dropout that is enabled later, or a layer that an epoch
-number switches on, makes the model be checked again.
+A row layout holds for calls with the same plain values, members of enums among them. So a dropout that is enabled
+later, or a layer that an epoch number switches on, makes the model be checked again.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from torch import nn
@@ -16,20 +17,22 @@ _PLAIN = frozenset(PLAIN_TYPES)
 
 
 class PlainState:
-    """The places of plain values that a model's code may read; searched again when an attribute is added."""
+    """The places of plain values that a model's code may read; searched again when a value is added."""
 
     def __init__(self, model: nn.Module, is_user_module: IsUserModule) -> None:
-        self._dicts = [vars(part) for part in model.modules()]
+        found = list(find_plain_sources(model, is_user_module))
+        self._containers = [source.container for source in found if source.is_complete]
         self._sizes = self._current_sizes()
         self._sources = [
-            (container, key)
-            for container, key in find_plain_sources(model, is_user_module)
-            if isinstance(container[key], PLAIN_TYPES)
+            (source.container, key)
+            for source in found
+            for key in source.keys
+            if isinstance(source.container[key], (*PLAIN_TYPES, Enum))
         ]
 
     @property
     def is_current(self) -> bool:
-        """Whether no module has got or lost an attribute."""
+        """Whether no container of values has become longer or shorter."""
         return self._sizes == self._current_sizes()
 
     def values(self) -> tuple[Any, ...]:
@@ -43,7 +46,7 @@ class PlainState:
         return tuple([_value(container, key) for container, key in self._sources])
 
     def _current_sizes(self) -> list[int]:
-        return list(map(len, self._dicts))
+        return list(map(len, self._containers))
 
 
 def _value(container: Any, key: Any) -> Any:
@@ -51,4 +54,4 @@ def _value(container: Any, key: Any) -> Any:
         value = container[key]
     except (KeyError, IndexError):
         return None
-    return value if type(value) in _PLAIN else type(value)
+    return value if type(value) in _PLAIN or isinstance(value, Enum) else type(value)

@@ -6,12 +6,13 @@ that this code names. Other models are not searched.
 
 from __future__ import annotations
 
+import argparse
 import dis
 import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ _MAX_ITEMS = 64
 """The items of longer containers are not followed."""
 _MAX_FOUND = 4096
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
+"""Objects of the standard library that hold the user's values."""
 _EMPTY_CELL = types.CellType()
 _OF_TORCH = frozenset(vars(nn.Module()))
 """The attributes that torch gives each module."""
@@ -146,27 +149,40 @@ def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[R
             yield Reachable(name, vars(value), is_users)
 
 
-def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]]:
-    """Yield containers and keys of values that a model's code may read."""
+class PlainSource(NamedTuple):
+    """A container, and the keys of its values that a model's code may read."""
+
+    container: Any
+    keys: Collection[Any]
+    is_complete: bool = True
+    """Whether the code may read each value that the container gets later."""
+
+
+def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterator[PlainSource]:
+    """Yield the containers of values that a model's code may read."""
     for part in model.modules():
         # Whole numbers and texts of a library's layer are its structure, which stays; rates and flags may change.
         kinds = PLAIN_TYPES if is_user_module(type(part).__module__) else (bool, float)
-        yield from ((vars(part), key) for key, value in vars(part).items() if _may_change(key) and type(value) in kinds)
+        yield PlainSource(
+            vars(part), [key for key, value in vars(part).items() if _may_change(key) and type(value) in kinds]
+        )
     for _, value, is_users in _walk(model, is_user_module):
         if not is_users:
             continue
         if isinstance(value, dict | _Variables):
-            yield from ((value, key) for key in value) if len(value) <= _MAX_ITEMS else ()
+            yield PlainSource(value, list(value) if len(value) <= _MAX_ITEMS else ())
         elif isinstance(value, list | tuple | deque):
-            yield from ((value, number) for number in range(len(value))) if len(value) <= _MAX_ITEMS else ()
+            yield PlainSource(value, range(len(value)) if len(value) <= _MAX_ITEMS else ())
+        elif isinstance(value, set):
+            yield PlainSource(value, ())
         elif _is_users_function(value, is_user_module):
-            names = _names_of(value.__code__).read
-            yield from ((value.__globals__, name) for name in names if name in value.__globals__)
+            names = [name for name in _names_of(value.__code__).read if name in value.__globals__]
+            yield PlainSource(value.__globals__, names, is_complete=False)
             variables = ClosureVariables(value)
-            yield from ((variables, key) for key in variables)
-            yield from ((vars(value), key) for key in vars(value))
+            yield PlainSource(variables, list(variables))
+            yield PlainSource(vars(value), list(vars(value)))
         elif _is_users_object(value, is_user_module):
-            yield from ((vars(value), key) for key in vars(value))
+            yield PlainSource(vars(value), list(vars(value)))
 
 
 def _may_change(name: str) -> bool:
@@ -253,6 +269,8 @@ def _is_users_function(value: Any, is_user_module: IsUserModule) -> bool:
 
 
 def _is_users_object(value: Any, is_user_module: IsUserModule) -> bool:
+    if isinstance(value, _NAMESPACES):
+        return True
     return not isinstance(value, type) and hasattr(value, "__dict__") and is_user_module(type(value).__module__)
 
 
