@@ -69,3 +69,8 @@ def test_an_array_of_any_layout_is_sent(array: np.ndarray) -> None:
     (found,) = sent(array)
     np.testing.assert_array_equal(found, array)
     assert (found.dtype, found.flags.writeable) == (array.dtype, array.flags.writeable)
+
+
+def test_a_small_tensor_can_be_resized() -> None:
+    (copied,) = sent(torch.zeros(()))
+    assert copied.resize_(3).fill_(1).tolist() == [1, 1, 1]

@@ -105,7 +105,10 @@ class ModuleSnapshot:
         for (_, value, _), before in self._values:
             if not _has_equal_values(value, before):
                 if isinstance(value, Tensor):
-                    value.data.copy_(before)  # keeps the version counter: an earlier call may have saved the buffer
+                    # `data` keeps the version counter: an earlier call may have saved the buffer.
+                    if value.shape != before.shape:
+                        value.resize_(before.shape)
+                    value.data.copy_(before)
                 else:
                     value[...] = before
         for (_, generator, _), state in self._generators:

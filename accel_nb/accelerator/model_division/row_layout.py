@@ -284,7 +284,8 @@ class _LayoutCheck:
         device = next(iter(self._tensors)).device
         state = self._take_snapshot()
         parameters = () if self._shards_params else self._model.named_parameters()
-        writes = None if self._is_compiled else TensorWrites([*parameters, *state.uncopied])
+        tensors = [*parameters, *self._model.named_buffers(), *state.uncopied]
+        writes = None if self._is_compiled else TensorWrites(tensors)
         states = rng.capture(device)
         norms = [part for part in self._model.modules() if isinstance(part, _BatchNorm) and part.training]
         for part in norms:
@@ -312,6 +313,7 @@ class _LayoutCheck:
         finally:
             for part in norms:
                 part.training = True
+            rewritten = [] if writes is None else writes.unchanged()
             changes = state.restore()
             written = {} if writes is None else writes.restore()
             rng.restore(states, device)
@@ -327,6 +329,7 @@ class _LayoutCheck:
             has_python_draws=has_python_draws,
             has_read_random=random_reads.has_read,
             repeated_changes=repeated,
+            rewritten=rewritten,
             has_recomputation=code.has_checkpoints and bool(norms or random.has_drawn),
             has_own_gradients=code.has_own_gradients,
         )
@@ -364,6 +367,8 @@ class _Run:
     """Whether its code read random numbers of torch."""
     repeated_changes: tuple[str, ...]
     """The names of the user's state that it changes in each call."""
+    rewritten: list[str]
+    """The names of the tensors that it wrote without a change, such as the largest value of all batches."""
     has_recomputation: bool
     """Whether the backward pass computes parts again that draw random numbers or use statistics of the batch."""
     has_own_gradients: bool
@@ -388,6 +393,8 @@ def _reason_to_refuse(runs: tuple[_Run, _Run, _Run], tolerance: float) -> str | 
         return "it stores or prints values that depend on the batch"
     if whole.repeated_changes:
         return f"its code changes {', '.join(f'`{name}`' for name in whole.repeated_changes[:3])}"
+    if whole.rewritten:
+        return f"a forward pass writes to {', '.join(f'`{name}`' for name in whole.rewritten[:3])}"
     if not all(signature_of(whole.output) == signature_of(part.output) for part in parts):
         return "the kind of its output depends on the batch"
     return None

@@ -40,6 +40,10 @@ class TensorWrites(TorchDispatchMode):
             if name not in self._before:
                 self._before[name] = value, value.detach().clone()
 
+    def unchanged(self) -> list[str]:
+        """Return the names of the tensors that were written and have the same values as before."""
+        return [name for name, (value, before) in self._before.items() if torch.equal(value, before)]
+
     @torch.no_grad()
     def restore(self) -> dict[str, Tensor]:
         """Restore the tensors that were written; return the changed values, by name."""

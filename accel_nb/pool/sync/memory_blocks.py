@@ -16,6 +16,7 @@ _LARGE_BYTES = 2**20
 """Blocks above this size are not sent for a view of less than half of them."""
 
 
+_SMALL_BYTES = 2**16
 _RANGE_BITS = 18
 """Ranges of 256 KiB: few blocks are in one, and a large block is in few."""
 _START = operator.itemgetter(0)
@@ -26,6 +27,8 @@ class MemoryBlock:
 
     def __init__(self, data: Any) -> None:
         self.data = data
+        self._has_arrays = False
+        self._own: Any = None
         self._storage: Any = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -33,13 +36,26 @@ class MemoryBlock:
 
     def storage(self) -> Any:
         """Return the block as a storage of torch, always the same one."""
+        if self._storage is None:
+            self._storage = self._make_storage()
+        return self._storage
+
+    def _make_storage(self) -> Any:
         import torch
 
-        if self._storage is None:
-            view = memoryview(self.data)
-            filled = torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else None
-            self._storage = torch.UntypedStorage(0) if filled is None else filled
-        return self._storage
+        view = memoryview(self.data)
+        if not view.nbytes:
+            return torch.UntypedStorage(0)
+        values = torch.frombuffer(view, dtype=torch.uint8)
+        if view.nbytes <= _SMALL_BYTES and not self._has_arrays:
+            # Memory of torch's own can be resized: some modules resize their small buffers in the first call.
+            self._own = values = values.clone()
+        return values.untyped_storage()
+
+    def buffer(self) -> Any:
+        """Return the block as a buffer for arrays; then torch cannot resize it any more."""
+        self._has_arrays = True
+        return self.data if self._own is None else self._own.numpy()
 
 
 class MemoryBlocks:
@@ -121,7 +137,7 @@ def rebuild_array(
     """Return the array with this layout in a block."""
     import numpy
 
-    array = numpy.ndarray(shape, dtype, block.data, offset, strides)
+    array = numpy.ndarray(shape, dtype, block.buffer(), offset, strides)
     if not is_writeable:
         array.flags.writeable = False
     return array
