@@ -18,6 +18,7 @@ from tests.contract.recipes import (
     tolerance,
 )
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 GRID = [
     Recipe(num_samples=samples, accumulate=accumulate, clip=clip, scheduler=True)
@@ -38,6 +39,10 @@ FEW = [
 MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
 
 
+LEFT_TO_NIGHT = [("ddp", 2), ("fsdp", 3)]
+"""Worlds that differ only in size from others."""
+
+
 def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[str, object]]:
     """Run every recipe in one launch: a process group may serve any number of runs."""
     return [
@@ -50,7 +55,13 @@ def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[s
     ]
 
 
-@pytest.mark.parametrize(("strategy", "size"), EXACT + [place for place in COARSE if place[1] == 2])
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [
+        *(nightly(*place) if place in LEFT_TO_NIGHT else place for place in EXACT),
+        *(place for place in COARSE if place[1] == 2),
+    ],
+)
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
     recipes = GRID + HALF + MORE if (strategy, size) in EXACT else [*FEW, MORE[0]]
     per_rank = (

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
-from tests.contract.recipes import EXACT
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 BATCH, TOKENS, CLASSES = 5, 4, 5
 WEIGHTS = torch.tensor([1.0, 5.0, 0.5, 2.0, 0.0], dtype=torch.float64)
@@ -87,7 +87,7 @@ def plain(world: World, strategy: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "size"), [place for place in EXACT if place[1] > 1])
+@pytest.mark.parametrize(("strategy", "size"), [nightly("ddp", 2), ("ddp", 3), ("fsdp", 2), nightly("fsdp", 3)])
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
     for weights in run_ranks(plain, size, strategy):
         for (name, accumulate), found in zip(CASES, weights, strict=True):

@@ -245,6 +245,7 @@ def test_language_model_writes_text(language_model: Executed) -> None:
     assert len(written.split()) > 20
 
 
+@pytest.mark.nightly
 def test_resume_loses_and_repeats_nothing(resume: Executed) -> None:
     facts = resume.facts()
     assert resume.errors() == {"two_workers": ["WorkerDied"], "one_worker": ["WorkerDied"]}

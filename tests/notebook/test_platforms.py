@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.kernel import Kernel, running_kernel
+from tests.support.nightly import nightly
 
 WHERE = """
 import sys
@@ -38,11 +39,6 @@ for epoch in range(10**9):
         time.sleep(0.01)  # a step of a larger model; nothing waits for it
 """
 WAIT_S = 60
-
-
-def nightly(*values: Any) -> Any:
-    """Return parameters that only the nightly tests use: the unit tests have these platforms too."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 pytestmark = pytest.mark.usefixtures("kernel")  # the first kernel of a process leaves an event loop in it
@@ -118,6 +114,7 @@ class CoreWidgets:
         return {**data.get("state", {}), **values}
 
 
+@pytest.mark.nightly
 def test_kaggles_panel_is_made_of_core_widgets_and_steers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")

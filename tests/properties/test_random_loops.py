@@ -15,6 +15,7 @@ from tests.properties.program import make_program
 from tests.properties.run import describe
 from tests.properties.verdict import BAD, Runner
 from tests.properties.workers import Workers, running_workers
+from tests.support.nightly import nightly
 
 CHUNK = 50
 """How many programs are one test."""
@@ -39,7 +40,7 @@ def runner(request: pytest.FixtureRequest, workers: Workers) -> Runner:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", range(0, NUM_PROGRAMS, CHUNK))
+@pytest.mark.parametrize("first", [0, *map(nightly, range(CHUNK, NUM_PROGRAMS, CHUNK))])
 def test_programs_are_equal_told_or_refused(runner: Runner, first: int) -> None:
     # By default, the programs are divided between two and three workers.
     numbers = range(first, first + CHUNK) if RUNS_ALL else range(first + runner.num_workers % 2, first + CHUNK, 2)

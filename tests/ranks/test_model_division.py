@@ -20,6 +20,7 @@ from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.recorded_run import Run, Values, loader, mlp, sgd, squared, train
 from tests.ranks.undivided_programs import UNDIVIDED
+from tests.support.nightly import nightly
 
 
 def batch_norm(run: Run) -> None:
@@ -553,7 +554,7 @@ def run_programs(world: World, options: dict[str, Any]) -> dict[str, Result]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[nightly(2), 3])
 def on_ranks(request: Any) -> dict[str, Result]:
     first, *others = run_ranks(run_programs, request.param, {}, timeout_s=200)
     for other in others:

@@ -27,6 +27,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 Weights = list[float]
 
@@ -556,7 +557,7 @@ def compiled_in_a_cell(world: World, precision: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["no", nightly("bf16")])
 def test_a_prepared_model_is_scripted_traced_and_exported_as_the_plain_one(precision: str) -> None:
     for found in run_ranks(compiled_in_a_cell, 2, precision):
         assert found == {

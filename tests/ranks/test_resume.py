@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from accel_nb.accelerator import Accelerator
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
+from tests.support.nightly import nightly
 
 NUM_SAMPLES = 53
 
@@ -192,12 +193,7 @@ def seen_once(*parts: list[Any], epoch: tuple[int, ...] = (-1, 0), what: str = "
     assert (lost, repeated) == (0, 0), f"{what} {lost} lost, {repeated} repeated: {found}"
 
 
-def long(*values: int) -> Any:
-    """Return parameters that only the nightly tests use."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
-
-
-SOME_SIZES = [1, long(2), 3, long(4)]
+SOME_SIZES = [1, nightly(2), 3, nightly(4)]
 
 
 @pytest.mark.parametrize("saved", SOME_SIZES)
@@ -215,7 +211,7 @@ def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(saved: int, ba
 KINDS = ["in order", "generator", "batch sampler", "own sampler", "buckets", "workers", "persistent", "stateful"]
 
 
-@pytest.mark.parametrize(("saved", "loading"), [(2, 3), long(1, 2), long(2, 1)])
+@pytest.mark.parametrize(("saved", "loading"), [(2, 3), nightly(1, 2), nightly(2, 1)])
 def test_every_kind_of_loader_goes_on(saved: int, loading: int, tmp_path: Path) -> None:
     before, after = (
         run_ranks(each, size, train, {kind: (kind, tmp_path / kind, [None, stop], {}) for kind in KINDS})
@@ -265,7 +261,7 @@ BIT_EXACT = ["shuffle", "noisy", "drop_last", "generator", "own sampler", "bucke
 
 
 @pytest.mark.parametrize(("save_after", "left"), [(3, 3), (12, 2)])
-@pytest.mark.parametrize("size", [long(1), 2])
+@pytest.mark.parametrize("size", [nightly(1), 2])
 def test_as_many_ranks_end_with_the_same_bits(size: int, save_after: int, left: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "batch": "global"}  # an odd number of batches: inside of a window
     saving = {kind: (kind, tmp_path / kind, save_after, options) for kind in BIT_EXACT}

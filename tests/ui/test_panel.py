@@ -120,6 +120,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     assert not [url for url in foreign if url.startswith("http")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
 def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: str, pictures: Path):
     open_notebook(page, lab, notebook)
@@ -191,6 +192,7 @@ def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabSer
     expect(output).to_contain_text("{'kind': 'stop'}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])
 def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: str, pictures: Path):
     open_notebook(page, lab, notebook)

@@ -18,6 +18,7 @@ from accel_nb.forecast.plans import RunSetting
 from accel_nb.forecast.sizes import OPTIMIZERS, with_optimizer
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.support.measured import held_bytes, peak_bytes
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 
@@ -83,7 +84,7 @@ def real_peak(model: nn.Module, batch: tuple[Tensor, Tensor], half: torch.dtype 
 
 
 @pytest.mark.parametrize("checkpoints", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("half", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("half", [nightly(None), torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("make", MAKERS)
 def test_activations_are_within_a_quarter_of_what_a_real_step_takes(
     make: Callable[[], Any], half: torch.dtype | None, checkpoints: bool
@@ -271,7 +272,7 @@ OPTIMIZER_MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("has_stepped", [False, True])
+@pytest.mark.parametrize("has_stepped", [nightly(False), True])
 @pytest.mark.parametrize("name", OPTIMIZER_MAKERS)
 def test_parameters_gradients_and_state_are_those_of_a_real_step(name: str, has_stepped: bool) -> None:
     model, batch = language()

@@ -1,7 +1,6 @@
 # A loader with batch_size=None over single samples: nothing is divided.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A model of an own class under stage 3: its forward computes with parameters, the cell counts them and edits gradients.
 # outcome: equal
 # compare: model, count, shapes
-# runs: always
 # %%
 import torch
 import torch.nn as nn

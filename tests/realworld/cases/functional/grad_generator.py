@@ -1,7 +1,6 @@
 # Gradients by torch.autograd.grad of an iterator of parameters.
 # outcome: equal
 # compare: model, losses
-# runs: always
 # %%
 
 import torch

@@ -1,7 +1,6 @@
 # Adversarial training: inputs moved along the sign of their gradient, then trained on.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A variational autoencoder: noise drawn in reparameterize, reconstruction summed plus KL divergence summed.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

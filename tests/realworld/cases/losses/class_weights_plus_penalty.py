@@ -1,7 +1,6 @@
 # Weighted cross entropy plus an L2 penalty of the weights written by hand.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

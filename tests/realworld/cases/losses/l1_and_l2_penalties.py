@@ -1,7 +1,6 @@
 # Mean cross entropy plus L1 and L2 penalties of the parameters.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

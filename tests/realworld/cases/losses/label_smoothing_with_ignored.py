@@ -1,7 +1,6 @@
 # Label smoothing in cross entropy together with ignored targets.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

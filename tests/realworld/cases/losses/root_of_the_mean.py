@@ -1,7 +1,6 @@
 # RMSE: the root of the mean squared error as the loss.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A loss module with proxies as parameters of its own, stepped by a second optimizer.
 # outcome: equal
 # compare: net, proxy_loss
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A small convolutional net with batch normalisation.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Clip function.
 # outcome: equal
 # compare: losses, loss, model
-# runs: always
 # %%
 
 import torch

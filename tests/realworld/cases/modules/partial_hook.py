@@ -1,7 +1,6 @@
 # Hooks on layers, made by functools.partial.
 # outcome: equal
 # compare: means
-# runs: always
 # %%
 
 from functools import partial

@@ -1,7 +1,6 @@
 # An exponential moving average of the weights in a class of one's own, applied for the evaluation and taken back.
 # outcome: equal
 # compare: model, ema.shadow, val_losses
-# runs: always
 # %%
 import copy
 import torch

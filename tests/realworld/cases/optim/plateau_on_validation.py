@@ -1,7 +1,6 @@
 # ReduceLROnPlateau by the validation loss.
 # outcome: equal
 # compare: model, rates
-# runs: always
 # %%
 import torch
 import torch.nn as nn

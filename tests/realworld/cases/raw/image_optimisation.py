@@ -1,7 +1,6 @@
 # Style transfer in small: the picture itself is trained by an optimizer through a frozen network, no loader.
 # outcome: equal
 # compare: picture, losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn

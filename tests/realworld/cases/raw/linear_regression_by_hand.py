@@ -1,7 +1,6 @@
 # The tutorial's warm-up: two raw tensors, backward, an update under no_grad, gradients zeroed by hand.
 # outcome: equal
 # compare: w, b, losses
-# runs: always
 # %%
 import torch
 

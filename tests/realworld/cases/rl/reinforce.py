@@ -1,7 +1,6 @@
 # REINFORCE with a small environment written by hand: log probabilities collected, returns normalised, losses summed.
 # outcome: equal
 # compare: policy, rewards_of_episodes
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A graph network by hand: normalised adjacency, the whole graph in each step, loss over a mask of training nodes.
 # outcome: equal
 # compare: model, accuracy
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A word model trained by hand over columns of text: get_batch, carried and detached hidden state, clipped gradients.
 # outcome: equal
 # compare: model, total_loss
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # The example's Transformer, time first: causal mask kept on the module, positional encoding as a buffer, Xavier-like init.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import math
 import torch

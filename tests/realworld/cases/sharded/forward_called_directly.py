@@ -1,7 +1,6 @@
 # `model.forward` is called as a method, as reinforcement learning code does, after an evaluation that left weights gathered.
 # outcome: equal
 # compare: model, losses
-# runs: always
 # %%
 import torch
 from torch import nn

@@ -1,7 +1,6 @@
 # Parametrizations that a cell adds to a model that it has trained; one is a norm over the rows, which are divided.
 # outcome: told model is a new object
 # compare: model, losses, kind
-# runs: always
 # %%
 import torch
 import torch.nn as nn

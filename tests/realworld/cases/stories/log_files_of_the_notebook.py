@@ -1,7 +1,6 @@
 # Loggers with files, set up in the notebook, are written to by plain cells and by cells on workers in turn.
 # outcome: equal
 # compare: model, lines, others
-# runs: always
 # %%
 import logging
 import sys

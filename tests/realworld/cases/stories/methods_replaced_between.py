@@ -1,7 +1,6 @@
 # Methods of a model's class and of its base are replaced between cells, plainly and on workers; cells name no class.
 # outcome: equal
 # compare: model, losses, Scaled.factor
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Classes and functions are found by texts: globals()[...], eval of a configured name, the module's attributes.
 # outcome: equal
 # compare: built.model, skipped, other
-# runs: always
 # %%
 import sys
 import torch

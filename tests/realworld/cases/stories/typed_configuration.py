@@ -1,7 +1,6 @@
 # A dataclass configuration and typed functions whose annotations name classes of earlier cells.
 # outcome: equal
 # compare: model, config, report
-# runs: always
 # %%
 from __future__ import annotations
 from dataclasses import dataclass, field

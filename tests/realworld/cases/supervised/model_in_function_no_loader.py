@@ -1,7 +1,6 @@
 # Everything in a function, the whole data in each step, no loader.
 # outcome: equal
 # compare: net, losses
-# runs: always
 # %%
 import torch
 from torch import nn, optim
