@@ -477,7 +477,7 @@ class AppliedResults:
     """By path, why a value stays on the workers."""
 
     paths: list[str]
-    """The paths that now have the workers' values."""
+    """The paths that now have the workers' values, without those of removed names."""
     removed: tuple[str, ...]
     """Names that the cell has deleted, which were now deleted from the namespace."""
     failed: dict[str, str]
@@ -526,7 +526,7 @@ class ResultReceiver:
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
         self.rng = record.rng
-        arrived = [path for path in paths if path not in errors]
+        arrived = [path for path in paths if path not in errors and root_name(path) not in removed]
         failed = describe_failures(errors, "in the notebook")
         return AppliedResults(
             record.kept, arrived, removed, failed, [name for name in record.replaced if name in arrived]
