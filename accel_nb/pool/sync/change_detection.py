@@ -458,5 +458,5 @@ def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dic
 
 
 def is_untracked(value: Any) -> bool:
-    """Return whether workers ignore changes inside of a value; the dataset of a loader has its own path."""
+    """Return whether workers ignore changes inside of a value; what a loader reads by has its own paths."""
     return is_loader(value) or is_compared_by_identity(value)

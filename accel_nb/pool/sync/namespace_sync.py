@@ -39,7 +39,6 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_paths import (
     content_of,
-    reachable_generators,
     referenced_objects,
     resolve_path,
     root_name,
@@ -450,7 +449,7 @@ class SharedObjectRegistry:
         except LookupError:
             return False
 
-    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delta: NamespaceDelta) -> bool:
+    def _add(self, name: str, namespace: Namespace, references: ReferenceRecorder, delta: NamespaceDelta) -> bool:
         """Add the value or changes of a name to a delta; return whether an object that others refer to is replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
@@ -458,20 +457,19 @@ class SharedObjectRegistry:
             return False
         if entry.is_worker_only:
             return False
-        for generator in reachable_generators(value):
-            shared.get(id(generator))  # records the reference
+        references.look_up_parts(value)
         changes = NamespaceDelta()
         parts = self._parts.get(name, [])
         for path in (name, *parts):
             entry = self._entries[path]
-            fingerprint = _fingerprint(path, entry.value, namespace, shared)
+            fingerprint = _fingerprint(path, entry.value, namespace, references)
             if fingerprint == entry.fingerprint:
                 continue
             if fingerprint is None or entry.fingerprint is None or not fingerprint.can_update(entry.fingerprint):
                 delta.values[name] = value
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
-            _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, shared)
+            _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
         delta.merge(changes)
         return False
 
@@ -504,7 +502,7 @@ def _add_change(
 
 def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
     if "@" in path and is_loader(value):
-        return None  # its dataset is recorded under other paths
+        return None  # what it reads by is recorded under other paths
     fingerprint = fingerprint_of(value, namespace, shared)
     if fingerprint is None or not is_module(value):
         return fingerprint
@@ -526,6 +524,11 @@ class ReferenceRecorder(dict[int, SharedId]):
         if found is not None:
             self.looked_up[found[1]] = None
         return found
+
+    def look_up_parts(self, value: Any) -> None:
+        """Look up the objects that a value refers to: the use of a loader or a bound method may change these."""
+        for part in referenced_objects("", value).values():
+            self.get(id(part))
 
 
 def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:

@@ -30,6 +30,7 @@ MAX_PARTS = 512
 
 _MISSING = object()
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+_LOADER_PARTS = frozenset({"dataset", "sampler", "batch_sampler", "collate_fn"})
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 
@@ -81,11 +82,6 @@ def _has_only_atoms(value: Any) -> bool:
     return all(type(item) in _COMMON for item in items)
 
 
-def reachable_generators(value: Any) -> Iterator[Any]:
-    """Yield the random number generators reachable from a value: using the value may draw from them."""
-    return (part for part in referenced_objects("", value).values() if is_generator(part))
-
-
 def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
     is_container = isinstance(value, list | tuple | dict)
     for step, child in _steps(value):
@@ -134,20 +130,16 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
             items = value.values() if isinstance(value, dict) else value
             yield from ((f"item:{index}", item) for index, item in enumerate(items))
     elif is_loader(value):
-        yield from _loader_generators(value)
+        yield from _loader_parts(value)
     elif is_plain_object(value):
         yield from _attributes(value)
 
 
-def _loader_generators(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the random number generators of a data loader and its samplers; its dataset has its own path."""
-    batch_sampler = loader.batch_sampler
-    holders = {"": loader, "sampler.": loader.sampler, "batch_sampler.": batch_sampler}
-    holders["batch_sampler.sampler."] = getattr(batch_sampler, "sampler", None)
-    for place, holder in holders.items():
-        for name, item in getattr(holder, "__dict__", {}).items():
-            if is_generator(item):
-                yield f"{place}{name}", item
+def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a data loader reads by, without those of an iteration."""
+    for name, item in vars(loader).items():
+        if name in _LOADER_PARTS or is_generator(item):
+            yield f"attribute:{name}", item
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -54,7 +54,6 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_schedule
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
     content_of,
-    reachable_generators,
     referenced_objects,
     resolve_path,
     root_name,
@@ -126,8 +125,7 @@ class NamespaceSnapshot:
             tracked[name] = namespace[name]
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
                 fingerprints[path] = _tracked_fingerprint(value, namespace, references)
-            for generator in reachable_generators(namespace[name]):
-                references.get(id(generator))  # records the reference
+            references.look_up_parts(namespace[name])
             further = {root_name(path) for path in references.looked_up} - seen
             waiting += further
             seen |= further
