@@ -1,9 +1,11 @@
-"""Serialization of values between kernel and workers, by cloudpickle with four additions.
+"""Serialization of values between kernel and workers, by cloudpickle with five additions.
 
 * The data of tensors and arrays is sent out of band, in the buffers of a payload; what shares memory here does there.
 * A function defined in a cell gets the receiving namespace as its globals, so that later bindings take effect.
 * Objects that both sides hold (a named model, its parameters and submodules) are sent as references, so that an
   optimizer that is sent later updates the parameters of the receiver's model.
+* A number that is the `id` of such an object, or of a tensor or module in the stream, becomes the id that the object
+  has on the receiving side: notebooks choose parameters by lists of ids that an earlier cell has made.
 * Several values are sent in one stream as sections: objects that they share stay shared, and a section that cannot be
   rebuilt affects only sections that share an object with it.
 
@@ -24,7 +26,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import cloudpickle
 
@@ -43,6 +45,8 @@ _HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module)."""
+ObjectId = tuple[Literal["id"], Any]
+"""The `id` of an object: that of a `SharedId`, or of an object in the stream."""
 
 
 def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
@@ -59,6 +63,9 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
     """Rebuild a value; references to shared objects are looked up in ``namespace``."""
     return _Unpickler(io.BytesIO(stream), namespace, buffers).load()
 
+
+_LOWEST_ID = 1 << 32
+"""Numbers below are data: Python keeps small objects at higher addresses."""
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
 """The id of a string that argparse distinguishes by identity from equal strings."""
@@ -383,16 +390,23 @@ class _Pickler(cloudpickle.Pickler):
         self._blocks = MemoryBlocks()
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
+        # By id, the tensors and modules that were sent so far.
+        self._sent: dict[int, Any] = {}
 
-    def persistent_id(self, obj: Any) -> SharedId | int | None:
+    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | None:
         found = self._shared.get(id(obj))
         if found is None:
+            if type(obj) is int and obj >= _LOWEST_ID and not self._by_identity:
+                held = self._shared.get(obj) or self._sent.get(obj)
+                return None if held is None else ("id", held)
             return _SUPPRESS if obj is argparse.SUPPRESS else None
         return id(obj) if self._by_identity else found
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in self._ordinary_types:
             return NotImplemented
+        if is_tensor(obj) or is_module(obj):
+            self._sent[id(obj)] = obj
         if is_plain_array(obj):
             return self._reduce_array(obj)
         torch = sys.modules.get("torch")
@@ -578,11 +592,14 @@ class _Unpickler(pickle.Unpickler):
         self._namespace = namespace
         self._earlier_objects = memo
 
-    def persistent_load(self, pid: SharedId | int) -> Any:
+    def persistent_load(self, pid: SharedId | ObjectId | int) -> Any:
         if isinstance(pid, int):
             return self._earlier_objects[pid]
         if pid == _SUPPRESS:
             return argparse.SUPPRESS
+        if len(pid) == 2:
+            _, held = pid
+            return id(self.persistent_load(held) if isinstance(held, tuple) else held)
         kind, name, path = pid
         value = resolve_path(self._namespace, name)
         if kind == "module":
