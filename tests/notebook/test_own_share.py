@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_equality import SETUP
 
@@ -115,3 +117,22 @@ def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
     assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
     assert kernel.value("(epoch, bool((model[0].weight != before).all()))") == (1, True)
     assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
+
+
+def test_metrics_of_shares_are_gathered_and_those_of_whole_batches_are_not(kernel):
+    pytest.importorskip("torchmetrics")
+    setup(kernel)
+    kernel.run("import torchmetrics\nseen, alone = torchmetrics.SumMetric(), torchmetrics.SumMetric()")
+    loop = SUMMED.format(decision="pass").replace("total +=", "seen.update(len(x)); total +=")
+    assert run(kernel, loop + "counted = seen.compute().item()", "--cpus 2 --divide data").error is None
+    assert kernel.value("counted") == 6 * 48
+    done(kernel, "seen.reset()\n" + loop + "counted = seen.compute().item()")
+    assert kernel.value("counted") == 6 * 48
+    evaluation = f"""
+with torch.no_grad():
+    for x, y in loader:
+        alone.update(len(x))
+counted = alone.compute().item() if {ONE_OF_THEM} else None
+"""
+    done(kernel, evaluation)
+    assert kernel.value("counted") == 48

@@ -58,7 +58,7 @@ from accel_nb.data.loader import is_sharded
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.distributed import metric_gathering, sharded
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 _FACTORIES = (
@@ -266,7 +266,8 @@ class PlainCells:
             replace((owner,), name, torchscript.compile_plain_model)
         if self._stepper.world.size > 1:
             replace((Tensor,), "data", self._gradient_data.make_property)
-            for owner, name, make in self._fresh_seeds.replacements():
+            metrics = metric_gathering.replacements(self._gathers_metrics)
+            for owner, name, make in chain(metrics, self._fresh_seeds.replacements()):
                 replace((owner,), name, make)
         if self._writes_once:
             files = None if world.is_main else self._files
@@ -313,6 +314,7 @@ class PlainCells:
             reading = self._division.begin_whole(loader)
         elif not self._division.divides_models:
             reading = None
+            self._division.begin_shares()
             self._loss_check.trace_loop(code, loader)
         else:
             preparer.refresh()
@@ -362,6 +364,11 @@ class PlainCells:
         # Reads `_parameters`: in a sharded model `parameters()` may gather them, a collective of all ranks.
         parts = (part for model in self._stepper.bundle.models for part in model.modules())
         return (value for part in parts for value in part._parameters.values() if value is not None)
+
+    def _gathers_metrics(self) -> bool:
+        """Return whether ranks have metrics of shares; a library's trainer decides by itself what its ranks read."""
+        libraries = metric_gathering.METRIC_LIBRARIES
+        return self._division.has_read_shares or is_run_by_library(self._namespace, besides=libraries)
 
     def _end_division(self) -> None:
         self._division.end_cell()

@@ -63,6 +63,8 @@ class LoopDivision:
         self._used = used
         self.mode: str = accelerator.resolved.config.divide
         """The option ``divide``, as it applies to the current cell."""
+        self.has_read_shares = False
+        """Whether a loop has read shares, and no later cell whole batches: what the ranks have counted is of shares."""
         self._loops: list[_Loop] = []
         # The loops whose first batch is being computed. Each is kept with its loader, to which there may be no other
         # reference, and the loader's mode, since the loader may be released while it is iterated.
@@ -94,13 +96,19 @@ class LoopDivision:
         """Return how the whole batches of a loader are computed, or will be by default; None if ranks read shares."""
         return self._readings.get(loader, _ROWS) if self.divides_models else None
 
+    def begin_shares(self) -> None:
+        """Begin a loop that trains on shares."""
+        self.has_read_shares = True
+
     def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
         """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
+        self.has_read_shares &= self.mode == "data"
         self.make_rng_equal()
         return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
     def begin_training(self, code: types.CodeType, loader: DataLoader[Any]) -> None:
         """Begin a loop that trains on whole batches, whose models are divided."""
+        self.has_read_shares = False
         bundle = self._stepper.bundle
         if self._open and self._open[0][0].code is not code:
             self._describe()

@@ -10,7 +10,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -136,10 +136,10 @@ def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def is_run_by_library(namespace: dict[str, Any]) -> bool:
-    """Return whether an installed package, other than torch, is among the callers up to the cell."""
+def is_run_by_library(namespace: dict[str, Any], besides: Collection[str] = ()) -> bool:
+    """Return whether an installed package, other than torch and ``besides``, is among the callers up to the cell."""
     modules = (frame.f_globals.get("__name__", "") for frame in cell_frames(namespace))
-    return any(_is_installed(module) for module in modules if module.partition(".")[0] != "torch")
+    return any(_is_installed(module) for module in modules if module.partition(".")[0] not in ("torch", *besides))
 
 
 def _is_installed(module: str) -> bool:
