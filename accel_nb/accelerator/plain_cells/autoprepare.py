@@ -51,6 +51,7 @@ from accel_nb.accelerator.plain_cells.object_graph import (
     is_run_by_library,
     is_user_module,
 )
+from accel_nb.accelerator.plain_cells.shared_commands import SharedCommands
 from accel_nb.accelerator.plain_cells.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
@@ -144,6 +145,7 @@ class PlainCells:
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._imported = ImportedNames()
         self._files = file_writes.PrivateFiles()
+        self._commands = SharedCommands(components.comm, self._files)
         self._fresh_seeds = FreshSeeds()
         self._lazy_models = LazyModels(accelerator)
         self._gradient_data = GradientData(self._prepared_parameters)
@@ -275,6 +277,10 @@ class PlainCells:
                 files.begin()
                 stack.callback(files.discard)
             for owner, name, make in file_writes.replacements(files):
+                replace((owner,), name, make)
+        if self._writes_once and self._division.mode != "data":  # else the samples that ranks read may differ
+            stack.enter_context(self._commands.shared())
+            for owner, name, make in self._commands.replacements():
                 replace((owner,), name, make)
 
     def _replace(

@@ -155,6 +155,28 @@ class PrivateFiles:
         finally:
             self._writes_for_cell = False
 
+    def signatures(self) -> dict[str, Any]:
+        """Return, for each path that this rank has changed, what tells versions of the path itself apart."""
+        return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
+
+    def refresh(self, before: dict[str, Any]) -> None:
+        """Update the versions of paths whose `signatures` were others before the first rank ran a command."""
+        for path, known in before.items():
+            if (now := _signature(path)) == known:
+                continue
+            if now is None:
+                self._folders.discard(path)
+                if path in self._files:
+                    self._files.pop(path).close()
+                continue
+            self._removed -= {hidden for hidden in self._removed if _is_in(path, hidden)}
+            if path in self._files:
+                with io.FileIO(path) as source:
+                    file = self._files[path]
+                    file.seek(0)
+                    file.truncate()
+                    shutil.copyfileobj(source, file)
+
     def make_start(self, plain: Function) -> Function:
         """Return a ``Thread.start`` that records the threads that the cell's code starts."""
 
@@ -485,6 +507,14 @@ def _exists(full: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _signature(full: str) -> tuple[int, int, int] | None:
+    try:
+        status = _stat(full)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _descriptor_path(file: io.FileIO) -> str:

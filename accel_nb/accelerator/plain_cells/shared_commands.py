@@ -1,0 +1,163 @@
+"""Commands that the code of a plain cell starts: the first rank runs them, and all ranks get the result.
+
+All ranks run the code of a plain cell, so that each would append the same line to a log and download the same file.
+Before the command starts every rank has reached it, and no rank goes on before it has ended.
+
+``subprocess.Popen`` and commands of libraries are left alone, as are those in code that torch calls, such as a data
+set's: torch may call it on some ranks only, or with other samples.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accel_nb.accelerator.plain_cells.file_writes import PrivateFiles
+from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import DefaultGroup
+
+_OF_SUBPROCESS = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
+_OF_IPYTHON = ("system", "getoutput", "get_output_error_code")
+"""Functions that run the commands of ``!`` lines, where IPython's shell has imported them."""
+_POLL_S = 0.002
+
+_INNER = ("torch", "accel_nb.accelerator", "accel_nb.data")
+"""Modules that may call the user's code on some ranks only, or with other samples on each rank."""
+
+Function = Callable[..., Any]
+
+
+class SharedCommands:
+    """Runs the commands of one cell. Every rank must start the same ones in the same order."""
+
+    def __init__(self, comm: Communicator, files: PrivateFiles) -> None:
+        self._comm = comm
+        self._files = files
+        # The process that runs the cell, whose children may have copies of this; None if no cell runs: a library may
+        # have kept a replacement.
+        self._process: int | None = None
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Share commands while the block runs."""
+        self._process = os.getpid()
+        try:
+            yield
+        finally:
+            self._process = None
+
+    def replacements(self) -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+        """Yield the functions to replace: their owner, their name, and a function that returns the replacement."""
+        yield os, "system", self._make_shared
+        for name in _OF_SUBPROCESS:
+            yield subprocess, name, self._make_shared
+        shell = sys.modules.get("IPython.core.interactiveshell")
+        for name in _OF_IPYTHON:
+            if hasattr(shell, name):
+                yield shell, name, self._make_shared
+
+    def _make_shared(self, plain: Function) -> Function:
+        @functools.wraps(plain)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_called_by_cell():
+                return plain(*args, **kwargs)
+            before = self._files.signatures()
+            key, *_ = self._comm.all_gather_json(uuid.uuid4().hex)
+            if self._comm.world.is_main:
+                try:
+                    result = plain(*args, **kwargs)
+                except Exception as error:
+                    self._finish(key, _pack_error(error))
+                    raise
+                self._finish(key, {"result": _pack(result)})
+                return result
+            while not DefaultGroup.has_flag(key):  # a collective would end after the group's timeout
+                time.sleep(_POLL_S)
+            message = self._comm.broadcast_json(None)
+            self._files.refresh(before)
+            self._comm.barrier()
+            return _unpack(message, kwargs.get("args", args[0] if args else None))
+
+        return run
+
+    def _finish(self, key: str, message: dict[str, Any]) -> None:
+        """Send the result, and wait until the other ranks have looked at the files that the command has changed."""
+        DefaultGroup.set_flag(key)
+        self._comm.broadcast_json(message)
+        self._comm.barrier()
+
+    def _is_called_by_cell(self) -> bool:
+        """Whether the user's code calls, on the main thread of this process and not called by torch or a loader."""
+        if os.getpid() != self._process or threading.current_thread() is not threading.main_thread():
+            return False
+        modules = list(_calling_modules())
+        is_inner = any(module == name or module.startswith(f"{name}.") for name in _INNER for module in modules)
+        nearest = next((name for name in modules if not name.startswith("IPython.")), None)
+        return not is_inner and is_user_module(nearest)
+
+
+def _calling_modules() -> Iterator[str]:
+    """Yield the modules of the callers, without the nearest ones of this package: these are replacements."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("accel_nb."):
+        frame = frame.f_back
+    while frame is not None:
+        yield frame.f_globals.get("__name__", "")
+        frame = frame.f_back
+
+
+def _pack(value: Any) -> Any:
+    """Return a result as JSON can represent it."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {"tuple": [_pack(item) for item in value]}
+    if isinstance(value, subprocess.CompletedProcess):
+        return {"process": [_pack(item) for item in (value.returncode, value.stdout, value.stderr)]}
+    return value
+
+
+def _pack_error(error: Exception) -> dict[str, Any]:
+    if isinstance(error, subprocess.CalledProcessError):
+        return {"failed": [_pack(item) for item in (error.returncode, error.output, error.stderr)]}
+    if isinstance(error, subprocess.TimeoutExpired):
+        return {"expired": [_pack(item) for item in (error.timeout, error.output, error.stderr)]}
+    if isinstance(error, OSError) and error.errno is not None:
+        return {"os": [error.errno, error.strerror, None if error.filename is None else os.fsdecode(error.filename)]}
+    return {"other": f"{type(error).__name__}: {error}"}
+
+
+def _unpack(message: dict[str, Any], command: Any) -> Any:
+    """Return the result of the first rank's ``command``, or raise its error."""
+    (kind, value), *_ = message.items()
+    if kind == "result":
+        return _unpack_result(value, command)
+    if kind == "other":
+        raise RuntimeError(f"the command has failed on rank 0 with {value}")
+    first, *rest = (_unpack_result(item, command) for item in value)
+    if kind == "os":
+        raise OSError(first, *rest)
+    if kind == "expired":
+        raise subprocess.TimeoutExpired(command, first, *rest)
+    raise subprocess.CalledProcessError(first, command, *rest)
+
+
+def _unpack_result(value: Any, command: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    (kind, content), *_ = value.items()
+    if kind == "bytes":
+        return base64.b64decode(content)
+    items = [_unpack_result(item, command) for item in content]
+    return tuple(items) if kind == "tuple" else subprocess.CompletedProcess(command, *items)
