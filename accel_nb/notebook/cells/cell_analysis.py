@@ -15,6 +15,7 @@ from typing import Any
 
 from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
+from accel_nb.pool.sync.object_kinds import attributes_of
 from accel_nb.runtime.code_objects import nested_codes
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
@@ -480,7 +481,7 @@ def _annotation_texts(value: Any) -> Iterable[str]:
         annotations = vars(value).get("__annotations__", {}) if is_class else value.__annotations__
         yield from (item for item in annotations.values() if isinstance(item, str))
         for item in vars(value).values() if is_class else ():
-            yield from _annotation_texts(None if isinstance(item, type) else getattr(item, "__func__", item))
+            yield from _annotation_texts(None if isinstance(item, type) else _function_of(item))
 
 
 def _find_codes(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
@@ -501,26 +502,33 @@ def _find_codes(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
     elif isinstance(value, type):
         if value.__module__ == "__main__":
             for item in vars(value).values():
-                yield from _find_codes(getattr(item, "__func__", getattr(item, "fget", item)), seen)
+                yield from _find_codes(_function_of(item), seen)
             yield from _find_codes_of_all(value.__mro__[1:], seen)
-    elif callable(wrapped := getattr(value, "__dict__", {}).get("__wrapped__")):  # such as by functools.lru_cache
+    elif callable(wrapped := (attributes_of(value) or {}).get("__wrapped__")):  # such as by functools.lru_cache
         yield from _find_codes(wrapped, seen)
     elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
         yield from _find_codes(type(value), seen)
-        yield from _find_codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _DATASET_ATTRIBUTES], seen)
-    elif callable(collate := getattr(value, "__dict__", {}).get("collate_fn")):  # a DataLoader or a similar object
+        yield from _find_codes_of_all([(attributes_of(value) or {}).get(name) for name in _DATASET_ATTRIBUTES], seen)
+    elif callable(collate := (attributes_of(value) or {}).get("collate_fn")):  # a DataLoader or a similar object
         own = vars(value)
         yield from _find_codes_of_all(
             [collate, own.get("worker_init_fn"), own.get("dataset"), own.get("sampler")], seen
         )
     elif not isinstance(value, types.ModuleType):
-        own = getattr(value, "__dict__", None) or {}
+        own = attributes_of(value) or {}
         yield from _find_codes_of_all([own[name] for name in _DATASET_ATTRIBUTES if name in own], seen)
 
 
 def _find_codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeType]:
     for value in values:
         yield from _find_codes(value, seen)
+
+
+def _function_of(item: Any) -> Any:
+    """Return the function of a method or property in a class, or the item itself."""
+    if isinstance(item, staticmethod | classmethod | types.MethodType):
+        return item.__func__
+    return item.fget if isinstance(item, property) else item
 
 
 def _cell_content(cell: types.CellType) -> Any:

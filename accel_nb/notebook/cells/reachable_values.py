@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_tensor
+from accel_nb.pool.sync.object_kinds import attributes_of, is_tensor
 
 _MAX_ITEMS = 64
 """Containers with more items are taken for data."""
@@ -61,7 +61,7 @@ def _referred_by(value: Any) -> Iterator[Any]:
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    own = getattr(value, "__dict__", None) or {}
+    own = attributes_of(value) or {}
     for name in _PARTS:
         parts = own.get(name)
         yield from parts.values() if isinstance(parts, dict) else ()

@@ -138,9 +138,13 @@ class NamespaceSession:
             is_partial=len(chosen) < pool.size,
             has_lost_ranks=self._has_lost_ranks,
         )
-        self._registry.record_sent(
-            prepared.sent_paths, self.namespace
-        )  # no error is raised below, so recorded values are always sent
+        try:
+            self._registry.record_sent(prepared.sent_paths, self.namespace)
+        except BaseException:  # a class of the user may raise anything
+            self._record_unsent(prepared.sent_paths, prepared.removed_names)
+            close_all(payloads.values())
+            raise
+        # No error is raised below, so recorded values are always sent.
         request = replace(request, shared=tuple(self.shared_names))
         body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
@@ -165,8 +169,11 @@ class NamespaceSession:
 
     def record_undelivered(self, packed: PackedCell) -> None:
         """Record that a packed cell may not have arrived: its values are sent again."""
-        self._registry.forget(map(root_name, packed.sent_paths))
-        self._registry.record_outdated(packed.removed_names)
+        self._record_unsent(packed.sent_paths, packed.removed_names)
+
+    def _record_unsent(self, sent_paths: Iterable[str], removed_names: Iterable[str]) -> None:
+        self._registry.forget(map(root_name, sent_paths))
+        self._registry.record_outdated(removed_names)
         self._environment.reset()
         self._own_modules.clear()
 

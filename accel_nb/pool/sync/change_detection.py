@@ -10,7 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_lazy, is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_kinds import (
+    attributes_of,
+    is_lazy,
+    is_loader,
+    is_module,
+    is_optimizer,
+    is_scheduler,
+    is_tensor,
+)
 from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
@@ -114,7 +122,7 @@ def is_compared_by_identity(value: Any) -> bool:
         | types.MethodType
         | types.CellType
         | types.BuiltinFunctionType,
-    ) or (callable(value) and hasattr(value, "__code__"))
+    ) or (callable(value) and (hasattr(type(value), "__code__") or "__code__" in (attributes_of(value) or ())))
 
 
 def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:

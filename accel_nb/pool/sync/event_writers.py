@@ -11,6 +11,8 @@ import copyreg
 from collections.abc import Iterable
 from typing import Any
 
+from accel_nb.pool.sync.object_kinds import attributes_of
+
 _PACKAGES = ("torch.utils.tensorboard", "tensorboardX")
 
 
@@ -31,6 +33,6 @@ def reduce_event_writer(writer: Any) -> Any:
 def close_event_writers(values: Iterable[Any]) -> None:
     """Close the writers among some values and the attributes of these."""
     for value in values:
-        for item in (value, *getattr(value, "__dict__", {}).values()):
+        for item in (value, *(attributes_of(value) or {}).values()):
             if is_event_writer(item):
                 item.close()

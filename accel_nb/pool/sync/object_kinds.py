@@ -59,6 +59,14 @@ def is_training_object(value: Any) -> bool:
     return isinstance(value, training_kinds())
 
 
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object; None if it has none of its own."""
+    try:
+        return vars(value)
+    except Exception:  # the class has no attributes, and a ``__getattr__`` that may raise anything
+        return None
+
+
 def is_loader(value: Any) -> bool:
     """Return whether the value is a torch data loader."""
     torch = sys.modules.get("torch")

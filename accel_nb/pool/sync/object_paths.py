@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import (
+    attributes_of,
     generator_state,
     is_generator,
     is_loader,
@@ -161,7 +162,7 @@ def is_plain_object(value: Any) -> bool:
     """Return whether a value is defined by its attributes: its class defines no pickling or copying methods."""
     kind = type(value)
     return (
-        hasattr(value, "__dict__")
+        attributes_of(value) is not None
         and not isinstance(value, _ATOMS)
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
         and kind.__reduce_ex__ is object.__reduce_ex__
@@ -205,7 +206,8 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     kind = type(value)
     if is_generator(value):
         return (kind, str(getattr(value, "device", ""))), generator_state(value)
-    own = dict(vars(value)) if hasattr(value, "__dict__") else None
+    attributes = attributes_of(value)
+    own = None if attributes is None else dict(attributes)
     if isinstance(value, types.FunctionType):
         if not has_references(value):
             return None
@@ -229,7 +231,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if isinstance(value, deque):
         return (kind, value.maxlen), (list(value), own)
     if isinstance(value, dict) and (kind in _DICTS or kind.__module__ == "__main__"):
-        return kind, (list(value.items()), getattr(value, "default_factory", None), own)
+        return kind, (list(value.items()), value.default_factory if isinstance(value, defaultdict) else None, own)
     if is_plain_object(value):
         return kind, ObjectAttributes(own or {})
     return None

@@ -447,6 +447,8 @@ class _Pickler(cloudpickle.Pickler):
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
+            if _probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
+                return _with_own_state(obj.__reduce_ex__(5))
             self._ordinary_types.add(type(obj))
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return _with_binding(reduced)
@@ -537,6 +539,26 @@ def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
     set_state, own = state
     set_state(value, own)
     _main_namespace()[value.__qualname__] = value
+
+
+def _probes_attributes(kind: type) -> bool:
+    """Return whether pickle, looking for ``__setstate__``, calls a ``__getattr__`` that may need the state."""
+    return hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__")
+
+
+def _with_own_state(reduced: Any) -> Any:
+    """Extend the reduction of an object by a step that sets its state without reading an attribute of the object."""
+    if not isinstance(reduced, tuple) or len(reduced) < 3 or reduced[2] is None:
+        return reduced
+    return *(*reduced, None, None)[:5], _set_own_state
+
+
+def _set_own_state(value: Any, state: Any) -> None:
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    if own:
+        vars(value).update(own)
+    for name, item in (slots or {}).items():
+        object.__setattr__(value, name, item)
 
 
 def _set_function_state(function: types.FunctionType, state: Any) -> None:

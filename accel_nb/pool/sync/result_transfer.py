@@ -50,7 +50,14 @@ from accel_nb.pool.sync.change_detection import (
 )
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_training_object
+from accel_nb.pool.sync.object_kinds import (
+    attributes_of,
+    is_module,
+    is_optimizer,
+    is_scheduler,
+    is_tensor,
+    is_training_object,
+)
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
     content_of,
@@ -603,14 +610,14 @@ def _is_leftover(value: Any) -> bool:
     True for closed files, generators that have ended, other iterators, and progress bars, unless they refer to a
     tensor or a model.
     """
-    own = vars(value).values() if hasattr(value, "__dict__") else ()
-    if any(is_training_object(item) or is_tensor(item) for item in own):
+    own = attributes_of(value) or {}
+    if any(is_training_object(item) or is_tensor(item) for item in own.values()):
         return False
     if isinstance(value, io.IOBase):
         return value.closed
     if isinstance(value, types.GeneratorType):
         return value.gi_frame is None
-    is_progress = hasattr(value, "__iter__") and hasattr(value, "iterable") and hasattr(value, "disable")
+    is_progress = hasattr(type(value), "__iter__") and "iterable" in own and "disable" in own
     return hasattr(type(value), "__next__") or is_progress
 
 
