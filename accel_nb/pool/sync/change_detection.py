@@ -20,7 +20,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_tensor,
 )
 from accel_nb.pool.sync.object_paths import content_of, set_content
-from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump
+from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump, tensor_attributes
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
 
@@ -170,7 +170,7 @@ def _all_tensors(module: Any) -> dict[str, Any]:
 
 
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
-    """Return by path the attributes that the user's code has set on a module and on its submodules.
+    """Return by path the attributes that the user's code has set on a module, its submodules and its parameters.
 
     Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
     """
@@ -189,7 +189,7 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
         }
         if own:
             found[path] = own
-    return found
+    return found | {path: own for path, value in module.named_parameters() if (own := tensor_attributes(value))}
 
 
 def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
@@ -236,8 +236,9 @@ def module_attributes(
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes; existing containers and tensors are updated in place, so that references stay valid."""
     weights = {_storage(tensor) for tensor in module_tensors(module).values()}
+    parts = dict(module.named_modules()) | dict(module.named_parameters())
     for path, own in attributes.items():
-        part = module.get_submodule(path)
+        part = parts[path]
         for name, value in own.items():
             _set_attribute(part, name, value, weights)
 

@@ -494,9 +494,18 @@ class _Pickler(cloudpickle.Pickler):
         hooks, gradient = gradient_hooks(tensor), None if is_parameter and self._omits_gradients else tensor.grad
         if gradient is not None and type(gradient) is not torch.Tensor:
             gradient = None
-        if not hooks and gradient is None:
+        own = tensor_attributes(tensor)
+        if not hooks and gradient is None and not own:
             return _rebuild_tensor, arguments
-        return _rebuild_tensor, arguments, (hooks, gradient), None, None, _set_tensor_state
+        return _rebuild_tensor, arguments, (hooks, gradient, own), None, None, _set_tensor_state
+
+
+def tensor_attributes(tensor: Any) -> dict[str, Any]:
+    """Return the attributes that the user's code has set on a tensor."""
+    own = vars(tensor)
+    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
+        own = own["__getstate__"]()
+    return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
 
 
 def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
@@ -512,8 +521,9 @@ def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
     return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES]
 
 
-def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any]) -> None:
-    hooks, tensor.grad = state
+def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any, dict[str, Any]]) -> None:
+    hooks, tensor.grad, own = state
+    vars(tensor).update(own)
     for register, hook in hooks:
         getattr(tensor, register)(hook)
 
