@@ -197,7 +197,12 @@ PRIVATE_USES = (
             "pool/sync/pickling.py",
             "strategies/deepspeed/strategy.py",
         ),
-        ("Optimizer._opt_called", "Optimizer.step._wrapped_by_lr_sched"),
+        (
+            "Optimizer._opt_called",
+            "Optimizer._optimizer_step_post_hooks",
+            "Optimizer._optimizer_step_pre_hooks",
+            "Optimizer.step._wrapped_by_lr_sched",
+        ),
     ),
     PrivateUse(
         "schedulers",

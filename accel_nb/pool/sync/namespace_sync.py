@@ -52,6 +52,7 @@ from accel_nb.pool.sync.pickling import (
     gradient_hooks,
     load_sections,
     shared_ids,
+    step_hooks,
 )
 
 Namespace = dict[str, Any]
@@ -504,10 +505,14 @@ def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, 
     if "@" in path and is_loader(value):
         return None  # what it reads by is recorded under other paths
     fingerprint = fingerprint_of(value, namespace, shared)
-    if fingerprint is None or not is_module(value):
+    if fingerprint is None:
         return fingerprint
-    # Hooks cannot be registered on the workers' existing model: a model with other hooks is sent whole.
-    hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+    # Hooks cannot be registered on the workers' existing object: a model or optimizer with other hooks is sent whole.
+    hooks = ()
+    if is_module(value):
+        hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+    elif is_optimizer(value):
+        hooks = tuple(id(hook) for held in step_hooks(value).values() for hook in held.values())
     return Fingerprint((fingerprint.kind, hooks), fingerprint.content) if hooks else fingerprint
 
 

@@ -25,6 +25,7 @@ import pickletools
 import sys
 import types
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -323,7 +324,15 @@ def _reduce_optimizer(optimizer: Any) -> Any:
         for name, value in vars(optimizer).items()
         if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
     }
-    return make, arguments, {**state, **own}, *rest
+    hooks = {name: OrderedDict(held) for name, held in step_hooks(optimizer).items() if held}
+    return make, arguments, {**state, **own, **hooks}, *rest
+
+
+def step_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
+    """Return the user's hooks before and after the steps of an optimizer, by the attribute that holds them."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    held = {name: vars(optimizer).get(name, {}) for name in names}
+    return {name: {key: hook for key, hook in hooks.items() if _is_users(hook)} for name, hooks in held.items()}
 
 
 def _main_namespace() -> dict[str, Any]:
@@ -518,7 +527,11 @@ def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
         for register, attribute in kinds.items()
         for hook in (getattr(tensor, attribute, None) or {}).values()
     ]
-    return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES]
+    return [item for item in found if _is_users(item[1])]
+
+
+def _is_users(hook: Any) -> bool:
+    return getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES
 
 
 def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any, dict[str, Any]]) -> None:
