@@ -1,5 +1,5 @@
 # Semi-supervised: a labelled and an unlabelled loader side by side, the smaller one cycled, both divide evenly.
-# outcome: told not proven
+# outcome: equal
 # compare: model
 # %%
 from itertools import cycle

@@ -1,5 +1,5 @@
-# The same with batches whose shares are uneven in different ways: no weight of a share is right for both means.
-# outcome: told --strategy single
+# The same with batches that the workers divide unevenly, in different ways.
+# outcome: equal
 # compare: model
 # %%
 from itertools import cycle
