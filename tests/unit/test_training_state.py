@@ -15,7 +15,7 @@ from torch import nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.checkpoint.export import WeightWriter
-from accel_nb.errors import CheckpointError, CorruptCheckpoint, MisuseError, NoCheckpoint
+from accel_nb.errors import CheckpointError, ConfigError, CorruptCheckpoint, MisuseError, NoCheckpoint
 
 
 def prepared(folder: Path | None = None, sizes: tuple[int, int] = (2, 3), **options: Any) -> tuple[Any, Any, Any]:
@@ -234,7 +234,7 @@ def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == 2 * (64 + 8) * 4
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / file)[name], model.state_dict()[name])
-    with pytest.raises(MisuseError, match="max_shard_size is 'big'"):
+    with pytest.raises(ConfigError, match="max_shard_size is big"):
         accelerator.save_model(model, tmp_path, max_shard_size="big")
     with pytest.raises(MisuseError, match=r"safe_serialization=False.*pickles.*torch\.save"):
         accelerator.save_model(model, tmp_path, safe_serialization=False)
