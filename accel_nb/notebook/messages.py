@@ -85,7 +85,6 @@ class RunRequest:
     """The modules to reload."""
     lines: tuple[str, ...] = ()
     """Lines of the kernel to show below the output; rank 0 returns them before its own."""
-    default_dtype: str | None = None
     entropy: int = 0
     """A random number of this request, from which the ranks derive the seeds of unseeded generators."""
     rng_digest: str | None = None
@@ -136,6 +135,8 @@ class TaskReply:
     modules: dict[str, Any] = field(default_factory=dict)
     """Modules that were imported, with the stamps of their files."""
     returned: ReturnRecord | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The settings of the process that the cell has changed."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the reply as a JSON-ready dict."""

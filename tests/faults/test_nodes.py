@@ -17,10 +17,17 @@ from tests.support.pools import PRELOAD, PROGRAM, run_code
 REDUCE = "import torch, torch.distributed as dist\nt = torch.ones(1)\n"
 
 
+def started_agents() -> list[psutil.Process]:
+    """Return the processes of the agents near and far. Process ids may start again at low numbers."""
+    children = sorted(psutil.Process().children(), key=psutil.Process.create_time)
+    agents = [child for child in children if "accel_nb.pool.nodes.agent" in child.cmdline()]
+    assert len(agents) == 2
+    return agents
+
+
 def test_a_frozen_node_is_lost_and_stays_lost():
     engine = two_agents(PROGRAM, PRELOAD, lost_after_s=4, lease_s=5)
-    far = psutil.Process().children()[-1]
-    assert "accel_nb.pool.nodes.agent" in far.cmdline()
+    _, far = started_agents()
     try:
         pool = Pool(engine, [WorkerSpec("cpu", 1, node) for node in (0, 0, 1, 1)])
         pool.wait_ready()
@@ -57,7 +64,7 @@ def test_a_frozen_node_is_lost_and_stays_lost():
 
 def test_an_agent_whose_kernel_has_gone_leaves_nothing():
     engine = two_agents(PROGRAM, PRELOAD)
-    agents = psutil.Process().children()[-2:]
+    agents = started_agents()
     try:
         pool = Pool(engine, [WorkerSpec("cpu", 1, node) for node in (0, 1)])
         pool.wait_ready()

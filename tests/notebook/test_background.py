@@ -55,11 +55,17 @@ def refused(kernel: Kernel, code: str) -> str:
     return output.error[1]
 
 
+def wait_for_steps(kernel: Kernel) -> None:
+    """Wait until the run in the background has ended a step."""
+    assert wait_for(lambda: re.match(r"num_steps = ([2-9]|\d\d)", say(kernel, "inspect num_steps")), 60)
+
+
 def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: Kernel, tmp_path: Path):
     kernel.run(SETUP)
     output = kernel.run(LOOP.format(flags=f"--checkpoint {tmp_path} --name deep"))
     assert output.error is None, output.traceback
     assert "run 'deep' in the background: running" in output.texts[-1]
+    wait_for_steps(kernel)
 
     # What is asked for happens after a step, and says which. ipykernel 6 also puts there what the run prints.
     assert re.search(r"learning rate 0\.1 -> 0\.05, after step \d+\n$", say(kernel, "set lr*=0.5"))
@@ -122,7 +128,7 @@ def test_names_come_back_with_the_next_cell_also_after_an_error_or_an_interrupt(
     assert refused(kernel, "%accelerate wait") == "no more"
     assert kernel.value("found") == [1, 2]
     kernel.run(LOOP.format(flags="--no-panel"))
-    say(kernel, "inspect num_steps")
+    wait_for_steps(kernel)
     say(kernel, "interrupt")
     assert "interrupted" in say(kernel, "wait")
     assert kernel.value("num_steps > 1")
@@ -143,7 +149,7 @@ def test_a_kernel_that_ends_takes_its_background_run_along():
         kernel.run("%load_ext accel_nb")
         kernel.run(SETUP)
         kernel.run(LOOP.format(flags=""))
-        say(kernel, "inspect num_steps")
+        wait_for_steps(kernel)
         children = psutil.Process(kernel.pid).children(recursive=True)
         assert len(children) >= 3
     assert not _left(children)
@@ -154,7 +160,7 @@ def test_a_kernel_that_is_reported_to_end_lets_its_background_run_save_first(tmp
         kernel.run("%load_ext accel_nb")
         kernel.run(SETUP)
         kernel.run(LOOP.format(flags=f"--checkpoint {tmp_path}"))
-        say(kernel, "inspect num_steps")
+        wait_for_steps(kernel)
         process = psutil.Process(kernel.pid)
         children = process.children(recursive=True)
         process.terminate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -48,7 +49,8 @@ def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(
 def test_exception_on_every_rank_keeps_type_and_line(kernel):
     output = run(kernel, "x = 1\nvalues = {}\nvalues['missing']")
     assert output.error == ("KeyError", "'missing'")
-    assert "every rank raised:" in output.traceback
+    # On a busy machine the kernel may stop to wait for the other rank's error.
+    assert re.search("(every rank|rank [01]) raised:", output.traceback)
     assert "----> 4 values['missing']" in output.traceback
 
 

@@ -149,6 +149,53 @@ def test_settings_of_the_process_are_the_notebooks(kernel):
     assert kernel.value("found == before") is True
 
 
+CHANGED = """
+import matplotlib, os
+def read_changed():
+    return (
+        sys.getrecursionlimit(), logging.getLogger('chatty').level, str(numpy.array([1.23456])),
+        str(torch.tensor([1.23456])), numpy.geterr(), torch.get_default_dtype(), matplotlib.rcParams['lines.linewidth'],
+        os.getcwd(), os.environ.get('LEFT_BY_A_CELL'), os.environ.get('KEPT_BY_A_CELL'), sys.path[-1], list(sys.argv),
+        [entry[0] for entry in warnings.filters if getattr(entry[1], 'pattern', '') == 'other noise'],
+    )
+os.environ['LEFT_BY_A_CELL'] = 'left'
+before = read_changed()
+"""
+
+
+def test_settings_that_a_cell_changes_are_the_notebooks_after_it(kernel, tmp_path):
+    setup(kernel, SETTINGS + CHANGED)
+    done(
+        kernel,
+        "sys.setrecursionlimit(4321)\nlogging.getLogger('chatty').setLevel(40)\nnumpy.set_printoptions(precision=2)\n"
+        "torch.set_printoptions(precision=2)\nnumpy.seterr(divide='raise')\ntorch.set_default_dtype(torch.float64)\n"
+        f"matplotlib.rcParams['lines.linewidth'] = 7\nos.chdir({str(tmp_path)!r})\n"
+        "os.environ['KEPT_BY_A_CELL'] = 'kept'\ndel os.environ['LEFT_BY_A_CELL']\nsys.path.append('added')\n"
+        "sys.argv = ['prog', '--fast']\n"
+        "warnings.filterwarnings('ignore', message='other noise')\nfound = read_changed()",
+    )
+    assert kernel.value("found == read_changed()") is True
+    assert kernel.value("[a == b for a, b in zip(found, before)]") == [False] * 13
+    # Another cell has them too, on each rank, and leaves them.
+    code = "equal = [None] * 2\ntorch.distributed.all_gather_object(equal, read_changed() == found)"
+    done(kernel, f"import torch.distributed\n{code}")
+    assert kernel.value("(equal, read_changed() == found)") == ([True, True], True)
+    # Also one that raises.
+    assert run(kernel, "sys.setrecursionlimit(4322)\n1 / 0").error is not None
+    assert kernel.value("sys.getrecursionlimit()") == 4322
+    setup(
+        kernel,
+        "sys.setrecursionlimit(before[0])\nlogging.getLogger('chatty').setLevel(before[1])\n"
+        "numpy.set_printoptions(precision=8)\ntorch.set_printoptions(profile='default')\nnumpy.seterr(**before[4])\n"
+        "torch.set_default_dtype(before[5])\nmatplotlib.rcParams['lines.linewidth'] = before[6]\nos.chdir(before[7])\n"
+        "os.environ['LEFT_BY_A_CELL'] = 'left'\ndel os.environ['KEPT_BY_A_CELL'], sys.path[-1]\nsys.argv = before[11]\n"
+        "warnings.filters[:] = [item for item in warnings.filters if getattr(item[1], 'pattern', '') != 'other noise']",
+    )
+    done(kernel, "found = read_changed()")
+    assert kernel.value("found == before") is True
+    setup(kernel, "del os.environ['LEFT_BY_A_CELL']")
+
+
 def test_the_alias_of_accelerate_is_the_notebooks(kernel):
     setup(kernel, "%accelerate restart")
     # Without an import statement, whose module the notebook would import too.

@@ -28,7 +28,6 @@ REQUEST = RunRequest(
     shared=("a", "b"), is_plain=True,
     only_reads_accelerator=False, uses_accelerator=False, may_depend_on_rank=False, is_empty=False, call=None,
     sources={"cell": ["x = 1", "[3]"]}, config="{}", cwd="/", sys_path=("/lib",), variables={"A": None}, settings={},
-    reloaded={"module": "edited"}, lines=(), default_dtype=None, entropy=7, rng_digest="d", has_rng=True,
     is_partial=False, has_lost_ranks=False, is_idle=False,
 )  # fmt: skip
 REPLY = TaskReply(

@@ -15,10 +15,9 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.notebook.session.process_settings import REPEATED, read_settings
+from accel_nb.notebook.session.process_settings import GPU_VARIABLE, REPEATED, find_changes, read_settings
 from accel_nb.runtime.process.environment import get_variable, notebook_variables
 
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
@@ -59,11 +58,8 @@ class EnvironmentSync:
     def changed_settings(self) -> dict[str, Any]:
         """Return the settings of the process that have changed since the last call, and those of `REPEATED`."""
         before, self._settings = self._settings, read_settings(self._settings)
-        return {
-            name: value
-            for name, value in self._settings.items()
-            if name in REPEATED or name not in before or before[name] != value
-        }
+        repeated = {name: value for name, value in self._settings.items() if name in REPEATED}
+        return find_changes(before, self._settings) | repeated
 
     def reset(self) -> None:
         """Return every text and setting again from the next call on, since some worker may not have them."""

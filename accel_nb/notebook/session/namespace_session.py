@@ -21,6 +21,7 @@ from accel_nb.notebook.session.imported_changes import RETURNED_NAME, SENT_NAME,
 from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.own_modules import OwnModules
+from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
@@ -178,12 +179,13 @@ class NamespaceSession:
         self._own_modules.clear()
 
     def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
-        """Apply the values that rank 0 returned; return lines about values that stayed on the workers or were replaced.
+        """Apply the values and settings that rank 0 returned; return lines about values that were replaced or not sent.
 
         Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
         for answer in answers:
+            apply_settings(answer.reply.settings)
             returned = answer.reply.returned
             if returned is None:
                 close_all(answer.payloads.values())
@@ -245,15 +247,8 @@ def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
         may_depend_on_rank=names.may_depend_on_rank,
         is_empty=names.is_empty,
         call=None if cell.call is None else CallRequest(cell.call.bound_name, dict(cell.call.variables)),
-        default_dtype=_default_dtype(),
         entropy=secrets.randbits(62),
     )
-
-
-def _default_dtype() -> str | None:
-    """Return the name of torch's default dtype, or None if the kernel has not imported torch."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 def _name_of(path: str) -> str:

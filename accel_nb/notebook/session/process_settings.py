@@ -1,7 +1,7 @@
-"""Process-wide settings, such as print options and log levels, that the workers copy from the notebook.
+"""Process-wide settings, such as print options and log levels, which a notebook and its workers copy from each other.
 
-`read_settings` returns those of the notebook as JSON; `apply_settings` sets them in a worker. Settings of a library are
-read only if the notebook has imported it.
+`read_settings` returns those of a process as JSON; `apply_settings` sets them in the other. Settings of a library are
+read only if the process has imported it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import importlib
 import locale
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from traitlets.config.application import Application
 
 from accel_nb.errors import MisuseError
 from accel_nb.notebook.session.log_handlers import read_handlers, set_handlers
+from accel_nb.runtime.process.environment import notebook_variables, set_variables
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
@@ -31,9 +34,45 @@ _OWN_PLOT_PARAMETERS = frozenset(
 REPEATED = frozenset({"accelerate_alias"})
 """Settings that are sent with each cell: workers that cannot apply one report this each time."""
 
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""It takes effect only when a process starts."""
+
+
+class ChangedSettings:
+    """The settings of this process that change from now on."""
+
+    def __init__(self) -> None:
+        self._before = _read_all({})
+
+    def find(self) -> dict[str, Any]:
+        """Return the changes, for `apply_settings` in the notebook."""
+        return find_changes(self._before, _read_all(self._before))
+
+
+def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of ``now`` that ``before`` lacks or that differ; of a dict, the items that do."""
+    found: dict[str, Any] = {}
+    for name, value in now.items():
+        known = before.get(name)
+        if name in before and known == value:
+            continue
+        is_item_wise = isinstance(value, dict) and isinstance(known, dict)
+        found[name] = find_changes(known, value) if is_item_wise else value
+    return found
+
 
 def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of this process by name, JSON-ready; ``before`` is the result of the previous call."""
+    found = _read_values(before)
+    found["log_handlers"] = read_handlers()
+    compat = sys.modules.get("accel_nb.compat.finder")
+    if compat is not None and (compat.is_installed() or before.get("accelerate_alias")):
+        found["accelerate_alias"] = compat.is_installed()
+    return found
+
+
+def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are values, and not objects of this process."""
     found: dict[str, Any] = {
         "argv": [str(item) for item in sys.argv],
         "recursion_limit": sys.getrecursionlimit(),
@@ -41,7 +80,6 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
         # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
-        "log_handlers": read_handlers(),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
@@ -50,6 +88,7 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
     if (torch := sys.modules.get("torch")) is not None:
         options = torch._tensor_str.PRINT_OPTS
         found["torch_print"] = {name: getattr(options, name) for name in _TORCH_PRINT}
+        found["torch_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
         found["torch_grad"] = torch.is_grad_enabled()
         found["torch_matmul"] = torch.get_float32_matmul_precision()
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -57,9 +96,6 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
-    compat = sys.modules.get("accel_nb.compat.finder")
-    if compat is not None and (compat.is_installed() or before.get("accelerate_alias")):
-        found["accelerate_alias"] = compat.is_installed()
     return found
 
 
@@ -67,6 +103,17 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     """Apply the result of `read_settings`, or a part of it, to this process."""
     for name, value in settings.items():
         _SETTERS[name](value)
+
+
+def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, and what a notebook's requests hold beside the settings: folder, import path and variables."""
+    found = _read_values(before)
+    variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
+    found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
+    found["sys_path"] = [entry for entry in sys.path if isinstance(entry, str)]
+    with suppress(FileNotFoundError):  # the folder may have been deleted
+        found["folder"] = os.getcwd()
+    return found
 
 
 def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
@@ -104,7 +151,8 @@ def _set_warnings(entries: list[list[Any]]) -> None:
         if isinstance(category, type):
             patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
             filters.append((action, patterns[0], category, patterns[1], line))
-    warnings.filters[:] = filters  # type: ignore[index]
+    own = [entry for entry in warnings.filters if _filter_to_json(entry) is None]
+    warnings.filters[:] = [*own, *filters]  # type: ignore[index]
     warnings.filterwarnings(
         "ignore", message="To exit: use", module="IPython"
     )  # the call also invalidates the cache of shown warnings
@@ -120,6 +168,11 @@ def _log_levels() -> dict[str, int]:
         if isinstance(logger, logging.Logger) and logger.level and logger is not own
     }
     return {"": logging.root.level, **levels}
+
+
+def _set_folder(path: str) -> None:
+    with suppress(FileNotFoundError):  # on the machine of the workers only
+        os.chdir(path)
 
 
 def _set_log_levels(levels: Mapping[str, int]) -> None:
@@ -155,9 +208,13 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
     "log_handlers": set_handlers,
+    "folder": _set_folder,
+    "sys_path": lambda value: sys.path.__setitem__(slice(None), value),
+    "variables": set_variables,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
     "torch_print": lambda value: _torch().set_printoptions(**value),
+    "torch_dtype": lambda value: _torch().set_default_dtype(getattr(_torch(), value)),
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
     "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
     "accelerate_alias": _set_alias,

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import IPython
-import torch
 from torch import Tensor
 
 from accel_nb.accelerator import Accelerator
@@ -38,7 +37,7 @@ from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, Re
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.module_sync import WorkerModules
-from accel_nb.notebook.session.process_settings import apply_settings
+from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
 from accel_nb.notebook.worker.sent_modules import SentModules
 from accel_nb.notebook.worker.shell import (
@@ -160,12 +159,14 @@ class CellProgram:
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._take_snapshot(request) if returns else None
         imported = ImportedReturns(request.assigned if returns else (), self._namespace)
+        settings = ChangedSettings() if returns and request.call is None else None
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
         self._lines += imported.bind_changed()
         lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
-        reply = replace(reply, lines=lines, modules=self._modules.new_imports())
+        changed = {} if settings is None else settings.find()
+        reply = replace(reply, lines=lines, modules=self._modules.new_imports(), settings=changed)
         sent: dict[str, Payload] = {}
         if request.call is not None and error is None:
             snapshot = before or NamespaceSnapshot.take(self._namespace, (), shared=request.shared)
@@ -192,8 +193,6 @@ class CellProgram:
         self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)
         apply_settings(request.settings)
-        if request.default_dtype is not None:
-            torch.set_default_dtype(getattr(torch, request.default_dtype))
         suspended, self._suspended = self._suspended, []
         for accelerator in suspended if not request.has_lost_ranks else ():
             accelerator.close(is_alone=True)
