@@ -144,6 +144,7 @@ def test_names_come_back_with_the_next_cell_also_after_an_error_or_an_interrupt(
     assert "no cell runs in the background" in refused(kernel, "%accelerate interrupt")
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_ends_takes_its_background_run_along():
     with running_kernel() as kernel:
         kernel.run("%load_ext accel_nb")

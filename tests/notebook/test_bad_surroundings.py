@@ -163,6 +163,7 @@ def test_a_torch_xla_of_another_torch_is_named_with_the_right_one(kernel: Kernel
     assert kernel.value("1 + 1") == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     subprocess.run([*SANDBOX, "ip", "link"], capture_output=True).returncode != 0,
     reason="namespaces of networks are not allowed here, or `ip` is missing",

@@ -196,6 +196,7 @@ def test_settings_that_a_cell_changes_are_the_notebooks_after_it(kernel, tmp_pat
     setup(kernel, "del os.environ['LEFT_BY_A_CELL']")
 
 
+@pytest.mark.nightly
 def test_the_alias_of_accelerate_is_the_notebooks(kernel):
     setup(kernel, "%accelerate restart")
     # Without an import statement, whose module the notebook would import too.

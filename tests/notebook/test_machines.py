@@ -9,6 +9,7 @@ from tests.notebook.test_cells import done, run
 FLAGS = "--engine ssh --engine.hosts localhost --cpus 2"
 
 
+@pytest.mark.nightly
 def test_a_cell_runs_by_an_agent(kernel) -> None:
     assert kernel.run("start = 3").error is None
     output = done(kernel, "import torch.distributed as dist\nsize = dist.get_world_size()\nfound = start + 1", FLAGS)

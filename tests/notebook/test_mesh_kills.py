@@ -13,6 +13,7 @@ import pytest
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_experts import SETUP as EXPERTS
 from tests.notebook.test_mesh import SETUP as LAYERS
+from tests.support.nightly import nightly
 
 MESHES = {
     "--pp 2 --tp 2": LAYERS, "--pp 2 --mesh.micro-batches 2": LAYERS, "--tp 2 --strategy fsdp": LAYERS,
@@ -20,7 +21,11 @@ MESHES = {
 }  # fmt: skip
 PLACES = ("forward", "backward", "step", "end")
 # The first stage waits for gradients in its backward pass, and the last one for activations in its forward pass.
-CASES = [("--pp 2 --tp 2", 3, "backward"), ("--pp 2 --mesh.micro-batches 2", 0, "forward"), ("--cp 2", 2, "step")]
+CASES = [
+    nightly("--pp 2 --tp 2", 3, "backward"),
+    ("--pp 2 --mesh.micro-batches 2", 0, "forward"),
+    ("--cp 2", 2, "step"),
+]
 if os.environ.get("MESH") == "all":
     CASES = list(itertools.product(MESHES, range(4), PLACES))
 

@@ -259,6 +259,7 @@ def test_resume_loses_and_repeats_nothing(resume: Executed) -> None:
     assert facts["left"] == []
 
 
+@pytest.mark.nightly
 def test_resume_says_what_it_resumed(resume: Executed) -> None:
     lines = [data["text/plain"] for data in resume.displays("three_workers")]
     step = resume.facts()["first"]["3"] - 1

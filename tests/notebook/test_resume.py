@@ -213,6 +213,7 @@ def test_an_interrupt_far_from_the_end_of_a_step_says_that_nothing_was_saved(ker
     assert any(text.startswith("not saved at the interrupt") for text in output.texts)
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
     """As where a session's time is up: the kernel gets SIGTERM while a cell runs."""
     folder = tmp_path / "runs"

@@ -81,6 +81,7 @@ plain = fit(1, "auto", 8)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["1, 'auto', 8", "2, 'ddp', 4"])
 def test_fabric_trains_what_one_process_trains(kernel, way):
     """On one device its loop is a plain one, which is divided; on two it divides by itself, and is left alone."""

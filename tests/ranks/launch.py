@@ -32,7 +32,7 @@ class RankError(AssertionError):
     """A rank raised, died or did not finish; the message holds every rank's error and output."""
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 150) -> list[Any]:
     """Call ``fn(world, *args)`` on ``world_size`` processes with an open group; return the results by rank.
 
     ``fn`` is a top-level function of a test module; arguments and results are picklable.

@@ -27,6 +27,7 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 FACTS = CheckpointOrigin(run="r", step=3, world_size=0, strategy="ddp")
 
@@ -86,7 +87,7 @@ def resume(world: World, kind: str, folder: Path, blocking: bool, options: dict[
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [nightly(1), 2, nightly(3)])
 def test_a_resumed_run_ends_with_the_same_bits(size: int, kind: str, blocking: bool, tmp_path: Path) -> None:
     for uninterrupted, resumed in run_ranks(resume, size, kind, tmp_path, blocking, {}):
         assert uninterrupted.keys() == resumed.keys()
@@ -116,7 +117,7 @@ def load_only(world: World, folder: Path) -> tuple[dict[str, Tensor], tuple[str,
     return training.end(), report.notes, state, draws
 
 
-@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+@pytest.mark.parametrize("saved", [nightly(1), nightly(2), 3, nightly(4)])
 def test_any_number_of_ranks_loads_what_any_number_saved(saved: int, tmp_path: Path) -> None:
     weights = run_ranks(save_only, saved, tmp_path, {})[0]
     for loading in (1, 2, 3, 4):
@@ -209,7 +210,7 @@ def load_shards(world: World, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+@pytest.mark.parametrize("saved", [nightly(1), nightly(2), 3, nightly(4)])
 def test_shards_are_cut_anew(saved: int, blocking: bool, tmp_path: Path) -> None:
     run_ranks(save_shards, saved, tmp_path, blocking)
     for loading in (1, 2, 3, 4):

@@ -22,6 +22,7 @@ from accel_nb.strategies.base import Capabilities
 from accel_nb.strategies.ddp.strategy import Ddp
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 
 class Paired(Ddp):
@@ -80,7 +81,7 @@ def trained(world: World, config: dict[str, Any], paired: bool) -> list[dict[str
 RECIPES = [Recipe(), Recipe(num_samples=13, accumulate=2), Recipe(num_samples=24, accumulate=2, clip=0.3)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [nightly(2), 3])
 def test_a_dispatched_loader_trains_as_one_process_does(size: int) -> None:
     for found in run_ranks(trained, size, {"dispatch_batches": True}, False):
         for weights, recipe in zip(found, RECIPES, strict=True):
@@ -88,14 +89,14 @@ def test_a_dispatched_loader_trains_as_one_process_does(size: int) -> None:
 
 
 @pytest.mark.parametrize("dispatch", [None, True])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [nightly(2), 4])
 def test_ranks_that_share_a_model_train_as_one_process_does(size: int, dispatch: bool | None) -> None:
     for found in run_ranks(trained, size, {"dispatch_batches": dispatch}, True):
         for weights, recipe in zip(found, RECIPES, strict=True):
             assert_equal_weights(weights, by_hand(recipe))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [nightly(2), 3])
 def test_the_seeded_order_is_the_same_on_any_number_of_ranks(size: int) -> None:
     config = {"use_seedable_sampler": True, "data_seed": 4}
     alone = trained(World(), config, False)
@@ -166,7 +167,7 @@ def gathered_all(world: World, paired: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("size", "paired"), [(1, False), (2, False), (3, False), (2, True), (4, True)])
+@pytest.mark.parametrize(("size", "paired"), [(1, False), nightly(2, False), (3, False), nightly(2, True), (4, True)])
 def test_metrics_hold_each_sample_once_and_in_order(size: int, paired: bool) -> None:
     per_rank = run_ranks(gathered_all, size, paired) if size > 1 else [gathered_all(World(), paired)]
     for found in per_rank:
@@ -232,7 +233,7 @@ def all_other_lengths(world: World) -> list[tuple[str, int, dict[str, Any]]]:
     return [(case, count, other_lengths(world, case, count)) for case in PADDED for count in (16, 23, 17)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, nightly(2), 3])
 def test_losses_of_a_short_batch_count_its_samples_however_many_rows_there_are(size: int) -> None:
     per_rank = run_ranks(all_other_lengths, size) if size > 1 else [all_other_lengths(World())]
     for case, count, found in (item for results in per_rank for item in results):
@@ -324,7 +325,7 @@ def scattered(world: World) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [nightly(2), 3])
 def test_scatter_gives_each_rank_its_part(size: int) -> None:
     assert run_ranks(scattered, size) == [[[10 * rank] * 3] * size for rank in range(size)]
 

@@ -21,6 +21,7 @@ from accel_nb.runtime.world import World
 from tests.contract.test_strategy import look_of
 from tests.ranks.launch import run_ranks
 from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
+from tests.support.nightly import nightly
 
 if find_spec("deepspeed") is None:
     pytest.skip("deepspeed is an extra", allow_module_level=True)
@@ -104,7 +105,7 @@ def run_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) 
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [nightly(2), 3])
 def test_training_equals_one_process_and_comes_back(size: int) -> None:
     for found in run_ranks(trains, size):
         for (options, kind), (weights, _) in zip(itertools.product(WAYS, ["adamw", "sgd"]), found, strict=True):

@@ -240,5 +240,6 @@ def everything_else(world: World, folder: Path) -> None:
     continue_checkpoints(world, folder)
 
 
+@pytest.mark.nightly
 def test_checkpoints_transformers_and_refusals(tmp_path: Path) -> None:
     run_ranks(everything_else, 4, tmp_path, timeout_s=200)

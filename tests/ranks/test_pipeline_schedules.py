@@ -313,5 +313,6 @@ def everything_else(world: World, folder: Path) -> None:
     train_plain_loop(world)
 
 
+@pytest.mark.nightly
 def test_memory_token_weights_transformers_checkpoints_and_refusals(tmp_path: Path) -> None:
     run_ranks(everything_else, 4, tmp_path, timeout_s=200)

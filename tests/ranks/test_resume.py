@@ -406,7 +406,7 @@ def read_logs(log: Path) -> dict[int, list[int]]:
     return steps
 
 
-@pytest.mark.parametrize("loading", [1, 2, 3, 4])
+@pytest.mark.parametrize("loading", [1, 2, nightly(3), 4])
 @pytest.mark.parametrize("saved", SOME_SIZES)
 def test_after_a_kill_nothing_is_lost_and_nothing_repeated(saved: int, loading: int, tmp_path: Path) -> None:
     per_epoch = -(-NUM_SAMPLES // 6)
@@ -457,7 +457,7 @@ def train_few(world: World, folder: Path, length: int, num_epochs: int, loads: b
     return epochs
 
 
-@pytest.mark.parametrize(("saved", "loading"), [(4, 4), (4, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize(("saved", "loading"), [nightly(4, 4), nightly(4, 1), (1, 4), (3, 2)])
 def test_fewer_samples_than_ranks_and_none_at_all(saved: int, loading: int, tmp_path: Path) -> None:
     lengths = (0, 1, 3, 5)
     before, after = (

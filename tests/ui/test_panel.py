@@ -75,6 +75,7 @@ def notebook(lab: LabServer, request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("notebook", [RUN_COMPARED], indirect=True, ids=["compared"])
 def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: str, pictures: Path):
     foreign: list[str] = []

@@ -22,6 +22,7 @@ def place_of(text: str) -> int:
     return next(place for place, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_quickstart_trains_on_two_workers_and_gives_the_model_back(page: Page, lab: LabServer, pictures: Path):
     shutil.copy(NOTEBOOK, lab.root)

@@ -36,6 +36,7 @@ from accel_nb.bigmodel.safetensors_reader import SafetensorsFile, open_safetenso
 from accel_nb.errors import ConfigError, MisuseError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_sharded, save_single
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -80,7 +81,7 @@ MAPS: dict[str, Any] = {
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("offload_buffers", [False, True])
 @pytest.mark.parametrize("places", list(MAPS))
-@pytest.mark.parametrize("save", [save_single, save_sharded])
+@pytest.mark.parametrize("save", [nightly(save_single), save_sharded])
 def test_outputs_are_bit_equal_for_every_placement(tmp_path: Path, save, places: str, offload_buffers: bool) -> None:
     resident = Transformer()
     model = load_checkpoint_and_dispatch(
@@ -97,7 +98,7 @@ def test_outputs_are_bit_equal_for_every_placement(tmp_path: Path, save, places:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("no_split", [None, ["Block"], []], ids=["repeated", "named", "none"])
-@pytest.mark.parametrize("num_resident", [3, 4, 5])
+@pytest.mark.parametrize("num_resident", [nightly(3), 4, nightly(5)])
 def test_outputs_are_bit_equal_wherever_a_plan_cuts(
     tmp_path: Path, tied: bool, no_split: Any, num_resident: int
 ) -> None:
