@@ -290,6 +290,11 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "created_paths",
+        ("accelerator/plain_cells/created_paths.py",),
+        ("ProcessGroup._get_sequence_number_for_group",),
+    ),
+    PrivateUse(
         "torchscript.builtins",
         ("accelerator/plain_cells/torchscript.py",),
         ("torch.jit._builtins._get_builtin_table",),

@@ -35,6 +35,7 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unprepared_model,
 )
 from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
+from accel_nb.accelerator.plain_cells.created_paths import CreatedPaths
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
@@ -145,6 +146,8 @@ class PlainCells:
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._imported = ImportedNames()
         self._files = file_writes.PrivateFiles()
+        self._shared_files = file_writes.SharedFiles()
+        self._created_paths: CreatedPaths | None = None
         self._commands = SharedCommands(components.comm, self._files)
         self._fresh_seeds = FreshSeeds()
         self._lazy_models = LazyModels(accelerator)
@@ -219,7 +222,7 @@ class PlainCells:
         accelerator = self._accelerator
         with ExitStack() as stack:
             stack.callback(self._imported.restore)
-            self._replace_functions(stack)
+            self._replace_functions(stack, entropy)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -233,7 +236,7 @@ class PlainCells:
             try:
                 yield
             finally:
-                with self._files.writing_for_cell():
+                with self._files_of_rank.writing_for_cell():
                     at_end()
         self.last_share = self._stepper.window.share
         if self._stepper.window.has_unequal_shares:
@@ -243,8 +246,12 @@ class PlainCells:
         if self._passes.has_unused_gradients:
             warn_gradients_left(self._accelerator)
 
-    def _replace_functions(self, stack: ExitStack) -> None:
-        accelerator, world = self._accelerator, self._stepper.world
+    @property
+    def _files_of_rank(self) -> file_writes.SharedFiles | file_writes.PrivateFiles:
+        return self._shared_files if self._stepper.world.is_main else self._files
+
+    def _replace_functions(self, stack: ExitStack, entropy: int | None) -> None:
+        accelerator = self._accelerator
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
         replace((Tensor,), "backward", self._passes.wrap_method)
@@ -272,10 +279,12 @@ class PlainCells:
             for owner, name, make in chain(metrics, self._fresh_seeds.replacements()):
                 replace((owner,), name, make)
         if self._writes_once:
-            files = None if world.is_main else self._files
-            if files is not None:
-                files.begin()
-                stack.callback(files.discard)
+            if self._created_paths is None:
+                self._created_paths = CreatedPaths(accelerator.components.comm)
+            self._created_paths.begin(entropy or 0)
+            files = self._files_of_rank
+            files.begin(self._created_paths)
+            stack.callback(files.discard)
             for owner, name, make in file_writes.replacements(files):
                 replace((owner,), name, make)
         if self._writes_once and self._division.mode != "data":  # else the samples that ranks read may differ

@@ -4,7 +4,8 @@ All ranks run the code of a plain cell, so they all open the same paths for writ
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
 written and read back in one cell without waiting for the first rank. A path that such a rank removes is hidden from
-this rank, and not removed.
+this rank, and not removed. A path that the first rank has created is hidden from a rank that is not as far
+(`CreatedPaths`).
 
 Python's functions for files, ``torch.save``, ``torch.load`` and safetensors are redirected. Files that a library writes
 in C code are not.
@@ -25,12 +26,13 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
 
+from accel_nb.accelerator.plain_cells.created_paths import CreatedPaths
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 
 _MULTIPROCESS = (
@@ -54,16 +56,22 @@ Function = Callable[..., Any]
 Make = Callable[[Function], Function]
 
 
-def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
-    """Yield the functions to patch: their owner, their name, and a function that returns the replacement.
-
-    ``files`` is None on the rank that writes to the paths themselves.
-    """
+def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
+    """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
     safetensors = sys.modules.get("safetensors.torch")
-    if files is None:
+    yield threading.Thread, "start", files.make_start
+    if isinstance(files, SharedFiles):
         yield torch, "save", functools.partial(_rename_after, 1, "f")
         if safetensors is not None:
             yield safetensors, "serialize_file", functools.partial(_rename_after, 1, "filename")
+        yield builtins, "open", files.make_open
+        for owner, name, make in (
+            (io, "open", files.make_open),
+            (os, "mkdir", files.make_mkdir),
+            (os, "rename", files.make_rename),
+            (os, "replace", files.make_rename),
+        ):
+            yield from _with_holders(owner, name, make)
         return
     yield torch, "save", functools.partial(files.write_to, 1, "f")
     yield torch, "load", functools.partial(files.read_from, 0, "f")
@@ -71,12 +79,15 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
         yield safetensors, "serialize_file", functools.partial(files.write_to, 1, "filename")
     yield builtins, "open", files.make_open
     for owner, name, make in _replacements_of_os(files):
-        holders = [holder for holder in _HOLDERS if getattr(holder, name, None) is getattr(owner, name)]
-        yield owner, name, make
-        for holder in holders:
-            yield holder, name, functools.partial(_make_static, make)
+        yield from _with_holders(owner, name, make)
     yield shutil, "rmtree", files.make_rmtree
-    yield threading.Thread, "start", files.make_start
+
+
+def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:
+    holders = [holder for holder in _HOLDERS if getattr(holder, name, None) is getattr(owner, name)]
+    yield owner, name, make
+    for holder in holders:
+        yield holder, name, functools.partial(_make_static, make)
 
 
 def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
@@ -119,13 +130,11 @@ def _rename_after(position: int, name: str, plain: Function) -> Function:
     return save
 
 
-class PrivateFiles:
-    """The files that one rank wrote, the folders that it made and the paths that it removed, for this rank only."""
+class _CellFiles:
+    """The files of the cell that runs, and whether code is the cell's."""
 
     def __init__(self) -> None:
-        self._files: dict[str, io.FileIO] = {}
-        self._folders: set[str] = set()
-        self._removed: set[str] = set()
+        self.created: CreatedPaths | None = None
         # The threads that the cell's code has started, also through a library: what they write, the cell writes.
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._writes_for_cell = False
@@ -133,27 +142,113 @@ class PrivateFiles:
         # original function once the cell has ended.
         self._is_active = False
 
-    def begin(self) -> None:
-        """Redirect files from now on."""
-        self._is_active = True
+    def begin(self, created: CreatedPaths) -> None:
+        """Redirect or record files from now on."""
+        self._is_active, self.created = True, created
 
     def discard(self) -> None:
-        """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
+        """Stop."""
         self._is_active = False
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        self._folders.clear()
-        self._removed.clear()
 
     @contextmanager
     def writing_for_cell(self) -> Iterator[None]:
-        """Redirect what this package writes while the block runs, as what the cell's code writes."""
+        """Treat what this package writes while the block runs as what the cell's code writes."""
         self._writes_for_cell = True
         try:
             yield
         finally:
             self._writes_for_cell = False
+
+    def make_start(self, plain: Function) -> Function:
+        """Return a ``Thread.start`` that records the threads that the cell's code starts."""
+
+        @functools.wraps(plain)
+        def start(thread: threading.Thread) -> None:
+            if self._is_active and self._is_called_by_cell():
+                self._threads.add(thread)
+            plain(thread)
+
+        return start
+
+    def _is_called_by_cell(self) -> bool:
+        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
+        if self._writes_for_cell:
+            return True
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == __name__:
+            frame = frame.f_back
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
+                return False
+            if is_user_module(module):
+                return True
+            frame = frame.f_back
+        return threading.current_thread() in self._threads
+
+
+class SharedFiles(_CellFiles):
+    """The files of the rank that writes to the paths themselves; the other ranks know which ones it has created."""
+
+    def make_open(self, plain: Function) -> Function:
+        """Return an ``open`` that records a file that it creates."""
+
+        @functools.wraps(plain)
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(mode, str) and not set(mode).isdisjoint("wax"):
+                self._record(file)
+            return plain(file, mode, *args, **kwargs)
+
+        return open
+
+    def make_mkdir(self, plain: Function) -> Function:
+        """Return a ``mkdir`` that records the folder."""
+
+        @functools.wraps(plain)
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("dir_fd") is None:
+                self._record(path)
+            plain(path, *args, **kwargs)
+
+        return mkdir
+
+    def make_rename(self, plain: Function) -> Function:
+        """Return a ``rename`` that records the new path."""
+
+        @functools.wraps(plain)
+        def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+            if kwargs.get("dst_dir_fd") is None:
+                self._record(dst)
+            plain(src, dst, **kwargs)
+
+        return rename
+
+    def _record(self, path: Any) -> None:
+        """Record a path that the cell's code is about to create, unless it exists."""
+        if not self._is_active or self.created is None or not _is_path(path):
+            return
+        full = _abspath(path)
+        if not full.startswith(_SYSTEM) and not _exists(full) and self._is_called_by_cell():
+            self.created.record(full)
+
+
+class PrivateFiles(_CellFiles):
+    """The files that one rank wrote, the folders that it made and the paths that it removed, for this rank only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, io.FileIO] = {}
+        self._folders: set[str] = set()
+        self._removed: set[str] = set()
+
+    def discard(self) -> None:
+        """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
+        super().discard()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        self._folders.clear()
+        self._removed.clear()
 
     def signatures(self) -> dict[str, Any]:
         """Return, for each path that this rank has changed, what tells versions of the path itself apart."""
@@ -176,17 +271,6 @@ class PrivateFiles:
                     file.seek(0)
                     file.truncate()
                     shutil.copyfileobj(source, file)
-
-    def make_start(self, plain: Function) -> Function:
-        """Return a ``Thread.start`` that records the threads that the cell's code starts."""
-
-        @functools.wraps(plain)
-        def start(thread: threading.Thread) -> None:
-            if self._is_active and self._is_called_by_cell():
-                self._threads.add(thread)
-            plain(thread)
-
-        return start
 
     def write_to(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
@@ -220,7 +304,11 @@ class PrivateFiles:
             if not self._is_active or not _is_path(file) or kwargs.get("opener") is not None:
                 return plain(file, mode, *args, **kwargs)
             if not isinstance(mode, str) or set(mode).isdisjoint("wax+"):
-                return plain(self._find(file) if self._has_changes else file, mode, *args, **kwargs)
+                opened = plain(self._find(file) if self._has_changes else file, mode, *args, **kwargs)
+                if self._is_ahead(_abspath(file)):  # the first rank has created it just now
+                    opened.close()
+                    _raise_os_error(errno.ENOENT, file)
+                return opened
             if not self._redirects(file):
                 return plain(file, mode, *args, **kwargs)
             if "x" in mode and _abspath(file) in self._files:
@@ -244,7 +332,10 @@ class PrivateFiles:
             if full in self._folders and not _exists(full):
                 return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
-            return (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
+            result = (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
+            if self._is_ahead(full):  # the first rank has created it just now
+                _raise_os_error(errno.ENOENT, path)
+            return result
 
         return status
 
@@ -299,7 +390,9 @@ class PrivateFiles:
             else:  # the first rank has renamed it already
                 self._removed.discard(new)
             self._files |= files
-            self._folders |= folders
+            self._add_folders(folders)
+            if self.created is not None:
+                self.created.include(new)
 
         return rename
 
@@ -315,7 +408,7 @@ class PrivateFiles:
             if full in self._folders or full in self._files:
                 _raise_os_error(errno.EEXIST, path)
             self._require_folder(full, path)
-            self._folders.add(full)
+            self._add_folders([full])
 
         return mkdir
 
@@ -343,7 +436,8 @@ class PrivateFiles:
 
     @property
     def _has_changes(self) -> bool:
-        return self._is_active and bool(self._files or self._folders or self._removed)
+        has_created = self.created is not None and self.created.has_paths()
+        return self._is_active and bool(self._files or self._folders or self._removed or has_created)
 
     def _entries(self, path: Any) -> list[Any]:
         """Return the entries of a folder, with this rank's changes."""
@@ -378,22 +472,6 @@ class PrivateFiles:
             return True
         return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
 
-    def _is_called_by_cell(self) -> bool:
-        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
-        if self._writes_for_cell:
-            return True
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == __name__:
-            frame = frame.f_back
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
-                return False
-            if is_user_module(module):
-                return True
-            frame = frame.f_back
-        return threading.current_thread() in self._threads
-
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
         """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
         full = _abspath(path)
@@ -409,6 +487,8 @@ class PrivateFiles:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
                 self._files.pop(next(iter(self._files))).close()
+            if self.created is not None:
+                self.created.include(full)
             self._files[full] = file  # pyright: ignore[reportArgumentType]
         return _descriptor_path(self._files[full])
 
@@ -434,8 +514,19 @@ class PrivateFiles:
         self._folders -= {path for path in self._folders if _is_in(path, full)}
         self._removed.add(full)
 
+    def _add_folders(self, paths: Iterable[str]) -> None:
+        self._folders.update(paths)
+        if self.created is not None:
+            for path in paths:
+                self.created.include(path)
+
     def _is_removed(self, full: str) -> bool:
-        return any(_is_in(full, path) for path in self._removed)
+        return any(_is_in(full, path) for path in self._removed) or self._is_ahead(full)
+
+    def _is_ahead(self, full: str) -> bool:
+        """Whether the first rank has created a path that this rank has neither reached nor created itself."""
+        is_own = full in self._files or full in self._folders
+        return self._is_active and self.created is not None and not is_own and self.created.is_ahead(full)
 
 
 class _Entry:

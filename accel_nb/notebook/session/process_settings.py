@@ -53,11 +53,11 @@ def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     """Return the settings of ``now`` that ``before`` lacks or that differ; of a dict, the items that do."""
     found: dict[str, Any] = {}
     for name, value in now.items():
-        known = before.get(name)
+        known: Any = before.get(name)
         if name in before and known == value:
             continue
-        is_item_wise = isinstance(value, dict) and isinstance(known, dict)
-        found[name] = find_changes(known, value) if is_item_wise else value
+        has_items = isinstance(value, dict) and isinstance(known, dict)
+        found[name] = find_changes(known, value) if has_items else value
     return found
 
 

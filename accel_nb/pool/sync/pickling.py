@@ -33,6 +33,7 @@ import cloudpickle
 
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_array
+from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
@@ -418,6 +419,8 @@ class _Pickler(cloudpickle.Pickler):
             self._sent[id(obj)] = obj
         if is_plain_array(obj):
             return self._reduce_array(obj)
+        if is_memory_map(obj):
+            return reduce_memory_map(obj, omits_data=self._kept_names is not None)
         torch = sys.modules.get("torch")
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
