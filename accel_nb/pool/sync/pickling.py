@@ -396,7 +396,7 @@ class _Pickler(cloudpickle.Pickler):
         self._by_identity = by_identity
         self._kept_names = kept_names
         # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
-        self._omits_gradients = kept_names is None
+        self._is_returned = kept_names is None
         self._blocks = MemoryBlocks()
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
@@ -420,7 +420,7 @@ class _Pickler(cloudpickle.Pickler):
         if is_plain_array(obj):
             return self._reduce_array(obj)
         if is_memory_map(obj):
-            return reduce_memory_map(obj, omits_data=self._kept_names is not None)
+            return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
         torch = sys.modules.get("torch")
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
@@ -503,7 +503,7 @@ class _Pickler(cloudpickle.Pickler):
             gradient = tensor.grad if tensor.retains_grad else None
             return _rebuild_inner_tensor, (held, name, layout, device, gradient)
         arguments = held, name, layout, tensor.requires_grad, is_parameter, device
-        hooks, gradient = gradient_hooks(tensor), None if is_parameter and self._omits_gradients else tensor.grad
+        hooks, gradient = gradient_hooks(tensor), None if is_parameter and self._is_returned else tensor.grad
         if gradient is not None and type(gradient) is not torch.Tensor:
             gradient = None
         own = tensor_attributes(tensor)
