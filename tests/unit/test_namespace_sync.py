@@ -357,3 +357,36 @@ def test_functions_of_one_closure_share_their_variables_there_too(sides):
     sides.ship("read")
     assert sides.worker["add"]() is sides.worker["add"]
     assert sides.worker["read"]() == 1
+
+
+class Slotted:
+    __slots__ = ("count", "spare", "values")
+
+    def __init__(self) -> None:
+        self.count, self.values, self.spare = 0, [], "set"
+
+
+class Mixed(Slotted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = {}
+
+
+@pytest.mark.parametrize("kind", [Slotted, Mixed])
+def test_attributes_in_slots_come_back_in_place(sides, kind):
+    held = sides.kernel["held"] = kind()
+    values = held.values
+    sides.ship("held")
+    before = sides.snapshot("held")
+    worker = sides.worker["held"]
+    worker.count += 1
+    worker.values.append(2)
+    del worker.spare
+    if kind is Mixed:
+        worker.more["a"] = 1
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["held"] is held
+    assert (held.count, held.values, hasattr(held, "spare")) == (1, [2], False)
+    assert held.values is values
+    if kind is Mixed:
+        assert held.more == {"a": 1}

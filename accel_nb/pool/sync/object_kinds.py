@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import types
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -60,11 +62,49 @@ def is_training_object(value: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object; None if it has none of its own."""
+    """Return the attributes of an object, those in slots included; None if it can have none of its own."""
     try:
-        return vars(value)
+        own = vars(value)
     except Exception:  # the class has no attributes, and a ``__getattr__`` that may raise anything
-        return None
+        own = None
+    slots = _slots(type(value))
+    if not slots:
+        return own
+    return {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)} | (own or {})
+
+
+def set_attributes(value: Any, attributes: Mapping[str, Any], *, is_complete: bool = True) -> None:
+    """Set attributes of an object, as `attributes_of` returns them; if they are complete, delete all others."""
+    slots = _slots(type(value))
+    for name, slot in slots.items():
+        if name in attributes:
+            slot.__set__(value, attributes[name])
+        elif is_complete and _is_set(slot, value):
+            slot.__delete__(value)
+    rest = {name: item for name, item in attributes.items() if name not in slots}
+    if is_complete and hasattr(value, "__dict__"):
+        vars(value).clear()
+    if rest:
+        vars(value).update(rest)
+
+
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return the slots that a class and its bases declare by ``__slots__``, by name."""
+    return {
+        name: item
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for name, item in vars(base).items()
+        if isinstance(item, types.MemberDescriptorType)
+    }
+
+
+def _is_set(slot: types.MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
 
 
 def is_loader(value: Any) -> bool:

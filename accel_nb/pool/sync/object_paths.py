@@ -21,6 +21,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_tensor,
     is_training_object,
+    set_attributes,
     set_generator_state,
 )
 from accel_nb.runtime.tensors.overlap import overwrite
@@ -144,7 +145,7 @@ def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, item in itertools.islice(vars(value).items(), MAX_ITEMS):
+    for name, item in itertools.islice((attributes_of(value) or {}).items(), MAX_ITEMS):
         if name.isidentifier():
             yield f"attribute:{name}", item
 
@@ -171,7 +172,6 @@ def is_plain_object(value: Any) -> bool:
         and not hasattr(kind, "__setstate__")
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
-        and not any(vars(base).get("__slots__") for base in kind.__mro__)
         and not is_training_object(value)
         and not is_loader(value)
         and not is_tensor(value)
@@ -273,13 +273,10 @@ def set_content(value: Any, content: Any) -> None:
         if isinstance(value, defaultdict):
             value.default_factory = factory
         _set_attributes(value, own)
-    elif content.is_complete:
-        _set_attributes(value, content.values)
     else:
-        vars(value).update(content.values)
+        set_attributes(value, content.values, is_complete=content.is_complete)
 
 
 def _set_attributes(value: Any, own: Mapping[str, Any] | None) -> None:
     if own is not None:
-        vars(value).clear()
-        vars(value).update(own)
+        set_attributes(value, own)
