@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -390,3 +391,17 @@ def test_attributes_in_slots_come_back_in_place(sides, kind):
     assert held.values is values
     if kind is Mixed:
         assert held.more == {"a": 1}
+
+
+def test_a_method_of_a_list_changes_the_list_of_the_notebook(sides):
+    losses, names = [], set()
+    sides.kernel.update(losses=losses, record=losses.append, add=functools.partial(names.add, "a"))
+    sides.ship("record", "add")
+    before = sides.snapshot("record", "add")
+    sides.worker["record"](0.5)
+    sides.worker["add"]()
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["losses"] is losses
+    assert (losses, names) == ([0.5], {"a"})
+    sides.kernel["record"](0.25)
+    assert losses == [0.5, 0.25]

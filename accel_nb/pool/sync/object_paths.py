@@ -87,7 +87,8 @@ def _has_only_atoms(value: Any) -> bool:
 def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
     is_container = isinstance(value, list | tuple | dict)
     for step, child in _steps(value):
-        if isinstance(child, _ATOMS) or id(child) in seen or len(found) >= MAX_PARTS:
+        is_atom = isinstance(child, _ATOMS) and not _is_builtin_method(child)
+        if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
             continue
         below = f"{path}@{step}"
         seen.add(id(child))
@@ -123,6 +124,8 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "function", value.__func__
+    elif _is_builtin_method(value):
+        yield "self", value.__self__
     elif isinstance(value, functools.partial):
         yield "function", value.func
         yield from ((f"argument:{index}", item) for index, item in enumerate(value.args))
@@ -156,7 +159,8 @@ def has_references(value: Any) -> bool:
         return _is_pickled_by_value(value) and bool(
             value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
         )
-    return isinstance(value, types.MethodType | functools.partial) or is_plain_object(value)
+    is_bound = isinstance(value, types.MethodType | functools.partial) or _is_builtin_method(value)
+    return is_bound or is_plain_object(value)
 
 
 def is_plain_object(value: Any) -> bool:
@@ -176,6 +180,11 @@ def is_plain_object(value: Any) -> bool:
         and not is_loader(value)
         and not is_tensor(value)
     )
+
+
+def _is_builtin_method(value: Any) -> bool:
+    """Return whether a value is a method of an object of a built-in type, such as the ``append`` of a list."""
+    return isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type | None)
 
 
 def _is_pickled_by_value(function: types.FunctionType) -> bool:
