@@ -291,7 +291,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "created_paths",
-        ("accelerator/plain_cells/created_paths.py",),
+        ("runtime/distributed/process_group.py",),
         ("ProcessGroup._get_sequence_number_for_group",),
     ),
     PrivateUse(

@@ -12,9 +12,8 @@ import json
 import os
 from typing import BinaryIO
 
-import torch.distributed as dist
-
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import DefaultGroup
 
 
 class CreatedPaths:
@@ -31,7 +30,7 @@ class CreatedPaths:
         self._size = 0
         self._file: BinaryIO | None = None
         place: list[str] | None = None
-        if comm.world.is_main and _counts_collectives():
+        if comm.world.is_main and DefaultGroup.num_collectives() is not None:
             self._file = os.fdopen(os.memfd_create("accel_nb_created_paths"), "r+b", buffering=0)
             place = [f"/proc/{self._process}/fd/{self._file.fileno()}", os.urandom(16).hex()]
             self._file.write(f"{place[1]}\n".encode())
@@ -56,14 +55,14 @@ class CreatedPaths:
     def record(self, path: str) -> None:
         """Record that the first rank is about to create an absolute path."""
         if self._file is not None:
-            self._file.write(json.dumps([self._cell, _num_collectives(), path]).encode() + b"\n")
+            self._file.write(json.dumps([self._cell, DefaultGroup.num_collectives(), path]).encode() + b"\n")
 
     def is_ahead(self, path: str) -> bool:
         """Whether the first rank has created an absolute path, or a folder above it, and this rank is not as far."""
         self._read()
         if not self._ahead or os.getpid() != self._process:  # a loader's process does not count collectives
             return False
-        now = _num_collectives()
+        now = DefaultGroup.num_collectives() or 0
         while True:
             if self._ahead.get(path, -1) >= now:
                 return True
@@ -91,15 +90,3 @@ class CreatedPaths:
             cell, num_collectives, path = json.loads(line)
             if cell == self._cell:
                 self._ahead[path] = num_collectives
-
-
-def _counts_collectives() -> bool:
-    try:
-        return _num_collectives() >= 0
-    except RuntimeError:  # the backend has no such count
-        return False
-
-
-def _num_collectives() -> int:
-    """Return how many collectives of the default group this rank has started."""
-    return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]

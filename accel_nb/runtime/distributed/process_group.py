@@ -102,6 +102,14 @@ class DefaultGroup:
         return dist.get_backend()
 
     @staticmethod
+    def num_collectives() -> int | None:
+        """Return how many collectives this rank has started in the open group; None if its backend does not count."""
+        try:
+            return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+        except RuntimeError:
+            return None
+
+    @staticmethod
     def world_of_open_group() -> World:
         """Return the world of the open default group, assuming that all ranks are on one machine."""
         rank, size = dist.get_rank(), dist.get_world_size()
