@@ -428,12 +428,13 @@ def writes_in_every_way(world: World, folder: str, is_main_ahead: bool) -> dict[
 
     Either rank 0 has done all before the others begin, or they have done all before it begins.
     """
-    waits = world.is_main != is_main_ahead
-    if waits:
-        torch.distributed.barrier()
-    found = write_in_every_way(world, folder)
-    if not waits:
-        torch.distributed.barrier()
+    with plain_cells(world):
+        waits = world.is_main != is_main_ahead
+        if waits:
+            torch.distributed.barrier()
+        found = write_in_every_way(world, folder)
+        if not waits:
+            torch.distributed.barrier()
     return found
 
 
@@ -442,37 +443,36 @@ def write_in_every_way(world: World, folder: str) -> dict[str, Any]:
     place = Path(folder)
     found: dict[str, Any] = {}
     os.chdir(folder)
-    with plain_cells(world):
-        with open("best.pt", "wb") as file:
-            torch.save({"of": mine}, file)
-        found["handle"] = torch.load("best.pt")["of"]
-        torch.save(obj={"of": mine}, f=place / "named.pt")
-        found["path"] = torch.load(f=place / "named.pt")["of"]
-        os.makedirs("runs/one", exist_ok=True)
-        Path("runs/one/log.txt").write_text(mine)
-        found["text"] = Path("runs/one/log.txt").read_text()
-        np.save("runs/array.npy", np.full(3, world.rank))
-        found["array"] = int(np.load("runs/array.npy")[0])
-        with open("runs/history.jsonl", "a") as file:
-            file.write(f"{mine}\n")
-        with open("earlier.txt", "a") as file:
-            file.write(f"{mine}\n")
-        found["appended"] = Path("earlier.txt").read_text()
-        Path("part.tmp").write_text(mine)
-        os.replace("part.tmp", "whole.txt")
-        found["replaced"] = (Path("whole.txt").read_text(), os.path.exists("part.tmp"))
-        os.remove("unwanted.txt")
-        shutil.rmtree("old")
-        found["removed"] = (os.path.exists("unwanted.txt"), Path("old/file.txt").exists())
-        found["listed"] = sorted(os.listdir("runs")), sorted(path.name for path in Path("runs").glob("*.npy"))
-        found["size"] = os.path.getsize("whole.txt") == len(mine)
-        with pytest.raises(FileNotFoundError, match="missing/file"):
-            Path("missing/file").write_text("")
-        with pytest.raises(FileNotFoundError, match="unwanted"):
-            Path("unwanted.txt").read_text()
-        handler = logging.FileHandler("train.log")
-        handler.emit(logging.makeLogRecord({"msg": mine}))
-        handler.close()
+    with open("best.pt", "wb") as file:
+        torch.save({"of": mine}, file)
+    found["handle"] = torch.load("best.pt")["of"]
+    torch.save(obj={"of": mine}, f=place / "named.pt")
+    found["path"] = torch.load(f=place / "named.pt")["of"]
+    os.makedirs("runs/one", exist_ok=True)
+    Path("runs/one/log.txt").write_text(mine)
+    found["text"] = Path("runs/one/log.txt").read_text()
+    np.save("runs/array.npy", np.full(3, world.rank))
+    found["array"] = int(np.load("runs/array.npy")[0])
+    with open("runs/history.jsonl", "a") as file:
+        file.write(f"{mine}\n")
+    with open("earlier.txt", "a") as file:
+        file.write(f"{mine}\n")
+    found["appended"] = Path("earlier.txt").read_text()
+    Path("part.tmp").write_text(mine)
+    os.replace("part.tmp", "whole.txt")
+    found["replaced"] = (Path("whole.txt").read_text(), os.path.exists("part.tmp"))
+    os.remove("unwanted.txt")
+    shutil.rmtree("old")
+    found["removed"] = (os.path.exists("unwanted.txt"), Path("old/file.txt").exists())
+    found["listed"] = sorted(os.listdir("runs")), sorted(path.name for path in Path("runs").glob("*.npy"))
+    found["size"] = os.path.getsize("whole.txt") == len(mine)
+    with pytest.raises(FileNotFoundError, match="missing/file"):
+        Path("missing/file").write_text("")
+    with pytest.raises(FileNotFoundError, match="unwanted"):
+        Path("unwanted.txt").read_text()
+    handler = logging.FileHandler("train.log")
+    handler.emit(logging.makeLogRecord({"msg": mine}))
+    handler.close()
     return found
 
 

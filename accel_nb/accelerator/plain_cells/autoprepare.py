@@ -275,7 +275,7 @@ class PlainCells:
             replace((owner,), name, torchscript.compile_plain_model)
         if self._stepper.world.size > 1:
             replace((Tensor,), "data", self._gradient_data.make_property)
-            metrics = metric_gathering.replacements(self._gathers_metrics)
+            metrics = metric_gathering.replacements(self._gathers_metrics, self._is_for_one_process)
             for owner, name, make in chain(metrics, self._fresh_seeds.replacements()):
                 replace((owner,), name, make)
         if self._writes_once:
@@ -384,6 +384,10 @@ class PlainCells:
         """Return whether ranks have metrics of shares; a library's trainer decides by itself what its ranks read."""
         libraries = metric_gathering.METRIC_LIBRARIES
         return self._division.has_read_shares or is_run_by_library(self._namespace, besides=libraries)
+
+    def _is_for_one_process(self, module: str) -> bool:
+        """Return whether a module is the user's, in a cell whose code does not ask for its rank."""
+        return self._writes_once and is_user_module(module)
 
     def _end_division(self) -> None:
         self._division.end_cell()

@@ -1,7 +1,7 @@
-"""Metrics of libraries that gather their states from all ranks by themselves, as those of torchmetrics do.
+"""Code that gathers from all ranks where torch.distributed is in use: metrics of libraries, and helpers of users.
 
-Such a library gathers wherever torch.distributed is in use. If every rank reads whole batches, each has the metric of
-all samples already, and gathering would count every sample once for each rank.
+If every rank reads whole batches, each has the metric of all samples already: gathering would count every sample once
+for each rank, and a rate that is scaled by the number of processes would be too high.
 """
 
 from __future__ import annotations
@@ -18,17 +18,28 @@ METRIC_LIBRARIES = ("torchmetrics",)
 """Libraries that gather if torch.distributed is available and initialized."""
 
 
-def replacements(gathers: Callable[[], bool]) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-    """Yield the functions to replace, so that libraries of metrics gather only where ``gathers()`` returns True."""
-    yield dist, "is_available", functools.partial(_wrap_is_available, gathers)
+def replacements(
+    gathers: Callable[[], bool], is_users: Callable[[str], bool]
+) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+    """Yield the functions to replace, so that torch.distributed is in use only where ``gathers()`` returns True.
+
+    This applies to libraries of metrics, and to the modules for whose names ``is_users`` returns True.
+    """
+    for name in ("is_available", "is_initialized"):
+        yield dist, name, functools.partial(_wrap, gathers, is_users)
 
 
-def _wrap_is_available(gathers: Callable[[], bool], plain: Callable[[], bool]) -> Callable[[], bool]:
+def _wrap(
+    gathers: Callable[[], bool], is_users: Callable[[str], bool], plain: Callable[[], bool]
+) -> Callable[[], bool]:
     @functools.wraps(plain)
-    def is_available() -> bool:
+    def is_in_use() -> bool:
         if torch.compiler.is_compiling():  # which cannot compile a look at the caller
             return plain()
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        return plain() and (caller.partition(".")[0] not in METRIC_LIBRARIES or gathers())
+        if not plain():
+            return False
+        is_alone = caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
+        return not is_alone or gathers()
 
-    return is_available
+    return is_in_use
