@@ -49,7 +49,13 @@ class ImportedNames:
 
 
 def _forward_to(owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls what ``owner`` has as ``name`` at the time: it may be replaced again."""
+    """Return a function that calls what ``owner`` has as ``name`` at the time: it may be replaced again.
+
+    A replacement with the attribute ``looks_at_caller`` is returned itself, so that its caller is the user's code.
+    """
+    replacement = getattr(owner, name)
+    if getattr(replacement, "looks_at_caller", False):
+        return replacement
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:

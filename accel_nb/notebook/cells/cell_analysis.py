@@ -80,13 +80,17 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     if collector.optional or needed.has_more:
         surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.optional), namespace)
     mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
+    distributed = _DISTRIBUTED_NAMES & mentioned
+    if distributed == {"DistributedSampler"} and "is_initialized" in mentioned:
+        distributed = frozenset()  # the code also runs in one process, and plain cells answer as one does
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
         optional=frozenset(needed.names) - frozenset(surely_needed.names),
         used=tuple(dict.fromkeys([*collector.loaded, *needed.names])),
         bound=tuple(dict.fromkeys([*collector.stored, *needed.stored])),
-        is_explicit=bool((ACCELERATOR_NAMES | _DISTRIBUTED_NAMES) & mentioned),
-        only_reads_accelerator=not (_DISTRIBUTED_NAMES | {"Accelerator"}) & mentioned
+        is_explicit=bool(distributed or ACCELERATOR_NAMES & mentioned),
+        only_reads_accelerator=not distributed
+        and "Accelerator" not in mentioned
         and needed.only_reads
         and only_reads_accelerator(tree),
         uses_accelerator="accelerator" in mentioned,

@@ -42,4 +42,5 @@ def _wrap(
         is_alone = caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
         return not is_alone or gathers()
 
+    is_in_use.looks_at_caller = True  # type: ignore[attr-defined]
     return is_in_use
