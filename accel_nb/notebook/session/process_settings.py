@@ -31,6 +31,9 @@ _OWN_PLOT_PARAMETERS = frozenset(
 )
 """Parameters of matplotlib that belong to a process and its windows."""
 
+EXIT_WARNING = "To exit: use"
+"""IPython's warning at ``SystemExit``, which workers ignore: they report the code of the exit."""
+
 REPEATED = frozenset({"accelerate_alias"})
 """Settings that are sent with each cell: workers that cannot apply one report this each time."""
 
@@ -136,9 +139,12 @@ def _set_plot_style(values: Mapping[str, Any]) -> None:
 
 
 def _filter_to_json(entry: Any) -> list[Any] | None:
-    """Return a filter of `warnings` as JSON; None for ``error``, since the code around a cell may warn too."""
+    """Return a filter of `warnings` as JSON; None for one that stays in its process.
+
+    The code around a cell may warn too, which ``error`` would raise there, and workers have a filter of their own.
+    """
     action, message, category, module, line = entry
-    if action == "error":
+    if action == "error" or getattr(message, "pattern", None) == EXIT_WARNING:
         return None
     texts = [[item.pattern, item.flags] if isinstance(item, re.Pattern) else item for item in (message, module)]
     return [action, texts[0], category.__module__, category.__qualname__, texts[1], line]
@@ -153,9 +159,8 @@ def _set_warnings(entries: list[list[Any]]) -> None:
             filters.append((action, patterns[0], category, patterns[1], line))
     own = [entry for entry in warnings.filters if _filter_to_json(entry) is None]
     warnings.filters[:] = [*own, *filters]  # type: ignore[index]
-    warnings.filterwarnings(
-        "ignore", message="To exit: use", module="IPython"
-    )  # the call also invalidates the cache of shown warnings
+    with warnings.catch_warnings():  # which invalidates the cache of shown warnings
+        pass
 
 
 def _log_levels() -> dict[str, int]:

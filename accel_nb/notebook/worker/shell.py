@@ -23,6 +23,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 import accel_nb
+from accel_nb.notebook.session.process_settings import EXIT_WARNING
 
 PACKAGE_FOLDER = os.path.dirname(accel_nb.__file__) + os.sep
 """The folder of this package."""
@@ -266,7 +267,7 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
     shell.user_ns.pop("open", None)
     sys.__dict__.pop("ps1", None)  # libraries then assume an interactive session, and some refuse to train
     builtins.input = _no_input
-    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")
+    warnings.filterwarnings("ignore", message=EXIT_WARNING, module="IPython")
     return shell
 
 
