@@ -196,6 +196,7 @@ class PlainCells:
         self,
         *,
         may_depend_on_rank: bool = False,
+        is_partial: bool = False,
         entropy: int | None = None,
         at_end: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
@@ -204,7 +205,7 @@ class PlainCells:
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
         first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
-        on all ranks, which pass the same ``entropy``. The replacements apply to the whole process until the block ends.
+        on all ranks, which pass the same ``entropy``. A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block ends.
         ``at_end`` is called last; files that it writes are the cell's.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
@@ -222,7 +223,9 @@ class PlainCells:
         accelerator = self._accelerator
         with ExitStack() as stack:
             stack.callback(self._imported.restore)
-            self._replace_functions(stack, entropy)
+            if self._writes_once and not is_partial:
+                self._begin_created_paths(entropy)
+            self._replace_functions(stack, None if is_partial else self._created_paths)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -250,7 +253,12 @@ class PlainCells:
     def _files_of_rank(self) -> file_writes.SharedFiles | file_writes.PrivateFiles:
         return self._shared_files if self._stepper.world.is_main else self._files
 
-    def _replace_functions(self, stack: ExitStack, entropy: int | None) -> None:
+    def _begin_created_paths(self, entropy: int | None) -> None:
+        if self._created_paths is None:
+            self._created_paths = CreatedPaths(self._accelerator.components.comm)
+        self._created_paths.begin(entropy or 0)
+
+    def _replace_functions(self, stack: ExitStack, created: CreatedPaths | None) -> None:
         accelerator = self._accelerator
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
@@ -279,11 +287,8 @@ class PlainCells:
             for owner, name, make in chain(metrics, self._fresh_seeds.replacements()):
                 replace((owner,), name, make)
         if self._writes_once:
-            if self._created_paths is None:
-                self._created_paths = CreatedPaths(accelerator.components.comm)
-            self._created_paths.begin(entropy or 0)
             files = self._files_of_rank
-            files.begin(self._created_paths)
+            files.begin(created)
             stack.callback(files.discard)
             for owner, name, make in file_writes.replacements(files):
                 replace((owner,), name, make)

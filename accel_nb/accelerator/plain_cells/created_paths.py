@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from typing import BinaryIO
 
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -46,6 +47,8 @@ class CreatedPaths:
                 self._file = None
             else:
                 self._size = self._file.tell()
+        if self._file is not None:
+            weakref.finalize(self, self._file.close)
 
     def begin(self, cell: int) -> None:
         """Begin a cell, which has the same number on all ranks."""

@@ -142,7 +142,7 @@ class _CellFiles:
         # original function once the cell has ended.
         self._is_active = False
 
-    def begin(self, created: CreatedPaths) -> None:
+    def begin(self, created: CreatedPaths | None) -> None:
         """Redirect or record files from now on."""
         self._is_active, self.created = True, created
 

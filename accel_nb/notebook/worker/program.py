@@ -357,6 +357,7 @@ class CellProgram:
                     stack.enter_context(
                         cells.run_cell(
                             may_depend_on_rank=request.may_depend_on_rank,
+                            is_partial=request.is_partial,
                             entropy=request.entropy,
                             at_end=self._close_event_writers,
                         )
