@@ -205,7 +205,9 @@ class PlainCells:
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
         ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
         first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
-        on all ranks, which pass the same ``entropy``. A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block ends.
+        on all ranks, which pass the same ``entropy``.
+        A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block
+        ends.
         ``at_end`` is called last; files that it writes are the cell's.
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
