@@ -147,7 +147,7 @@ class _CellFiles:
         self._is_active, self.created = True, created
 
     def discard(self) -> None:
-        """Stop."""
+        """Stop redirecting or recording files."""
         self._is_active = False
 
     @contextmanager
@@ -188,7 +188,7 @@ class _CellFiles:
 
 
 class SharedFiles(_CellFiles):
-    """The files of the rank that writes to the paths themselves; the other ranks know which ones it has created."""
+    """The files of the rank that writes to the paths themselves. It records the created ones for the other ranks."""
 
     def make_open(self, plain: Function) -> Function:
         """Return an ``open`` that records a file that it creates."""
