@@ -18,7 +18,8 @@ from torch.autograd import Function
 from accel_nb.accelerator.model_division.reachable_state import IsUserModule
 
 _CHECKPOINT = torch.utils.checkpoint.__file__
-_APPLY = Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
+# Python code up to torch 2.14, a builtin from 2.15 on.
+_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 _HOOK = torch.Tensor.register_hook.__code__
 
 
@@ -46,15 +47,23 @@ class BackwardCode:
             sys.setprofile(earlier)
 
     def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call":
-            return
+        if event == "call":
+            self._observe_call(frame)
+        elif event == "c_call" and getattr(argument, "__name__", None) == "apply":
+            self._observe_apply(getattr(argument, "__self__", None))
+
+    def _observe_call(self, frame: FrameType) -> None:
         code = frame.f_code
         if code is _APPLY:
-            self.has_own_gradients |= self._is_user_module(frame.f_locals["cls"].__module__)
+            self._observe_apply(frame.f_locals["cls"])
         elif code is _HOOK:
             self.has_own_gradients |= self._is_user_module(_caller_of(frame))
         elif code.co_filename == _CHECKPOINT:
             self.has_checkpoints = True
+
+    def _observe_apply(self, called_on: Any) -> None:
+        if isinstance(called_on, type) and issubclass(called_on, Function):
+            self.has_own_gradients |= self._is_user_module(called_on.__module__)
 
 
 def _caller_of(frame: FrameType) -> str | None:
