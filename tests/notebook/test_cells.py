@@ -88,6 +88,16 @@ def test_magics_shell_commands_and_await_work(kernel):
     assert "from the shell" in output.stdout.splitlines()[0]
 
 
+def test_times_and_progress_bars_are_no_difference_between_ranks(kernel):
+    output = done(kernel, "import time\nprint(f'took {time.perf_counter()} s')\n%time sum(range(9))")
+    assert output.texts[1:] == ["36"], "only the value of the last line follows the receipt"
+    bar = "from tqdm import tqdm\nfor number in tqdm(range(3000)):\n    if number % 1000 == 0: print(number)"
+    assert done(kernel, bar).texts[1:] == []
+    assert done(kernel, "import os\nprint('x' * os.getpid())").texts[1:] == [
+        "rank 1 printed 1 line: `%accelerate logs 1`"
+    ]
+
+
 def test_other_ranks_are_folded_and_shown_on_demand(kernel):
     body = "print('rank', accelerator.process_index)"
     output = done(kernel, body)

@@ -36,6 +36,7 @@ MAX_SHOWN_BYTES = 1024 * 1024
 """After this many bytes of a cell, text is only logged; its last lines are shown when the cell ends."""
 MAX_STORED_DISPLAYS = 32
 """How many rich outputs are stored for `%accelerate attach`."""
+_NUMBER = re.compile(r"-?\d[\d.,:]*(?:e[-+]?\d+)?(?: ?[nuµμm]?s\b)?")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -52,12 +53,15 @@ class CellOutput:
         shown_ranks: Collection[int],
         is_new: bool,
         prefix: Callable[[int], str] | None = None,
+        is_same_on_ranks: bool = False,
     ) -> None:
+        """``is_same_on_ranks``: whether ranks print the same text but for times, process numbers and the like."""
         self._specs = specs
         self._has_prefix = prefix is not None or len(shown_ranks) > 1
         self._prefix = prefix or "[rank {}] ".format
         self._panel = panel
         self._shown_ranks = set(shown_ranks)
+        self._is_same_on_ranks = is_same_on_ranks
         self._reports: dict[int, WorkerPrepared] = {}
         self._decoders: dict[tuple[int, str], Decoder] = {}
         self._waiting: list[tuple[str, str]] = []
@@ -68,6 +72,8 @@ class CellOutput:
         self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MAX_STORED_DISPLAYS)
         self._last_lines: list[str] = []
         self.logs = {rank: RankLog() for rank in range(len(specs))}
+        # Compared where ranks do the same; the other stream has progress bars, whose text depends on the time.
+        self._stdout = {rank: RankLog() for rank in range(len(specs))}
         self.memory: dict[int, MemorySample] = {}
         """The last memory sample of each rank."""
         self._receipt = DisplayHandle()
@@ -96,6 +102,8 @@ class CellOutput:
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Log a rank's output, and show it if the rank is among the shown ones."""
         self.logs[rank].write(data)
+        if stream == "stdout":
+            self._stdout[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > MAX_SHOWN_BYTES:
             return
         self._ensure_receipt()
@@ -274,13 +282,19 @@ class CellOutput:
 
     def _hidden_rank_lines(self) -> list[str]:
         """Return a line for each rank whose text is not shown, unless a shown rank printed the same."""
-        shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
+        shown = [self._compared_text(rank) for rank in self._shown_ranks]
         hidden = [
             f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._all_lines_hint.format(rank)}"
             for rank, log in self.logs.items()
-            if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
+            if rank not in self._shown_ranks and log.num_bytes and self._compared_text(rank) not in shown
         ]
         return hidden[:4] + ([f"and {len(hidden) - 4} more ranks"] if len(hidden) > 4 else [])
+
+    def _compared_text(self, rank: int) -> str:
+        """Return all text, or if ranks do the same, standard output without numbers: each measures its own times."""
+        if not self._is_same_on_ranks:
+            return self.logs[rank].text()
+        return _NUMBER.sub("0", self._stdout[rank].text())
 
 
 class ConsoleOutput(CellOutput):

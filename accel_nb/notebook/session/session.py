@@ -289,7 +289,12 @@ class Session:
         controls.show_message, controls.record_event = panel.show_action_result, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.line_prefix
         output = make_output(
-            specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
+            specs,
+            panel=panel,
+            shown_ranks=range(len(specs)) if prefix else shown,
+            is_new=is_new,
+            prefix=prefix,
+            is_same_on_ranks=not names.is_explicit and cell.call is None and config.divide != "data",
         )
         self.logs = output.logs
         lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]

@@ -33,6 +33,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_optimizer,
     is_plain_array,
     is_scheduler,
+    is_sparse,
     is_tensor,
     is_training_object,
     training_kinds,
@@ -199,7 +200,7 @@ def _packing_order(value: Any) -> tuple[int, int]:
         return 0, 0
     if is_training_object(value):
         return (1 if is_module(value) else 2), 0
-    if is_tensor(value) or is_plain_array(value):
+    if (is_tensor(value) and not is_sparse(value)) or is_plain_array(value):
         return 3, -value.nbytes
     return (3 if type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4), 0
 

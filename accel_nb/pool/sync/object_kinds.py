@@ -27,6 +27,11 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_sparse(tensor: Any) -> bool:
+    """Return whether a tensor has a layout other than strides, and so no number of bytes."""
+    return tensor.layout is not sys.modules["torch"].strided
+
+
 def is_plain_array(value: Any) -> bool:
     """Return whether the value is an array of NumPy's own class, not of a subclass."""
     numpy = sys.modules.get("numpy")
