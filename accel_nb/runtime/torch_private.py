@@ -316,6 +316,12 @@ PRIVATE_USES = (
         ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),
     ),
     PrivateUse(
+        "compile.skip",
+        ("accelerator/model_division/uncompiled_code.py",),
+        ("torch._dynamo.trace_rules.add",),
+        fallback="torch.compile in a plain cell leaves models uncompiled that are divided among the workers",
+    ),
+    PrivateUse(
         "model_division",
         (
             "accelerator/model_division/divided_calls.py",

@@ -38,6 +38,7 @@ from accel_nb.accelerator.model_division.row_layout import (
     signature_of,
 )
 from accel_nb.accelerator.model_division.row_random import RecordedDims, RowRandom
+from accel_nb.accelerator.model_division.uncompiled_code import leave_uncompiled
 from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
@@ -122,6 +123,7 @@ class DividedCalls:
         calls = CallsByState(self._is_user_module)
         self._calls.add(calls)
         reference = weakref.ref(model)
+        call = leave_uncompiled(self._call)
         shards_params = self._stepper.strategy.capabilities.shards_params
 
         def divided(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +137,7 @@ class DividedCalls:
                 return forward(*args, **kwargs)
             called = reference()
             assert called is not None, "a model exists during its own call"
-            return self._call(calls, called, forward, args, kwargs)
+            return call(calls, called, forward, args, kwargs)
 
         return divided
 

@@ -1,0 +1,31 @@
+"""torch.compile of code that calls divided models: it compiles the user's code, and none of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch._dynamo import trace_rules
+
+from accel_nb.runtime.torch_private import is_checked
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def leave_uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function of this package that torch.compile leaves as it is; the user's code that it calls is compiled.
+
+    On a torch that was not checked, the user's code that it calls is not compiled either.
+    """
+    if is_checked("compile.skip"):
+        _skip_package()
+        return function
+    return torch.compiler.disable(function)
+
+
+@cache
+def _skip_package() -> None:
+    trace_rules.add(__name__.partition(".")[0])
