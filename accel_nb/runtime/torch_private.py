@@ -351,6 +351,7 @@ PRIVATE_USES = (
             "Module._modules",
             "Module._parameters",
             "OpOverload._schema",
+            "Tensor._version",
         ),
     ),
     PrivateUse(

@@ -138,6 +138,13 @@ def test_a_loader_that_cannot_be_divided_is_read_whole_and_the_receipt_says_so(n
     assert ("no batch size" if name == "a loader without batches" else "read whole by every worker") in output.receipt
 
 
+def test_a_model_with_buffers_is_divided(kernel: Kernel) -> None:
+    output = kernel.run(SETUP + "normed = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()")
+    assert output.error is None, output.traceback
+    loop = "optimizer = torch.optim.SGD(normed.parameters(), lr=0.1)" + EVALUATING.replace("evaluated", "normed")
+    assert "batch 6 = 2 x 3 rows in Sequential" in done(kernel, loop).receipt
+
+
 def test_a_loop_that_trains_in_evaluation_mode_is_divided(kernel: Kernel) -> None:
     start = "evaluated = build().eval()\noptimizer = torch.optim.SGD(evaluated.parameters(), lr=0.1)"
     expected = on_one_device(kernel, start + EVALUATING)

@@ -21,7 +21,7 @@ class TensorWrites(TorchDispatchMode):
         for name, value in tensors:
             if type(value) in _KINDS and value.layout is torch.strided and not value.is_meta:
                 self._by_memory.setdefault(value.untyped_storage().data_ptr(), []).append((name, value))
-        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._before: dict[str, tuple[Tensor, Tensor, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,18 +38,29 @@ class TensorWrites(TorchDispatchMode):
             return
         for name, value in self._by_memory.get(tensor.untyped_storage().data_ptr(), ()):
             if name not in self._before:
-                self._before[name] = value, value.detach().clone()
+                self._before[name] = value, value.detach().clone(), _version(value)
 
     def unchanged(self) -> list[str]:
-        """Return the names of the tensors that were written and have the same values as before."""
-        return [name for name, (value, before) in self._before.items() if torch.equal(value, before)]
+        """Return the names of the tensors that were written and have the same values as before.
+
+        A broadcast of buffers by DistributedDataParallel does not count: it leaves their versions as they are.
+        """
+        return [
+            name
+            for name, (value, before, version) in self._before.items()
+            if _version(value) != version and torch.equal(value, before)
+        ]
 
     @torch.no_grad()
     def restore(self) -> dict[str, Tensor]:
         """Restore the tensors that were written; return the changed values, by name."""
         changed: dict[str, Tensor] = {}
-        for name, (value, before) in self._before.items():
+        for name, (value, before, _) in self._before.items():
             if not torch.equal(value, before):
                 changed[f"tensor {name}"] = value.detach().clone()
                 value.data.copy_(before)
         return changed
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -58,7 +58,10 @@ class LeanDdp(DistributedDataParallel):
 
         An earlier call of the model may have saved the buffers for its backward pass.
         """
+        self._assign_modules_buffers()
         buffers = tuple(self.modules_buffers)
+        if not buffers:  # the model's last buffer was removed
+            return
         with torch.autograd._unsafe_preserve_version_counter(buffers):  # pyright: ignore[reportPrivateImportUsage]
             super()._sync_buffers()
 

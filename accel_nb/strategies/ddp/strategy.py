@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -390,12 +390,17 @@ class _Replica:
             # gradients of a bucket that never fills are left unchanged, and are averaged afterwards.
             average_buckets(self.ddp)
         self._ddp_forward = self.ddp.forward
+        # DDP divides and sums a sparse gradient in place. An embedding shares its values with the gradient of its
+        # output, and so with other embeddings.
+        self._clones = [table.register_hook(_copy_gradient) for table in _sparse_tables(self.model)]
 
     def close(self) -> None:
         """Release DDP's reducer, whose hooks stay on the parameters for as long as it exists."""
         if self.ddp is not None:
             vars(self.ddp).update(reducer=None, logger=None)
             self.ddp = None
+            for handle in self._clones:
+                handle.remove()
 
 
 _UNUSED = "Some parameters took no part in the loss on this worker, so their gradients cannot be averaged."
@@ -405,6 +410,17 @@ _REMEDY = (
 )
 # Seconds to wait for the other ranks; after that the backward pass counts as incomplete on this rank only.
 _ALL_RANKS_S = 15.0
+
+
+def _copy_gradient(gradient: Tensor) -> Tensor:
+    return gradient.clone()
+
+
+def _sparse_tables(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the trained parameters whose gradients are sparse."""
+    for part in model.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
+            yield part.weight
 
 
 def _buffer_option(is_on: bool) -> dict[str, Any]:
