@@ -7,6 +7,9 @@ import pytest
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_state import setup
 
+OWN_KERNEL = True
+"""Settings of the kernel are changed."""
+
 
 def test_environment_variables_follow_the_notebook(kernel):
     read = "import os\nfound = {name: os.environ.get(name) for name in ('A_B_C', 'HOME', 'RANK')}"

@@ -7,6 +7,9 @@ import pytest
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_state import setup
 
+OWN_KERNEL = True
+"""Modules and classes that the kernel imported are changed."""
+
 
 @pytest.fixture
 def helpers(kernel, tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_state import setup
 
+OWN_KERNEL = True
+"""The memory of the kernel is limited."""
+
 MODEL = """
 import torch
 from torch import nn
