@@ -37,6 +37,7 @@ from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -373,7 +374,9 @@ def _module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
     return module if is_importable and vars(module) is namespace else None
 
 
-_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
+_VARY_WITHIN_TYPE = (
+    BaseException, type, types.FunctionType, types.MethodType, types.ModuleType, functools._lru_cache_wrapper
+)  # fmt: skip
 """Types whose objects are not all reduced in the same way."""
 
 
@@ -455,6 +458,8 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_optimizer(obj)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
+        if is_of_process(obj):
+            return reduce_of_process(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
