@@ -38,6 +38,7 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_ar
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
+from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -458,6 +459,8 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_optimizer(obj)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
+        if is_weak_mapping(obj):
+            return reduce_weak_mapping(obj)
         if is_of_process(obj):
             return reduce_of_process(obj)
         if type(obj).__module__ == "accelerate.accelerator":
