@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeVar
 
 import cloudpickle
 
+from accel_nb.pool.sync.cell_classes import reduce_class
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
@@ -466,6 +467,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
+        if isinstance(obj, type):
+            reduced = reduce_class(obj, reduced)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if _probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return _with_own_state(obj.__reduce_ex__(5))
