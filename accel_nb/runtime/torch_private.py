@@ -365,6 +365,19 @@ PRIVATE_USES = (
         ("DeviceMesh._flatten", "Module._buffers", "Module._non_persistent_buffers_set", "Module._parameters"),
     ),
     PrivateUse(
+        "call_observers",
+        ("accelerator/model_division/call_observers.py",),
+        (
+            "torch.nn.modules.module._global_backward_hooks",
+            "torch.nn.modules.module._global_backward_pre_hooks",
+            "torch.nn.modules.module._global_forward_hooks",
+            "torch.nn.modules.module._global_forward_pre_hooks",
+            "torch.overrides._get_current_function_mode_stack",
+            "torch.utils._device.DeviceContext",
+            "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+        ),
+    ),
+    PrivateUse(
         "base_layers",
         (
             "accelerator/plain_cells/loss_proof.py",

@@ -34,7 +34,7 @@ OTHERS = {
 }  # fmt: skip
 """Private names of other libraries."""
 
-SHARED = {"_world"}
+SHARED = {"_device", "_world"}
 """Names that torch and objects of the package both have."""
 
 PARTS = {

@@ -24,6 +24,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
+from accel_nb.accelerator.model_division.call_observers import global_hooks, has_modes
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
 from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, drop_saved_tensors
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
@@ -339,6 +340,8 @@ class DividedCalls:
         group = calls.find(model, (has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
         if has_gradients and self._has_swapped_parameters(model):
             return group, DivisionRefusal("it is called with other parameters than its own")
+        if has_modes():
+            return group, DivisionRefusal("a mode of the user's code receives the calls inside of it", is_final=False)
         if any(map(is_transformed, find_tensors([args, kwargs]))):
             return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
         if group.is_checked_now and not self._has_equal_arguments(args, kwargs):
@@ -568,8 +571,8 @@ def _trained_parameters(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _num_hooks(model: nn.Module) -> int:
-    """Return the number of hooks on a model and its submodules; a change of it makes the model be checked again."""
-    return sum(
+    """Return the number of hooks that a model's call runs; a change of it makes the model be checked again."""
+    return len(global_hooks()) + sum(
         len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
     )
 

@@ -18,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.model_division.call_observers import global_hooks
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_changed_buffers,
     warn_gradient_hooks,
@@ -221,12 +222,11 @@ def has_gradient_hooks(model: nn.Module) -> bool:
 
 
 def has_inner_hooks(model: nn.Module) -> bool:
-    """Whether the user has registered hooks on gradients of a model, or on calls of its submodules."""
+    """Whether the user has registered hooks on gradients of a model, on calls of its submodules, or of all modules."""
     inner = [part for part in model.modules() if part is not model]
     names = ("_forward_hooks", "_forward_pre_hooks")
-    return has_gradient_hooks(model) or _has_own(
-        hook for part in inner for name in names for hook in _hooks_of(part, name)
-    )
+    hooks = (hook for part in inner for name in names for hook in _hooks_of(part, name))
+    return has_gradient_hooks(model) or _has_own([*hooks, *global_hooks()])
 
 
 def _hooks_of(holder: Any, name: str) -> Iterable[Any]:

@@ -66,30 +66,56 @@ class SharedCommands:
         for name in _OF_IPYTHON:
             if hasattr(shell, name):
                 yield shell, name, self._make_shared
+        if (scripts := sys.modules.get("IPython.core.magics.script")) is not None:
+            yield scripts.ScriptMagics, "shebang", self._make_script_shared
 
     def _make_shared(self, plain: Function) -> Function:
         @functools.wraps(plain)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._is_called_by_cell():
                 return plain(*args, **kwargs)
-            before = self._files.signatures()
-            key, *_ = self._comm.all_gather_json(uuid.uuid4().hex)
-            if self._comm.world.is_main:
-                try:
-                    result = plain(*args, **kwargs)
-                except Exception as error:
-                    self._finish(key, _pack_error(error))
-                    raise
-                self._finish(key, {"result": _pack(result)})
-                return result
-            while not DefaultGroup.has_flag(key):  # a collective would end after the group's timeout
-                time.sleep(_POLL_S)
-            message = self._comm.broadcast_json(None)
-            self._files.refresh(before)
-            self._comm.barrier()
-            return _unpack(message, kwargs.get("args", args[0] if args else None))
+            return self._run(lambda: plain(*args, **kwargs), kwargs.get("args", args[0] if args else None))
 
         return run
+
+    def _make_script_shared(self, plain: Function) -> Function:
+        """Return a method that shares the scripts of cell magics, such as ``%%bash``; ``plain`` runs them all."""
+
+        @functools.wraps(plain)
+        def shebang(magics: Any, line: str, cell: str) -> None:
+            if "--bg" in line.split() or not self._is_called_by_cell():
+                return plain(magics, line, cell)
+            names = magics.shell.user_ns
+
+            def run() -> tuple[tuple[str, str], ...]:
+                """Run the script, and return the names that it has bound to its output, with the values."""
+                before = dict(names)
+                plain(magics, line, cell)
+                return tuple((name, value) for name, value in names.items() if before.get(name) is not value)
+
+            names.update(self._run(run, (cell if cell.endswith("\n") else f"{cell}\n").encode()))
+            return None
+
+        return shebang
+
+    def _run(self, run: Callable[[], Any], command: Any) -> Any:
+        """Return the result of ``run``, which rank 0 calls, or raise its error; all ranks must call."""
+        before = self._files.signatures()
+        key, *_ = self._comm.all_gather_json(uuid.uuid4().hex)
+        if self._comm.world.is_main:
+            try:
+                result = run()
+            except Exception as error:
+                self._finish(key, _pack_error(error))
+                raise
+            self._finish(key, {"result": _pack(result)})
+            return result
+        while not DefaultGroup.has_flag(key):  # a collective would end after the group's timeout
+            time.sleep(_POLL_S)
+        message = self._comm.broadcast_json(None)
+        self._files.refresh(before)
+        self._comm.barrier()
+        return _unpack(message, command)
 
     def _finish(self, key: str, message: dict[str, Any]) -> None:
         """Send the result, and wait until the other ranks have looked at the files that the command has changed."""

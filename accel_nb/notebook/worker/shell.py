@@ -265,6 +265,10 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
     shell.displayhook.show = show  # type: ignore[attr-defined]
     # IPython binds ``open`` to the original function, so cells would not use a replacement of builtins.open.
     shell.user_ns.pop("open", None)
+    # For ``%%script`` IPython calls the method that it finds now, for ``%%bash`` and others the one of that time, which
+    # may be a replacement.
+    script: Any = shell.find_cell_magic("script")
+    shell.magics_manager.register_function(lambda line, cell: script.__self__.shebang(line, cell), "cell", "script")
     sys.__dict__.pop("ps1", None)  # libraries then assume an interactive session, and some refuse to train
     builtins.input = _no_input
     warnings.filterwarnings("ignore", message=EXIT_WARNING, module="IPython")

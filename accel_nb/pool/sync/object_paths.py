@@ -24,6 +24,8 @@ from accel_nb.pool.sync.object_kinds import (
     set_attributes,
     set_generator_state,
 )
+from accel_nb.pool.sync.process_objects import is_of_process
+from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
@@ -169,6 +171,8 @@ def is_plain_object(value: Any) -> bool:
     return (
         attributes_of(value) is not None
         and not isinstance(value, _ATOMS)
+        and not is_of_process(value)
+        and not is_weak_mapping(value)
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__

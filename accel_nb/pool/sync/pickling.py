@@ -31,12 +31,15 @@ from typing import Any, Literal, TypeVar
 
 import cloudpickle
 
+from accel_nb.pool.sync.cell_classes import reduce_class
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
+from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -373,7 +376,9 @@ def _module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
     return module if is_importable and vars(module) is namespace else None
 
 
-_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
+_VARY_WITHIN_TYPE = (
+    BaseException, type, types.FunctionType, types.MethodType, types.ModuleType, functools._lru_cache_wrapper
+)  # fmt: skip
 """Types whose objects are not all reduced in the same way."""
 
 
@@ -455,9 +460,15 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_optimizer(obj)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
+        if is_weak_mapping(obj):
+            return reduce_weak_mapping(obj)
+        if is_of_process(obj):
+            return reduce_of_process(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
+        if isinstance(obj, type):
+            reduced = reduce_class(obj, reduced)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if _probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return _with_own_state(obj.__reduce_ex__(5))

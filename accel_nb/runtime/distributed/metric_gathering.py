@@ -1,7 +1,8 @@
 """Code that gathers from all ranks where torch.distributed is in use: metrics of libraries, and helpers of users.
 
 If every rank reads whole batches, each has the metric of all samples already: gathering would count every sample once
-for each rank, and a rate that is scaled by the number of processes would be too high.
+for each rank, and a rate that is scaled by the number of processes would be too high. The same is true of the
+statistics of ``nn.SyncBatchNorm``, which computes on GPUs only where torch.distributed is in use.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 METRIC_LIBRARIES = ("torchmetrics",)
 """Libraries that gather if torch.distributed is available and initialized."""
+_NORMS = "torch.nn.modules.batchnorm"
 
 
 def replacements(
@@ -23,7 +25,8 @@ def replacements(
 ) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """Yield the functions to replace, so that torch.distributed is in use only where ``gathers()`` returns True.
 
-    This applies to libraries of metrics, and to the modules for whose names ``is_users`` returns True.
+    This applies to libraries of metrics, to batch normalisation, and to the modules for whose names ``is_users``
+    returns True.
     """
     for name in ("is_available", "is_initialized"):
         yield dist, name, functools.partial(_wrap, gathers, is_users)
@@ -39,7 +42,7 @@ def _wrap(
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if not plain():
             return False
-        is_alone = caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
+        is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
         return not is_alone or gathers()
 
     is_in_use.looks_at_caller = True  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.subclass_hooks import without_subclass_hooks
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ def make_instance_class(base: type, plain: type, body: dict[str, Any]) -> Any:
     Raises TypeError if the class cannot be subclassed.
     """
     shown = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-    return _metaclass(type(base))(plain.__name__, (base,), {**shown, PLAIN_CLASS: plain, **body})
+    with without_subclass_hooks([base]):
+        return _metaclass(type(base))(plain.__name__, (base,), {**shown, PLAIN_CLASS: plain, **body})
 
 
 @functools.cache

@@ -73,7 +73,7 @@ class Ddp(ReplicaStrategy):
             if any(value.requires_grad or self._averages_every_pass for value in model.parameters()):
                 # A class's own `parameters` may return tensors that are not registered, of which DDP finds none.
                 is_registered = any(parameter.requires_grad for _, parameter in model.named_parameters())
-                has_ddp = is_registered and not self._has_reduced_parameter(model)
+                has_ddp = is_registered and not (self._has_reduced_parameter(model) or _is_refused(model))
                 replica = _Replica(
                     model,
                     forward,
@@ -401,6 +401,12 @@ class _Replica:
             self.ddp = None
             for handle in self._clones:
                 handle.remove()
+
+
+def _is_refused(model: nn.Module) -> bool:
+    """Return whether DDP refuses a model, as one on the CPU with synchronized batch normalisation."""
+    is_on_host = any(value.is_cpu for value in model.parameters())
+    return is_on_host and any(isinstance(part, nn.SyncBatchNorm) for part in model.modules())
 
 
 _UNUSED = "Some parameters took no part in the loss on this worker, so their gradients cannot be averaged."

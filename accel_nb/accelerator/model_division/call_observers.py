@@ -1,0 +1,31 @@
+"""Code of the user that receives the calls inside of all models: modes, such as a counter of operations, and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+_HOOKS = (_global_forward_pre_hooks, _global_forward_hooks, _global_backward_pre_hooks, _global_backward_hooks)
+_OWN = "accel_nb."
+
+
+def has_modes() -> bool:
+    """Return whether a mode is active that receives the calls of functions or operators; a default device is none."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return any(not (isinstance(mode, DeviceContext) or type(mode).__module__.startswith(_OWN)) for mode in modes)
+
+
+def global_hooks() -> list[Callable[..., Any]]:
+    """Return the hooks on the calls of all modules, without those of this package."""
+    found = [hook for hooks in _HOOKS for hook in hooks.values()]
+    return [hook for hook in found if not (getattr(hook, "__module__", None) or "").startswith(_OWN)]
