@@ -20,10 +20,8 @@ from accel_nb.pool.sync.change_detection import (
     is_compared_by_identity,
     module_attributes,
     module_state,
-    optimizer_state,
     set_module_attributes,
     set_module_state,
-    set_optimizer_state,
 )
 from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
@@ -44,6 +42,7 @@ from accel_nb.pool.sync.object_paths import (
     root_name,
     set_content,
 )
+from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
 from accel_nb.pool.sync.pickling import (
     SectionError,
     SharedId,

@@ -289,3 +289,15 @@ def set_content(value: Any, content: Any) -> None:
 def _set_attributes(value: Any, own: Mapping[str, Any] | None) -> None:
     if own is not None:
         set_attributes(value, own)
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute; an existing container or tensor is updated in place, so that references to it stay valid."""
+    current = vars(owner).get(name)
+    if current is value:
+        return
+    old, new = content_of(current), content_of(value)
+    if old is not None and new is not None and old[0] == new[0]:
+        set_content(current, new[1])
+    else:
+        setattr(owner, name, value)

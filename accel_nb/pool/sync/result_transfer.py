@@ -44,8 +44,6 @@ from accel_nb.pool.sync.change_detection import (
     module_state,
     module_structure,
     module_tensors,
-    optimizer_bytes,
-    optimizer_state,
     set_module_state,
 )
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
@@ -65,6 +63,7 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
+from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, digest, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
