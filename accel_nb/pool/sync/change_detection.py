@@ -20,6 +20,7 @@ from accel_nb.pool.sync.object_kinds import (
 from accel_nb.pool.sync.object_paths import content_of, set_attribute
 from accel_nb.pool.sync.optimizer_states import group_sizes, hyperparameters, own_values, state_tensors
 from accel_nb.pool.sync.pickling import SharedId, digest, dump, tensor_attributes
+from accel_nb.pool.sync.user_hooks import HookId, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 
@@ -65,6 +66,7 @@ class OptimizerContent:
 
     tensors: tuple[Any, ...]
     groups: bytes
+    hooks: tuple[HookId, ...]
 
 
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
@@ -81,7 +83,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         )
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
-        return Fingerprint(group_sizes(value), OptimizerContent(tensor_fingerprints(state_tensors(value)), groups))
+        content = OptimizerContent(tensor_fingerprints(state_tensors(value)), groups, optimizer_hook_ids(value))
+        return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
     if is_compared_by_identity(value):

@@ -48,11 +48,10 @@ from accel_nb.pool.sync.pickling import (
     SharedId,
     dump,
     dump_sections,
-    gradient_hooks,
     load_sections,
     shared_ids,
-    step_hooks,
 )
+from accel_nb.pool.sync.user_hooks import gradient_hooks
 
 Namespace = dict[str, Any]
 
@@ -491,7 +490,7 @@ def _add_change(
             delta.attributes[path] = module_attributes(value, namespace, shared)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
-        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
+        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, hooks_before=before.content.hooks)
     elif is_scheduler(value):
         delta.schedulers[path] = value.state_dict()
     else:
@@ -506,12 +505,10 @@ def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, 
     fingerprint = fingerprint_of(value, namespace, shared)
     if fingerprint is None:
         return fingerprint
-    # Hooks cannot be registered on the workers' existing object: a model or optimizer with other hooks is sent whole.
+    # Hooks of gradients cannot be registered on the workers' existing model: one with other hooks is sent whole.
     hooks = ()
     if is_module(value):
         hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
-    elif is_optimizer(value):
-        hooks = tuple(id(hook) for held in step_hooks(value).values() for hook in held.values())
     return Fingerprint((fingerprint.kind, hooks), fingerprint.content) if hooks else fingerprint
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
 from accel_nb.pool.sync.object_paths import set_attribute
 from accel_nb.pool.sync.pickling import TORCH_PREFIXES
+from accel_nb.pool.sync.user_hooks import HookId, changed_hooks, set_changed_hooks, without_hooks
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -39,13 +40,19 @@ def optimizer_bytes(optimizer: Any) -> int:
 
 
 def optimizer_state(
-    optimizer: Any, *, with_tensors: bool, sizes_before: tuple[int, ...] | None = None
+    optimizer: Any,
+    *,
+    with_tensors: bool,
+    sizes_before: tuple[int, ...] | None = None,
+    hooks_before: tuple[HookId, ...] | None = None,
 ) -> dict[str, Any]:
     """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`.
 
     ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
+    ``hooks_before`` are the hooks that both have.
     """
-    kept = optimizer.state_dict()["state"] if with_tensors else None
+    with without_hooks(optimizer):
+        kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     own = {} if kept is None else own_values(optimizer)
@@ -55,7 +62,15 @@ def optimizer_state(
         None if known[number : number + 1] == (len(group["params"]),) else group["params"]
         for number, group in enumerate(optimizer.param_groups)
     ]
-    return {"groups": hyperparameters(optimizer), "params": params, "state": kept, "own": own, "inner": inner}
+    hooks = None if hooks_before is None else changed_hooks(optimizer, hooks_before)
+    return {
+        "groups": hyperparameters(optimizer),
+        "params": params,
+        "state": kept,
+        "own": own,
+        "inner": inner,
+        "hooks": hooks,
+    }
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
@@ -81,11 +96,14 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         _optimizer_class().__setstate__(optimizer, {})
         own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
         groups, kept = optimizer.param_groups, optimizer.state
-        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        with without_hooks(optimizer):
+            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
         if not _loads_state_itself(optimizer):
             _restore_containers(optimizer, groups, kept)
     for name, item in inner_optimizers(optimizer):
         set_optimizer_state(item, state["inner"][name])
+    if state["hooks"] is not None:
+        set_changed_hooks(optimizer, state["hooks"])
 
 
 def own_values(optimizer: Any) -> dict[str, Any]:

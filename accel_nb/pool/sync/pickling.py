@@ -25,7 +25,6 @@ import pickletools
 import sys
 import types
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -37,16 +36,20 @@ from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.user_hooks import (
+    OPTIMIZER_HOOKS,
+    add_gradient_hooks,
+    gradient_hooks,
+    optimizer_hooks,
+    reserve_numbers,
+)
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 Key = TypeVar("Key")
 
-_HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
-"""Packages whose gradient hooks are valid in one process only."""
-
 SharedId = tuple[str, str, str]
-"""The id of an object that both sides hold: (kind, path from a name, path below it in a module)."""
+"""The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
 
@@ -230,7 +233,10 @@ def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, Shared
 
 
 def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
-    """Return ids for ``objects`` (by name) and their parts: the submodules, parameters and buffers of modules."""
+    """Return ids for ``objects`` (by name) and their parts.
+
+    These are the submodules, parameters and buffers of modules, and the dicts that hold the hooks of optimizers.
+    """
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
         if not has_identity(value):
@@ -243,6 +249,10 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
                 ids.setdefault(id(part), ("parameter", name, path))
             for path, part in value.named_buffers():
                 ids.setdefault(id(part), ("buffer", name, path))
+        elif is_optimizer(value):
+            for attribute in OPTIMIZER_HOOKS:
+                if attribute in vars(value):
+                    ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
     return ids
 
 
@@ -325,15 +335,14 @@ def _reduce_optimizer(optimizer: Any) -> Any:
         for name, value in vars(optimizer).items()
         if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
     }
-    hooks = {name: OrderedDict(held) for name, held in step_hooks(optimizer).items() if held}
-    return make, arguments, {**state, **own, **hooks}, *rest
+    reduced = make, arguments, {**state, **own, **optimizer_hooks(optimizer)}, *rest, None, None
+    return *reduced[:5], _set_optimizer_state
 
 
-def step_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
-    """Return the user's hooks before and after the steps of an optimizer, by the attribute that holds them."""
-    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    held = {name: vars(optimizer).get(name, {}) for name in names}
-    return {name: {key: hook for key, hook in hooks.items() if _is_users(hook)} for name, hooks in held.items()}
+def _set_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
+    optimizer.__setstate__(state)
+    for held in optimizer_hooks(optimizer).values():
+        reserve_numbers(held)
 
 
 def _main_namespace() -> dict[str, Any]:
@@ -520,28 +529,10 @@ def tensor_attributes(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
 
 
-def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
-    """Return the user's gradient hooks of a leaf tensor, each with the name of the method that registers it."""
-    if not tensor.is_leaf:
-        return []
-    kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
-    found = [
-        (register, hook)
-        for register, attribute in kinds.items()
-        for hook in (getattr(tensor, attribute, None) or {}).values()
-    ]
-    return [item for item in found if _is_users(item[1])]
-
-
-def _is_users(hook: Any) -> bool:
-    return getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES
-
-
 def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any, dict[str, Any]]) -> None:
     hooks, tensor.grad, own = state
     vars(tensor).update(own)
-    for register, hook in hooks:
-        getattr(tensor, register)(hook)
+    add_gradient_hooks(tensor, hooks)
 
 
 _WITH_FIELDS = (OSError, ImportError, UnicodeError, SyntaxError, StopIteration, SystemExit, AttributeError, NameError)
@@ -656,4 +647,6 @@ class _Unpickler(pickle.Unpickler):
             return value.get_parameter(path)
         if kind == "buffer":
             return value.get_buffer(path)
+        if kind == "attribute":
+            return vars(value)[path]
         return value

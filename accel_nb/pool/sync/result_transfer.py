@@ -398,7 +398,9 @@ class ResultSender:
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
-            delta.optimizers[path] = optimizer_state(value, with_tensors=fits, sizes_before=known.kind)
+            delta.optimizers[path] = optimizer_state(
+                value, with_tensors=fits, sizes_before=known.kind, hooks_before=known.content.hooks
+            )
             if not fits:
                 size = size_text(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
