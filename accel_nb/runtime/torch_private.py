@@ -194,7 +194,7 @@ PRIVATE_USES = (
         "optimizer.called",
         (
             "accelerator/training/optimizer_proxy.py",
-            "pool/sync/pickling.py",
+            "pool/sync/optimizer_reduction.py",
             "strategies/deepspeed/strategy.py",
         ),
         (

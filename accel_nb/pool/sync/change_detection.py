@@ -18,9 +18,15 @@ from accel_nb.pool.sync.object_kinds import (
     is_tensor,
 )
 from accel_nb.pool.sync.object_paths import content_of, set_attribute
-from accel_nb.pool.sync.optimizer_states import group_sizes, hyperparameters, own_values, state_tensors
+from accel_nb.pool.sync.optimizer_states import (
+    OptimizerContent,
+    group_sizes,
+    hyperparameters,
+    own_values,
+    state_tensors,
+)
 from accel_nb.pool.sync.pickling import SharedId, digest, dump, tensor_attributes
-from accel_nb.pool.sync.user_hooks import HookId, optimizer_hook_ids
+from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 
@@ -60,15 +66,6 @@ class ModuleContent:
     attributes: Any
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerContent:
-    """The fingerprints of an optimizer's parts that are sent separately."""
-
-    tensors: tuple[Any, ...]
-    groups: bytes
-    hooks: tuple[HookId, ...]
-
-
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
@@ -83,7 +80,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         )
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
-        content = OptimizerContent(tensor_fingerprints(state_tensors(value)), groups, optimizer_hook_ids(value))
+        hooks, methods = optimizer_hook_ids(value), method_ids(value)
+        content = OptimizerContent(tensor_fingerprints(state_tensors(value)), groups, hooks, methods)
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))

@@ -51,7 +51,7 @@ from accel_nb.pool.sync.pickling import (
     load_sections,
     shared_ids,
 )
-from accel_nb.pool.sync.user_hooks import gradient_hooks
+from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
 
 Namespace = dict[str, Any]
 
@@ -490,7 +490,7 @@ def _add_change(
             delta.attributes[path] = module_attributes(value, namespace, shared)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
-        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, hooks_before=before.content.hooks)
+        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, before=before.content)
     elif is_scheduler(value):
         delta.schedulers[path] = value.state_dict()
     else:
@@ -505,11 +505,13 @@ def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, 
     fingerprint = fingerprint_of(value, namespace, shared)
     if fingerprint is None:
         return fingerprint
-    # Hooks of gradients cannot be registered on the workers' existing model: one with other hooks is sent whole.
-    hooks = ()
+    # The workers have prepared their model or optimizer: one with other gradient hooks or methods is sent whole.
+    own = ()
     if is_module(value):
-        hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
-    return Fingerprint((fingerprint.kind, hooks), fingerprint.content) if hooks else fingerprint
+        own = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+    elif is_optimizer(value):
+        own = method_ids(value)
+    return Fingerprint((fingerprint.kind, own), fingerprint.content) if own else fingerprint
 
 
 class ReferenceRecorder(dict[int, SharedId]):

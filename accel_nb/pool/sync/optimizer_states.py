@@ -5,17 +5,36 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
 from accel_nb.pool.sync.object_paths import set_attribute
-from accel_nb.pool.sync.pickling import TORCH_PREFIXES
-from accel_nb.pool.sync.user_hooks import HookId, changed_hooks, set_changed_hooks, without_hooks
+from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES
+from accel_nb.pool.sync.user_hooks import (
+    HookId,
+    changed_hooks,
+    method_ids,
+    own_methods,
+    set_changed_hooks,
+    set_own_methods,
+    without_hooks,
+)
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _PLAIN = bool | int | float | complex | str | bytes | None
 _OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerContent:
+    """The fingerprints of an optimizer's parts that are sent separately."""
+
+    tensors: tuple[Any, ...]
+    groups: bytes
+    hooks: tuple[HookId, ...]
+    methods: tuple[tuple[str, int], ...]
 
 
 def group_sizes(optimizer: Any) -> tuple[int, ...]:
@@ -44,32 +63,32 @@ def optimizer_state(
     *,
     with_tensors: bool,
     sizes_before: tuple[int, ...] | None = None,
-    hooks_before: tuple[HookId, ...] | None = None,
+    before: OptimizerContent | None = None,
 ) -> dict[str, Any]:
-    """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`.
+    """Return hyperparameters and `own_values`; if ``with_tensors`` also the state of the parameters.
 
     ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
-    ``hooks_before`` are the hooks that both have.
+    ``before`` is the content that both have had; without it, hooks and replaced methods are left out.
     """
     with without_hooks(optimizer):
         kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
         kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
-    own = {} if kept is None else own_values(optimizer)
     inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
     known = group_sizes(optimizer) if sizes_before is None else sizes_before
     params = [
         None if known[number : number + 1] == (len(group["params"]),) else group["params"]
         for number, group in enumerate(optimizer.param_groups)
     ]
-    hooks = None if hooks_before is None else changed_hooks(optimizer, hooks_before)
+    has_other_methods = before is not None and method_ids(optimizer) != before.methods
     return {
         "groups": hyperparameters(optimizer),
         "params": params,
         "state": kept,
-        "own": own,
+        "own": own_values(optimizer),
         "inner": inner,
-        "hooks": hooks,
+        "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
+        "methods": own_methods(optimizer) if has_other_methods else None,
     }
 
 
@@ -104,21 +123,23 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         set_optimizer_state(item, state["inner"][name])
     if state["hooks"] is not None:
         set_changed_hooks(optimizer, state["hooks"])
+    if state["methods"] is not None:
+        set_own_methods(optimizer, state["methods"])
 
 
 def own_values(optimizer: Any) -> dict[str, Any]:
-    """Return the data among the attributes of an optimizer of a class that is not torch's, such as a count of steps.
+    """Return the data among the attributes of an optimizer, such as a count of steps, without those of torch's classes.
 
     Data are plain values, tensors that require no gradients, and containers of these. A parameter that is the key of a
     dict is returned as its `ParameterIndex`.
     """
-    if all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__):
-        return {}
+    hides_private = all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__)
     indices = {value: ParameterIndex(number) for number, value in enumerate(_parameters(optimizer))}
     return {
         name: _with_keys(value, indices)
         for name, value in vars(optimizer).items()
         if name not in ("state", "param_groups", "defaults")
+        and not (hides_private and name.startswith("_"))
         and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
         and _is_data(value, indices)
     }

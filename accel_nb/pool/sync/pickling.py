@@ -24,6 +24,7 @@ import pickle
 import pickletools
 import sys
 import types
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -35,13 +36,13 @@ from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
+from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.user_hooks import (
     OPTIMIZER_HOOKS,
     add_gradient_hooks,
     gradient_hooks,
-    optimizer_hooks,
-    reserve_numbers,
+    is_replacement,
 )
 from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
@@ -315,36 +316,6 @@ def _rebuild_cached(function: Any, parameters: dict[str, Any], attributes: dict[
     return made
 
 
-def _reduce_scheduler(scheduler: Any) -> Any:
-    """Reduce a scheduler without a ``step`` attribute of the instance, which is valid in one process only."""
-    _, (kind, *_), state, *rest = scheduler.__reduce_ex__(5)
-    state = {name: value for name, value in state.items() if name != "step"}
-    # For ``__newobj__`` only, pickle compares the class with the object's: a prepared scheduler has another class.
-    return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
-
-
-TORCH_PREFIXES = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
-"""Beginnings of the names of attributes that torch sets on optimizers."""
-
-
-def _reduce_optimizer(optimizer: Any) -> Any:
-    """Reduce an optimizer with attributes that torch leaves out, such as those of LBFGS."""
-    make, arguments, state, *rest = optimizer.__reduce_ex__(5)
-    own = {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
-    }
-    reduced = make, arguments, {**state, **own, **optimizer_hooks(optimizer)}, *rest, None, None
-    return *reduced[:5], _set_optimizer_state
-
-
-def _set_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
-    optimizer.__setstate__(state)
-    for held in optimizer_hooks(optimizer).values():
-        reserve_numbers(held)
-
-
 def _main_namespace() -> dict[str, Any]:
     """Return the namespace of cells in this process."""
     return sys.modules["__main__"].__dict__
@@ -382,7 +353,15 @@ def _module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
     return module if is_importable and vars(module) is namespace else None
 
 
-_VARY_WITHIN_TYPE = (BaseException, type, types.FunctionType, types.ModuleType, functools._lru_cache_wrapper)
+_VARY_WITHIN_TYPE = (
+    BaseException,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    weakref.ref,
+    functools._lru_cache_wrapper,
+)
 """Types whose objects are not all reduced in the same way."""
 
 
@@ -459,9 +438,13 @@ class _Pickler(cloudpickle.Pickler):
         if is_event_writer(obj):
             return reduce_event_writer(obj)
         if is_scheduler(obj):
-            return _reduce_scheduler(obj)
+            return reduce_scheduler(obj)
         if is_optimizer(obj):
-            return _reduce_optimizer(obj)
+            return reduce_optimizer(obj)
+        if isinstance(obj, types.MethodType) and is_optimizer(obj.__self__) and is_replacement(obj):
+            return reduce_replacement(obj)
+        if type(obj) is weakref.ref and is_optimizer(obj()):
+            return weakref.ref, (obj(),)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
         if type(obj).__module__ == "accelerate.accelerator":

@@ -399,7 +399,7 @@ class ResultSender:
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
             delta.optimizers[path] = optimizer_state(
-                value, with_tensors=fits, sizes_before=known.kind, hooks_before=known.content.hooks
+                value, with_tensors=fits, sizes_before=known.kind, before=known.content
             )
             if not fits:
                 size = size_text(optimizer_bytes(value))

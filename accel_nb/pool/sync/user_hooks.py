@@ -1,7 +1,8 @@
-"""Hooks that the user's code has registered on tensors and optimizers, without those of torch and of engines."""
+"""Hooks of tensors and optimizers, and replaced methods of optimizers, without those of torch and of engines."""
 
 from __future__ import annotations
 
+import types
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ OPTIMIZER_HOOKS = (
 
 HookId = tuple[str, int, int]
 """The attribute that holds a hook, its number, and its `id`."""
+
+
+_METHODS = ("step", "zero_grad")
+"""Methods that torch's schedulers and engines replace on an optimizer too."""
 
 
 def is_users(hook: Any) -> bool:
@@ -108,3 +113,48 @@ def reserve_numbers(numbers: Iterable[int]) -> None:
     from torch.utils.hooks import RemovableHandle
 
     RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(numbers, default=-1))
+
+
+def own_methods(optimizer: Any) -> dict[str, Any]:
+    """Return the methods that the user's code has replaced on an optimizer, by name."""
+    found: dict[str, Any] = {}
+    for name in _METHODS:
+        method = vars(optimizer).get(name)
+        while method is not None and is_of_engine(method):
+            method = replaced_method(optimizer, method)
+        if method is not None:
+            found[name] = method
+    return found
+
+
+def set_own_methods(optimizer: Any, methods: Mapping[str, Any]) -> None:
+    """Replace methods of an optimizer that no engine has prepared."""
+    for name in _METHODS:
+        if name in methods:
+            setattr(optimizer, name, methods[name])
+        elif name in own_methods(optimizer):
+            delattr(optimizer, name)
+
+
+def method_ids(optimizer: Any) -> tuple[tuple[str, int], ...]:
+    """Return the identities of `own_methods`, valid in this process."""
+    return tuple((name, id(getattr(item, "__func__", item))) for name, item in own_methods(optimizer).items())
+
+
+def is_of_engine(method: Any) -> bool:
+    """Return whether a function is defined in a package that replaces methods; ``__module__`` may be copied."""
+    return getattr(method, "__globals__", {}).get("__name__", "").partition(".")[0] in _HOOKING_PACKAGES
+
+
+def is_replacement(method: types.MethodType) -> bool:
+    """Return whether an engine has set a method on an object in place of that of its class."""
+    return is_of_engine(method) and method.__func__ is not getattr(type(method.__self__), method.__name__, None)
+
+
+def replaced_method(optimizer: Any, method: Any) -> Any:
+    """Return the method that torch or an engine has replaced on an optimizer; None for that of its class."""
+    inner = getattr(method, "__wrapped__", None)
+    if isinstance(method, types.MethodType):
+        return inner
+    # That of a scheduler names the function of a bound method.
+    return None if inner in (None, getattr(type(optimizer), method.__name__)) else types.MethodType(inner, optimizer)
