@@ -17,7 +17,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_scheduler,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import content_of, set_attribute
+from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of, set_attribute
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
     group_sizes,
@@ -87,7 +87,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
     if is_compared_by_identity(value):
         return None
-    found = content_of(value)
+    found = None if is_loader(value) else content_of(value)
     if is_tensor(value):
         parts = [value] if not value.is_leaf or value.grad is None else [value, value.grad]
         return Fingerprint(found[0] if found else None, (tensor_fingerprints(parts, exact=True), value.requires_grad))
@@ -316,6 +316,13 @@ def is_state_sharded(value: Any) -> bool:
     return any(is_sharded(tensor) for tensor in tensors)
 
 
-def is_untracked(value: Any) -> bool:
-    """Return whether workers ignore changes inside of a value; what a loader reads by has its own paths."""
-    return is_loader(value) or is_compared_by_identity(value)
+def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Fingerprint | None:
+    """Return the fingerprint of an object's attributes that can be copied; None if it is not defined by attributes.
+
+    Of a loader these are the user's: what it reads by has its own paths.
+    """
+    found = content_of(value)
+    if found is None or not isinstance(found[1], ObjectAttributes):
+        return None
+    copyable = copyable_values(found[1].values, namespace, refs)
+    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))

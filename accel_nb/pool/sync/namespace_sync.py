@@ -16,6 +16,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    content_fingerprint,
     fingerprint_of,
     is_compared_by_identity,
     module_attributes,
@@ -501,7 +502,7 @@ def _add_change(
 
 def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
     if "@" in path and is_loader(value):
-        return None  # what it reads by is recorded under other paths
+        return content_fingerprint(value, namespace, shared)
     fingerprint = fingerprint_of(value, namespace, shared)
     if fingerprint is None:
         return fingerprint

@@ -21,6 +21,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_tensor,
     is_training_object,
+    loader_attributes,
     set_attributes,
     set_generator_state,
 )
@@ -141,9 +142,10 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a data loader reads by, without those of an iteration."""
+    """Yield the objects that a data loader reads by, without those of an iteration, and the user's attributes."""
+    own = loader_attributes(loader)
     for name, item in vars(loader).items():
-        if name in _LOADER_PARTS or is_generator(item):
+        if name in _LOADER_PARTS or name in own or is_generator(item):
             yield f"attribute:{name}", item
 
 
@@ -210,7 +212,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     """Return ``(kind, content)`` of a value that `set_content` can update in place; None for any other.
 
     The content is a new shallow copy: when it is pickled, it refers to shared objects but not to the value itself. An
-    object of the same kind on the other side can be updated with it.
+    object of the same kind on the other side can be updated with it. Of a loader it is the user's attributes.
     """
     kind = type(value)
     if is_generator(value):
@@ -243,6 +245,8 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return kind, (list(value.items()), value.default_factory if isinstance(value, defaultdict) else None, own)
     if is_plain_object(value):
         return kind, ObjectAttributes(own or {})
+    if is_loader(value):
+        return "loader", ObjectAttributes(loader_attributes(value), is_complete=False)
     return None
 
 

@@ -35,10 +35,11 @@ from accel_nb.pool.payload import (
 )
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    content_fingerprint,
     copyable_values,
     fingerprint_of,
+    is_compared_by_identity,
     is_state_sharded,
-    is_untracked,
     module_attributes,
     module_flags,
     module_state,
@@ -50,6 +51,7 @@ from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
+    is_loader,
     is_module,
     is_optimizer,
     is_scheduler,
@@ -64,7 +66,7 @@ from accel_nb.pool.sync.object_paths import (
     root_name,
 )
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
-from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, digest, has_identity, shared_ids
+from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -593,16 +595,14 @@ def _ignored_warning() -> Iterator[None]:
 
 def _tracked_fingerprint(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
-    if is_untracked(value):
+    if is_compared_by_identity(value):
         return None
+    if is_loader(value):
+        return content_fingerprint(value, namespace, refs)
     try:
         return fingerprint_of(value, namespace, refs)
     except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
-        found = content_of(value)
-    if found is None or not isinstance(found[1], ObjectAttributes):
-        return None
-    copyable = copyable_values(found[1].values, namespace, refs)
-    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))
+        return content_fingerprint(value, namespace, refs)
 
 
 def _is_leftover(value: Any) -> bool:
