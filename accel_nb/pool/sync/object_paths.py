@@ -11,6 +11,7 @@ import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from accel_nb.pool.sync.object_kinds import (
     set_attributes,
     set_generator_state,
 )
+from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
@@ -105,7 +107,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
             if (inside or not is_container) and not isinstance(child, tuple):
                 found[below] = child
             found.update(inside)
-        elif has_references(child):
+        elif has_references(child) or has_own_state(child):
             found[below] = child
             _collect_objects(below, child, seen, found)
 
@@ -247,6 +249,9 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return kind, ObjectAttributes(own or {})
     if is_loader(value):
         return "loader", ObjectAttributes(loader_attributes(value), is_complete=False)
+    if has_own_state(value) and not is_training_object(value):
+        with suppress(Exception):  # the user's code may raise anything
+            return kind, object_state(value)
     return None
 
 
@@ -286,6 +291,8 @@ def set_content(value: Any, content: Any) -> None:
         if isinstance(value, defaultdict):
             value.default_factory = factory
         _set_attributes(value, own)
+    elif isinstance(content, ObjectState):
+        set_object_state(value, content)
     else:
         set_attributes(value, content.values, is_complete=content.is_complete)
 

@@ -19,7 +19,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_scheduler,
     is_tensor,
     is_training_object,
+    set_attributes,
 )
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
@@ -65,6 +66,7 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
+from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
@@ -530,7 +532,10 @@ class ResultReceiver:
         if changes is not None:
             delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
+            kept = _kept_attributes(delta, namespace)
             errors |= delta.apply(namespace)
+            for value, own in kept:
+                set_attributes(value, own, is_complete=False)
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
         self.rng = record.rng
@@ -567,6 +572,17 @@ class ResultReceiver:
                 raise ValueError(f"the weights of {entry.path!r} are outside of the region")
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
         set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
+
+
+def _kept_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the notebook's objects whose states a delta has, each with the attributes that are no part of these."""
+    states = {path: item for path, item in delta.changed.items() if isinstance(item, ObjectState)}
+    found: list[tuple[Any, dict[str, Any]]] = []
+    for path, state in states.items():
+        with suppress(Exception):  # the user's code may raise anything, and the path may be gone
+            value = resolve_path(namespace, path)
+            found.append((value, kept_attributes(value, state)))
+    return found
 
 
 def _whole_bytes(tensor: Any) -> int:
