@@ -25,7 +25,9 @@ from accel_nb.pool.sync.optimizer_states import (
     own_values,
     state_tensors,
 )
-from accel_nb.pool.sync.pickling import SharedId, digest, dump, tensor_attributes
+from accel_nb.pool.sync.pickling import digest, dump
+from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.tensor_reduction import tensor_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part

@@ -44,14 +44,9 @@ from accel_nb.pool.sync.object_paths import (
     set_content,
 )
 from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
-from accel_nb.pool.sync.pickling import (
-    SectionError,
-    SharedId,
-    dump,
-    dump_sections,
-    load_sections,
-    shared_ids,
-)
+from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
+from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
 from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
 
 Namespace = dict[str, Any]

@@ -68,7 +68,9 @@ from accel_nb.pool.sync.object_paths import (
 )
 from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
-from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, has_identity, shared_ids
+from accel_nb.pool.sync.pickling import Trial
+from accel_nb.pool.sync.sections import SectionError
+from accel_nb.pool.sync.shared_ids import SharedId, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
