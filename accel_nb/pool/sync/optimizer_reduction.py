@@ -48,7 +48,7 @@ def _new_optimizer(kind: Any) -> Any:
 def reduce_replacement(method: types.MethodType) -> Any:
     """Reduce a method that an engine has set on an optimizer: as the one that it has replaced."""
     optimizer = method.__self__
-    held = replaced_method(optimizer, method)
+    held = replaced_method(optimizer, method.__name__, method)
     if held is None:
         return types.MethodType, (getattr(type(optimizer), method.__name__), optimizer)
     return _unchanged, (held,)

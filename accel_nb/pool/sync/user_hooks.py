@@ -121,7 +121,7 @@ def own_methods(optimizer: Any) -> dict[str, Any]:
     for name in _METHODS:
         method = vars(optimizer).get(name)
         while method is not None and is_of_engine(method):
-            method = replaced_method(optimizer, method)
+            method = replaced_method(optimizer, name, method)
         if method is not None:
             found[name] = method
     return found
@@ -151,10 +151,10 @@ def is_replacement(method: types.MethodType) -> bool:
     return is_of_engine(method) and method.__func__ is not getattr(type(method.__self__), method.__name__, None)
 
 
-def replaced_method(optimizer: Any, method: Any) -> Any:
+def replaced_method(optimizer: Any, name: str, method: Any) -> Any:
     """Return the method that torch or an engine has replaced on an optimizer; None for that of its class."""
     inner = getattr(method, "__wrapped__", None)
     if isinstance(method, types.MethodType):
         return inner
     # That of a scheduler names the function of a bound method.
-    return None if inner in (None, getattr(type(optimizer), method.__name__)) else types.MethodType(inner, optimizer)
+    return None if inner in (None, getattr(type(optimizer), name)) else types.MethodType(inner, optimizer)
