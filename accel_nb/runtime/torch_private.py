@@ -194,13 +194,11 @@ PRIVATE_USES = (
         "optimizer.called",
         (
             "accelerator/training/optimizer_proxy.py",
-            "pool/sync/pickling.py",
+            "pool/sync/optimizer_reduction.py",
             "strategies/deepspeed/strategy.py",
         ),
         (
             "Optimizer._opt_called",
-            "Optimizer._optimizer_step_post_hooks",
-            "Optimizer._optimizer_step_pre_hooks",
             "Optimizer.step._wrapped_by_lr_sched",
         ),
     ),
@@ -239,10 +237,16 @@ PRIVATE_USES = (
     PrivateUse("autograd.input_metadata", ("accelerator/plain_cells/contrastive_check.py",), ("Node._input_metadata",)),
     PrivateUse(
         "hooks",
-        ("accelerator/plain_cells/loss_proof.py", "pool/sync/pickling.py"),
+        ("accelerator/plain_cells/loss_proof.py", "pool/sync/user_hooks.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
+            "Optimizer._optimizer_load_state_dict_post_hooks",
+            "Optimizer._optimizer_load_state_dict_pre_hooks",
+            "Optimizer._optimizer_state_dict_post_hooks",
+            "Optimizer._optimizer_state_dict_pre_hooks",
+            "Optimizer._optimizer_step_post_hooks",
+            "Optimizer._optimizer_step_pre_hooks",
             "Tensor._backward_hooks",
             "Tensor._post_accumulate_grad_hooks",
         ),

@@ -117,8 +117,11 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         imports("pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve", "joblib"),
         "import pickle",
         {
+            "pool/sync/function_reduction.py": SHIPS,
             "pool/sync/memory_blocks.py": SHIPS,
+            "pool/sync/pickler.py": SHIPS,
             "pool/sync/pickling.py": SHIPS,
+            "pool/sync/sections.py": SHIPS,
             "checkpoint/dcp_format.py": "metadata of DCP: only names of a table, which become plain records",
         },
     ),

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import torch
 
-from accel_nb.pool.sync.change_detection import optimizer_state, own_values, set_optimizer_state
+from accel_nb.pool.sync.optimizer_states import optimizer_state, own_values, set_optimizer_state
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -116,7 +116,6 @@ class OptimizerProxy:
 
     def defer_zero_grad(self, is_deferred: bool) -> None:
         """Intercept ``zero_grad``, or stop that; needed for windows of several micro-batches and hidden gradients."""
-        optimizer: Any = self.optimizer
         if not is_deferred:
             self._restore("zero_grad")
             return
@@ -126,7 +125,7 @@ class OptimizerProxy:
                 self._zero_grad(*args, **kwargs)
                 self._stepping.handle_zero_grad(self)
 
-        optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
+        self._install("zero_grad", zero_grad)
 
     def _install_step(self) -> None:
         # A function and not a method of the proxy, since it is bound to the optimizer.
@@ -139,8 +138,12 @@ class OptimizerProxy:
             return self._stepping.run_step(self.optimizer, self._step)
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
-        optimizer: Any = self.optimizer
-        optimizer.step = types.MethodType(step, optimizer)
+        self._install("step", step)
+
+    def _install(self, name: str, method: Callable[..., Any]) -> None:
+        # An optimizer is sent to other processes with the user's method.
+        vars(method)["__wrapped__"] = self._saved[name]
+        setattr(self.optimizer, name, types.MethodType(method, self.optimizer))
 
     def _restore(self, name: str) -> None:
         vars(self.optimizer).pop(name, None)

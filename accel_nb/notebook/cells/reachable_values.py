@@ -23,8 +23,8 @@ _FUNCTIONS = ("transform", "target_transform", "transforms", "loader", "dataset"
 def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Any]:
     """Yield values and what they refer to, each once: items, attributes, closures, submodules, and hooks.
 
-    Of objects of libraries only the parts and hooks of modules are followed, and attributes that hold functions. Values
-    whose ids are in ``seen`` are left out, and new ones are added.
+    Of objects of libraries only the parts and hooks of modules are followed, attributes that hold functions, and
+    methods that the notebook has replaced. Values whose ids are in ``seen`` are left out, and new ones are added.
     """
     seen = set() if seen is None else seen
     waiting = list(values)
@@ -67,7 +67,10 @@ def _attributes(value: Any) -> Iterator[Any]:
         yield from parts.values() if isinstance(parts, dict) else ()
     is_of_notebook = type(value).__module__ == "__main__"
     for name, item in own.items():
-        if name not in _PARTS and (is_of_notebook or name in _FUNCTIONS or name.endswith("_hooks")):
+        if name in _PARTS:
+            continue
+        is_function = isinstance(item, types.FunctionType | types.MethodType) and item.__module__ == "__main__"
+        if is_of_notebook or is_function or name in _FUNCTIONS or name.endswith("_hooks"):
             yield item
     if is_tensor(value):  # its hooks are no entries of its ``__dict__``
         yield from (value._backward_hooks, value._post_accumulate_grad_hooks)

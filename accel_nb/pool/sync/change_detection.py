@@ -1,11 +1,9 @@
-"""Fingerprints of models, optimizers and other values, and the states that are sent to transfer their changes."""
+"""Fingerprints of models, optimizers and other values, and the states of models that transfer their changes."""
 
 from __future__ import annotations
 
-import copy
 import types
 import zlib
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +17,22 @@ from accel_nb.pool.sync.object_kinds import (
     is_scheduler,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import content_of, set_content
-from accel_nb.pool.sync.pickling import TORCH_PREFIXES, SharedId, digest, dump, tensor_attributes
+from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of, set_attribute
+from accel_nb.pool.sync.optimizer_states import (
+    OptimizerContent,
+    group_sizes,
+    hyperparameters,
+    own_values,
+    state_tensors,
+)
+from accel_nb.pool.sync.pickling import digest, dump
+from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.tensor_reduction import tensor_attributes
+from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
-from accel_nb.runtime.distributed.sharded import full_shape, full_tensor, is_sharded, local_part, shard_state
+from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 
-_DICTS = (dict, OrderedDict, defaultdict)
 _PLAIN = bool | int | float | complex | str | bytes | None
-_OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 _TORCH_ATTRIBUTES = frozenset(
     {
         "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
@@ -62,14 +68,6 @@ class ModuleContent:
     attributes: Any
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerContent:
-    """The fingerprints of an optimizer's parts that are sent separately."""
-
-    tensors: tuple[Any, ...]
-    groups: bytes
-
-
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
@@ -84,12 +82,14 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         )
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
-        return Fingerprint(group_sizes(value), OptimizerContent(tensor_fingerprints(state_tensors(value)), groups))
+        hooks, methods = optimizer_hook_ids(value), method_ids(value)
+        content = OptimizerContent(tensor_fingerprints(state_tensors(value)), groups, hooks, methods)
+        return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
     if is_compared_by_identity(value):
         return None
-    found = content_of(value)
+    found = None if is_loader(value) else content_of(value)
     if is_tensor(value):
         parts = [value] if not value.is_leaf or value.grad is None else [value, value.grad]
         return Fingerprint(found[0] if found else None, (tensor_fingerprints(parts, exact=True), value.requires_grad))
@@ -243,16 +243,12 @@ def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any
             _set_attribute(part, name, value, weights)
 
 
-def _set_attribute(owner: Any, name: str, value: Any, weights: set[int | None] | frozenset[int] = frozenset()) -> None:
+def _set_attribute(part: Any, name: str, value: Any, weights: set[int | None]) -> None:
     """Set an attribute, in place if possible; ``weights`` are the storages that may not be changed so."""
-    current = vars(owner).get(name)
-    if current is value:
-        return
-    old, new = content_of(current), content_of(value)
-    if old is not None and new is not None and old[0] == new[0] and not _is_stale_alias(current, value, set(weights)):
-        set_content(current, new[1])
+    if _is_stale_alias(vars(part).get(name), value, weights):
+        setattr(part, name, value)
     else:
-        setattr(owner, name, value)
+        set_attribute(part, name, value)
 
 
 def _is_stale_alias(current: Any, value: Any, weights: set[int | None]) -> bool:
@@ -266,6 +262,8 @@ def _is_stale_alias(current: Any, value: Any, weights: set[int | None]) -> bool:
 
     return (
         is_tensor(current)
+        and is_tensor(value)
+        and value.dtype == current.dtype
         and _storage(current) in weights - {None}
         and not torch.equal(current.detach(), value.detach())
     )
@@ -320,152 +318,13 @@ def is_state_sharded(value: Any) -> bool:
     return any(is_sharded(tensor) for tensor in tensors)
 
 
-def group_sizes(optimizer: Any) -> tuple[int, ...]:
-    """Return how many parameters each group of an optimizer has."""
-    return tuple(len(group["params"]) for group in optimizer.param_groups)
+def content_fingerprint(value: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Fingerprint | None:
+    """Return the fingerprint of an object's attributes that can be copied; None if it is not defined by attributes.
 
-
-def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the optimizer's groups without their parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
-def state_tensors(optimizer: Any) -> list[Any]:
-    """Return every tensor of an optimizer's state."""
-    own = [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
-    return own + [tensor for _, item in inner_optimizers(optimizer) for tensor in state_tensors(item)]
-
-
-def optimizer_bytes(optimizer: Any) -> int:
-    """Return the size of the state tensors in bytes."""
-    return sum(tensor.nbytes for tensor in state_tensors(optimizer))
-
-
-def optimizer_state(
-    optimizer: Any, *, with_tensors: bool, sizes_before: tuple[int, ...] | None = None
-) -> dict[str, Any]:
-    """Return hyperparameters; if ``with_tensors`` also the state of the parameters, and `own_values`.
-
-    ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
+    Of a loader these are the user's: what it reads by has its own paths.
     """
-    kept = optimizer.state_dict()["state"] if with_tensors else None
-    if kept is not None:
-        kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
-    own = {} if kept is None else own_values(optimizer)
-    inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
-    known = group_sizes(optimizer) if sizes_before is None else sizes_before
-    params = [
-        None if known[number : number + 1] == (len(group["params"]),) else group["params"]
-        for number, group in enumerate(optimizer.param_groups)
-    ]
-    return {"groups": hyperparameters(optimizer), "params": params, "state": kept, "own": own, "inner": inner}
-
-
-def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
-    """Return by attribute the optimizers that an optimizer wraps, as SAM does."""
-    return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
-
-
-def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
-    groups = optimizer.param_groups
-    del groups[len(state["params"]) :]
-    groups += [{} for _ in state["params"][len(groups) :]]
-    for group, params in zip(groups, state["params"], strict=True):
-        if params is not None:
-            group["params"] = params
-    for name, value in state["own"].items():
-        _set_attribute(optimizer, name, _with_keys(value, dict(enumerate(_parameters(optimizer)))))
-    for group, values in zip(groups, state["groups"], strict=True):
-        group.update(values)
-    if state["state"] is not None:
-        parameters = _parameters(optimizer)
-        # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
-        _optimizer_class().__setstate__(optimizer, {})
-        own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
-        groups, kept = optimizer.param_groups, optimizer.state
-        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
-        if not _loads_state_itself(optimizer):
-            _restore_containers(optimizer, groups, kept)
-    for name, item in inner_optimizers(optimizer):
-        set_optimizer_state(item, state["inner"][name])
-
-
-def own_values(optimizer: Any) -> dict[str, Any]:
-    """Return the data among the attributes of an optimizer of a class that is not torch's, such as a count of steps.
-
-    Data are plain values, tensors that require no gradients, and containers of these. A parameter that is the key of a
-    dict is returned as its `ParameterIndex`.
-    """
-    if all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__):
-        return {}
-    indices = {value: ParameterIndex(number) for number, value in enumerate(_parameters(optimizer))}
-    return {
-        name: _with_keys(value, indices)
-        for name, value in vars(optimizer).items()
-        if name not in ("state", "param_groups", "defaults")
-        and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
-        and _is_data(value, indices)
-    }
-
-
-class ParameterIndex(int):
-    """The index of a parameter among those of its optimizer."""
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [value for group in optimizer.param_groups for value in group["params"]]
-
-
-def _is_data(value: Any, parameters: Mapping[Any, Any]) -> bool:
-    if is_tensor(value):
-        return not value.requires_grad and not is_sharded(value)
-    if type(value) in _DICTS:
-        return all(
-            (isinstance(key, _PLAIN) or (is_tensor(key) and key in parameters)) and _is_data(item, parameters)
-            for key, item in value.items()
-        )
-    return isinstance(value, _PLAIN) or (
-        type(value) in (list, tuple) and all(_is_data(item, parameters) for item in value)
-    )
-
-
-def _with_keys(value: Any, other: Mapping[Any, Any]) -> Any:
-    """Return data in which the keys of dicts are replaced: parameters by their indices, or indices by parameters."""
-    if type(value) in _DICTS:
-        found = copy.copy(value)
-        found.clear()
-        for key, item in value.items():
-            is_index = is_tensor(key) or type(key) is ParameterIndex
-            found[other[key] if is_index else key] = _with_keys(item, other)
-        return found
-    return type(value)(_with_keys(item, other) for item in value) if type(value) in (list, tuple) else value
-
-
-def _optimizer_class() -> Any:
-    import torch
-
-    return torch.optim.Optimizer
-
-
-def _loads_state_itself(optimizer: Any) -> bool:
-    return type(optimizer).load_state_dict is not _optimizer_class().load_state_dict
-
-
-def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
-    """Put what torch has loaded back into the optimizer's own list of groups and state, to which others may refer.
-
-    A wrapper such as SAM or Lookahead has the groups and the state of the optimizer that it wraps.
-    """
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        group.update({key: value for key, value in loaded.items() if key != "params"})
-    if optimizer.state is not state:
-        loaded_state = dict(optimizer.state)
-        state.clear()
-        state.update(loaded_state)
-    optimizer.param_groups, optimizer.state = groups, state
-
-
-def is_untracked(value: Any) -> bool:
-    """Return whether workers ignore changes inside of a value; what a loader reads by has its own paths."""
-    return is_loader(value) or is_compared_by_identity(value)
+    found = content_of(value)
+    if found is None or not isinstance(found[1], ObjectAttributes):
+        return None
+    copyable = copyable_values(found[1].values, namespace, refs)
+    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))

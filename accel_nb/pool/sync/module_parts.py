@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_module
-from accel_nb.pool.sync.pickling import SharedId, shared_ids
+from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 

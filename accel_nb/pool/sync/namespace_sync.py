@@ -16,14 +16,13 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    content_fingerprint,
     fingerprint_of,
     is_compared_by_identity,
     module_attributes,
     module_state,
-    optimizer_state,
     set_module_attributes,
     set_module_state,
-    set_optimizer_state,
 )
 from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
@@ -45,16 +44,11 @@ from accel_nb.pool.sync.object_paths import (
     root_name,
     set_content,
 )
-from accel_nb.pool.sync.pickling import (
-    SectionError,
-    SharedId,
-    dump,
-    dump_sections,
-    gradient_hooks,
-    load_sections,
-    shared_ids,
-    step_hooks,
-)
+from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
+from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
+from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
+from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
 
 Namespace = dict[str, Any]
 
@@ -493,7 +487,7 @@ def _add_change(
             delta.attributes[path] = module_attributes(value, namespace, shared)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
-        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
+        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, before=before.content)
     elif is_scheduler(value):
         delta.schedulers[path] = value.state_dict()
     else:
@@ -504,17 +498,17 @@ def _add_change(
 
 def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
     if "@" in path and is_loader(value):
-        return None  # what it reads by is recorded under other paths
+        return content_fingerprint(value, namespace, shared)
     fingerprint = fingerprint_of(value, namespace, shared)
     if fingerprint is None:
         return fingerprint
-    # Hooks cannot be registered on the workers' existing object: a model or optimizer with other hooks is sent whole.
-    hooks = ()
+    # The workers have prepared their model or optimizer: one with other gradient hooks or methods is sent whole.
+    own = ()
     if is_module(value):
-        hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+        own = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
     elif is_optimizer(value):
-        hooks = tuple(id(hook) for held in step_hooks(value).values() for hook in held.values())
-    return Fingerprint((fingerprint.kind, hooks), fingerprint.content) if hooks else fingerprint
+        own = method_ids(value)
+    return Fingerprint((fingerprint.kind, own), fingerprint.content) if own else fingerprint
 
 
 class ReferenceRecorder(dict[int, SharedId]):

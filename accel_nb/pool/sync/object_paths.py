@@ -11,6 +11,7 @@ import itertools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,11 @@ from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_tensor,
     is_training_object,
+    loader_attributes,
     set_attributes,
     set_generator_state,
 )
+from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.tensors.overlap import overwrite
@@ -106,7 +109,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
             if (inside or not is_container) and not isinstance(child, tuple):
                 found[below] = child
             found.update(inside)
-        elif has_references(child):
+        elif has_references(child) or has_own_state(child):
             found[below] = child
             _collect_objects(below, child, seen, found)
 
@@ -143,9 +146,10 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a data loader reads by, without those of an iteration."""
+    """Yield the objects that a data loader reads by, without those of an iteration, and the user's attributes."""
+    own = loader_attributes(loader)
     for name, item in vars(loader).items():
-        if name in _LOADER_PARTS or is_generator(item):
+        if name in _LOADER_PARTS or name in own or is_generator(item):
             yield f"attribute:{name}", item
 
 
@@ -214,7 +218,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     """Return ``(kind, content)`` of a value that `set_content` can update in place; None for any other.
 
     The content is a new shallow copy: when it is pickled, it refers to shared objects but not to the value itself. An
-    object of the same kind on the other side can be updated with it.
+    object of the same kind on the other side can be updated with it. Of a loader it is the user's attributes.
     """
     kind = type(value)
     if is_generator(value):
@@ -247,6 +251,11 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return kind, (list(value.items()), value.default_factory if isinstance(value, defaultdict) else None, own)
     if is_plain_object(value):
         return kind, ObjectAttributes(own or {})
+    if is_loader(value):
+        return "loader", ObjectAttributes(loader_attributes(value), is_complete=False)
+    if has_own_state(value) and not is_training_object(value):
+        with suppress(Exception):  # the user's code may raise anything
+            return kind, object_state(value)
     return None
 
 
@@ -286,6 +295,8 @@ def set_content(value: Any, content: Any) -> None:
         if isinstance(value, defaultdict):
             value.default_factory = factory
         _set_attributes(value, own)
+    elif isinstance(content, ObjectState):
+        set_object_state(value, content)
     else:
         set_attributes(value, content.values, is_complete=content.is_complete)
 
@@ -293,3 +304,15 @@ def set_content(value: Any, content: Any) -> None:
 def _set_attributes(value: Any, own: Mapping[str, Any] | None) -> None:
     if own is not None:
         set_attributes(value, own)
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute; an existing container or tensor is updated in place, so that references to it stay valid."""
+    current = vars(owner).get(name)
+    if current is value:
+        return
+    old, new = content_of(current), content_of(value)
+    if old is not None and new is not None and old[0] == new[0]:
+        set_content(current, new[1])
+    else:
+        setattr(owner, name, value)

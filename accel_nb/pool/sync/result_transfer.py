@@ -19,7 +19,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,28 +35,29 @@ from accel_nb.pool.payload import (
 )
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
+    content_fingerprint,
     copyable_values,
     fingerprint_of,
+    is_compared_by_identity,
     is_state_sharded,
-    is_untracked,
     module_attributes,
     module_flags,
     module_state,
     module_structure,
     module_tensors,
-    optimizer_bytes,
-    optimizer_state,
     set_module_state,
 )
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
+    is_loader,
     is_module,
     is_optimizer,
     is_scheduler,
     is_tensor,
     is_training_object,
+    set_attributes,
 )
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
@@ -65,7 +66,11 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
-from accel_nb.pool.sync.pickling import SectionError, SharedId, Trial, digest, has_identity, shared_ids
+from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
+from accel_nb.pool.sync.pickling import Trial
+from accel_nb.pool.sync.sections import SectionError
+from accel_nb.pool.sync.shared_ids import SharedId, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -399,7 +404,9 @@ class ResultSender:
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
-            delta.optimizers[path] = optimizer_state(value, with_tensors=fits, sizes_before=known.kind)
+            delta.optimizers[path] = optimizer_state(
+                value, with_tensors=fits, sizes_before=known.kind, before=known.content
+            )
             if not fits:
                 size = size_text(optimizer_bytes(value))
                 kept[path] = f"its state of {size} is {'divided' if is_state_sharded(value) else 'large'}"
@@ -527,7 +534,10 @@ class ResultReceiver:
         if changes is not None:
             delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
+            kept = _kept_attributes(delta, namespace)
             errors |= delta.apply(namespace)
+            for value, own in kept:
+                set_attributes(value, own, is_complete=False)
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
         self.rng = record.rng
@@ -566,6 +576,17 @@ class ResultReceiver:
         set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
 
 
+def _kept_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the notebook's objects whose states a delta has, each with the attributes that are no part of these."""
+    states = {path: item for path, item in delta.changed.items() if isinstance(item, ObjectState)}
+    found: list[tuple[Any, dict[str, Any]]] = []
+    for path, state in states.items():
+        with suppress(Exception):  # the user's code may raise anything, and the path may be gone
+            value = resolve_path(namespace, path)
+            found.append((value, kept_attributes(value, state)))
+    return found
+
+
 def _whole_bytes(tensor: Any) -> int:
     return math.prod(full_shape(tensor)) * tensor.element_size()
 
@@ -592,16 +613,14 @@ def _ignored_warning() -> Iterator[None]:
 
 def _tracked_fingerprint(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
-    if is_untracked(value):
+    if is_compared_by_identity(value):
         return None
+    if is_loader(value):
+        return content_fingerprint(value, namespace, refs)
     try:
         return fingerprint_of(value, namespace, refs)
     except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
-        found = content_of(value)
-    if found is None or not isinstance(found[1], ObjectAttributes):
-        return None
-    copyable = copyable_values(found[1].values, namespace, refs)
-    return Fingerprint(found[0], digest(copyable, namespace=namespace, shared=refs))
+        return content_fingerprint(value, namespace, refs)
 
 
 def _is_leftover(value: Any) -> bool:

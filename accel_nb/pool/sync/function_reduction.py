@@ -1,0 +1,93 @@
+"""Functions of cells in a pickle stream: their globals are the receiver's namespace, and closures stay shared."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import cloudpickle
+
+
+def rebuild_code(arguments: tuple[Any, ...], filename: str) -> types.CodeType:
+    """Return a code object with the name of its cell, which cloudpickle leaves out since 3.1.3."""
+    return types.CodeType(*arguments).replace(co_filename=filename)
+
+
+def reduce_cell(cell: types.CellType) -> Any:
+    """Reduce a closure's cell; it is created empty and then filled, as it may contain its own function."""
+    try:
+        state = (cell.cell_contents,)
+    except ValueError:  # the cell is empty
+        state = None
+    return types.CellType, (), state, None, None, _set_cell
+
+
+def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    cell.cell_contents = state[0]
+
+
+def rebuild_cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Rebuild a function that has an ``lru_cache``, with an empty cache; pickle would look it up by name."""
+    made = functools.lru_cache(**parameters)(function)
+    vars(made).update(attributes)
+    return made
+
+
+def _main_namespace() -> dict[str, Any]:
+    """Return the namespace of cells in this process."""
+    return sys.modules["__main__"].__dict__
+
+
+class NamespaceReference(dict[str, Any]):
+    """Placeholder for the namespace of cells while a function's globals are pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _main_namespace, ()
+
+
+def is_of_ipython(value: Any) -> bool:
+    """Return whether a function is defined in IPython, whatever module and name it states."""
+    return getattr(value, "__globals__", {}).get("__package__") == "IPython.core"
+
+
+class ModuleNamespaceReference(dict[str, Any]):
+    """Placeholder for the namespace of an imported module while the globals of a function are pickled."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__({"__name__": module.__name__})
+        self._module = module
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return vars, (self._module,)
+
+
+def module_of(namespace: dict[str, Any]) -> types.ModuleType | None:
+    """Return the module with this namespace, if other processes can import it."""
+    module = sys.modules.get(str(namespace.get("__name__")))
+    is_importable = (
+        module is not None and module.__name__ != "__main__" and getattr(module, "__spec__", None) is not None
+    )
+    return module if is_importable and vars(module) is namespace else None
+
+
+def set_function_state(function: types.FunctionType, state: Any) -> None:
+    """Set a function's state; of its globals only those that the receiver lacks, which keeps its other globals."""
+    plain, slots = state
+    missing = {name: value for name, value in slots["__globals__"].items() if name not in function.__globals__}
+    cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
+
+
+def with_binding(reduced: Any) -> Any:
+    """Extend the reduction of a function or class by a step that binds its name in the receiving namespace."""
+    if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
+        return reduced
+    make, arguments, state, listed, mapped, set_state = reduced
+    return make, arguments, (set_state, state), listed, mapped, _set_state_and_bind
+
+
+def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
+    set_state, own = state
+    set_state(value, own)
+    _main_namespace()[value.__qualname__] = value

@@ -1,0 +1,71 @@
+"""Objects whose class in the notebook defines ``__getstate__``: the state that is sent, and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import attributes_of, set_attributes
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectState:
+    """The result of ``__getstate__``, and the names of the attributes that are set and that it leaves out."""
+
+    state: Any
+    left_out: frozenset[str]
+
+
+def has_own_state(value: Any) -> bool:
+    """Return whether the class of an object defines ``__getstate__`` in the notebook, and no other way of pickling."""
+    kind = type(value)
+    return (
+        getattr(getattr(kind, "__getstate__", None), "__module__", None) == "__main__"
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and not hasattr(kind, "__getnewargs__")
+        and not hasattr(kind, "__getnewargs_ex__")
+        and attributes_of(value) is not None
+    )
+
+
+def object_state(value: Any) -> ObjectState:
+    """Return the state of an object, for `set_object_state`. Raise the errors of its ``__getstate__``."""
+    state = value.__getstate__()
+    return ObjectState(state, frozenset(_left_out(value, state)))
+
+
+def set_object_state(value: Any, content: ObjectState) -> None:
+    """Set the state of an object as if it was unpickled."""
+    before = dict(attributes_of(value) or {})
+    try:
+        set_attributes(value, {})
+        _set_state(value, content.state)
+    except BaseException:
+        set_attributes(value, before)
+        raise
+
+
+def kept_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
+    """Return the attributes that ``__getstate__`` leaves out and that no code has set where ``content`` comes from."""
+    left_out = _left_out(value, value.__getstate__())
+    return {name: item for name, item in left_out.items() if name not in content.left_out}
+
+
+def _left_out(value: Any, state: Any) -> dict[str, Any]:
+    """Return the attributes that a state lacks, or that are None in it, as open files are."""
+    if not isinstance(state, Mapping):
+        return {}
+    own = attributes_of(value) or {}
+    return {name: item for name, item in own.items() if item is not None and state.get(name) is None}
+
+
+def _set_state(value: Any, state: Any) -> None:
+    if state is None:
+        return
+    if hasattr(type(value), "__setstate__"):
+        value.__setstate__(state)
+        return
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    set_attributes(value, {**(own or {}), **(slots or {})}, is_complete=False)

@@ -1,0 +1,202 @@
+"""The state of optimizers, as it is compared, sent and set in place on the other side."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
+from accel_nb.pool.sync.object_paths import set_attribute
+from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES
+from accel_nb.pool.sync.user_hooks import (
+    HookId,
+    changed_hooks,
+    method_ids,
+    own_methods,
+    set_changed_hooks,
+    set_own_methods,
+    without_hooks,
+)
+from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state
+
+_DICTS = (dict, OrderedDict, defaultdict)
+_PLAIN = bool | int | float | complex | str | bytes | None
+_OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerContent:
+    """The fingerprints of an optimizer's parts that are sent separately."""
+
+    tensors: tuple[Any, ...]
+    groups: bytes
+    hooks: tuple[HookId, ...]
+    methods: tuple[tuple[str, int], ...]
+
+
+def group_sizes(optimizer: Any) -> tuple[int, ...]:
+    """Return how many parameters each group of an optimizer has."""
+    return tuple(len(group["params"]) for group in optimizer.param_groups)
+
+
+def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the optimizer's groups without their parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Return every tensor of an optimizer's state."""
+    own = [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
+    return own + [tensor for _, item in inner_optimizers(optimizer) for tensor in state_tensors(item)]
+
+
+def optimizer_bytes(optimizer: Any) -> int:
+    """Return the size of the state tensors in bytes."""
+    return sum(tensor.nbytes for tensor in state_tensors(optimizer))
+
+
+def optimizer_state(
+    optimizer: Any,
+    *,
+    with_tensors: bool,
+    sizes_before: tuple[int, ...] | None = None,
+    before: OptimizerContent | None = None,
+) -> dict[str, Any]:
+    """Return hyperparameters and `own_values`; if ``with_tensors`` also the state of the parameters.
+
+    ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
+    ``before`` is the content that both have had; without it, hooks and replaced methods are left out.
+    """
+    with without_hooks(optimizer):
+        kept = optimizer.state_dict()["state"] if with_tensors else None
+    if kept is not None:
+        kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
+    inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
+    known = group_sizes(optimizer) if sizes_before is None else sizes_before
+    params = [
+        None if known[number : number + 1] == (len(group["params"]),) else group["params"]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+    has_other_methods = before is not None and method_ids(optimizer) != before.methods
+    return {
+        "groups": hyperparameters(optimizer),
+        "params": params,
+        "state": kept,
+        "own": own_values(optimizer),
+        "inner": inner,
+        "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
+        "methods": own_methods(optimizer) if has_other_methods else None,
+    }
+
+
+def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
+    """Return by attribute the optimizers that an optimizer wraps, as SAM does."""
+    return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
+
+
+def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
+    groups = optimizer.param_groups
+    del groups[len(state["params"]) :]
+    groups += [{} for _ in state["params"][len(groups) :]]
+    for group, params in zip(groups, state["params"], strict=True):
+        if params is not None:
+            group["params"] = params
+    for name, value in state["own"].items():
+        set_attribute(optimizer, name, _with_keys(value, dict(enumerate(_parameters(optimizer)))))
+    for group, values in zip(groups, state["groups"], strict=True):
+        group.update(values)
+    if state["state"] is not None:
+        parameters = _parameters(optimizer)
+        # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
+        _optimizer_class().__setstate__(optimizer, {})
+        own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
+        groups, kept = optimizer.param_groups, optimizer.state
+        with without_hooks(optimizer):
+            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+        if not _loads_state_itself(optimizer):
+            _restore_containers(optimizer, groups, kept)
+    for name, item in inner_optimizers(optimizer):
+        set_optimizer_state(item, state["inner"][name])
+    if state["hooks"] is not None:
+        set_changed_hooks(optimizer, state["hooks"])
+    if state["methods"] is not None:
+        set_own_methods(optimizer, state["methods"])
+
+
+def own_values(optimizer: Any) -> dict[str, Any]:
+    """Return the data among the attributes of an optimizer, such as a count of steps, without those of torch's classes.
+
+    Data are plain values, tensors that require no gradients, and containers of these. A parameter that is the key of a
+    dict is returned as its `ParameterIndex`.
+    """
+    hides_private = all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__)
+    indices = {value: ParameterIndex(number) for number, value in enumerate(_parameters(optimizer))}
+    return {
+        name: _with_keys(value, indices)
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "param_groups", "defaults")
+        and not (hides_private and name.startswith("_"))
+        and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
+        and _is_data(value, indices)
+    }
+
+
+class ParameterIndex(int):
+    """The index of a parameter among those of its optimizer."""
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
+def _is_data(value: Any, parameters: Mapping[Any, Any]) -> bool:
+    if is_tensor(value):
+        return not value.requires_grad and not is_sharded(value)
+    if type(value) in _DICTS:
+        return all(
+            (isinstance(key, _PLAIN) or (is_tensor(key) and key in parameters)) and _is_data(item, parameters)
+            for key, item in value.items()
+        )
+    return isinstance(value, _PLAIN) or (
+        type(value) in (list, tuple) and all(_is_data(item, parameters) for item in value)
+    )
+
+
+def _with_keys(value: Any, other: Mapping[Any, Any]) -> Any:
+    """Return data in which the keys of dicts are replaced: parameters by their indices, or indices by parameters."""
+    if type(value) in _DICTS:
+        found = copy.copy(value)
+        found.clear()
+        for key, item in value.items():
+            is_index = is_tensor(key) or type(key) is ParameterIndex
+            found[other[key] if is_index else key] = _with_keys(item, other)
+        return found
+    return type(value)(_with_keys(item, other) for item in value) if type(value) in (list, tuple) else value
+
+
+def _optimizer_class() -> Any:
+    import torch
+
+    return torch.optim.Optimizer
+
+
+def _loads_state_itself(optimizer: Any) -> bool:
+    return type(optimizer).load_state_dict is not _optimizer_class().load_state_dict
+
+
+def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    """Put what torch has loaded back into the optimizer's own list of groups and state, to which others may refer.
+
+    A wrapper such as SAM or Lookahead has the groups and the state of the optimizer that it wraps.
+    """
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.update({key: value for key, value in loaded.items() if key != "params"})
+    if optimizer.state is not state:
+        loaded_state = dict(optimizer.state)
+        state.clear()
+        state.update(loaded_state)
+    optimizer.param_groups, optimizer.state = groups, state

@@ -1,0 +1,243 @@
+"""The pickler and the unpickler of values between kernel and workers; `accel_nb.pool.sync.pickling` describes them."""
+
+from __future__ import annotations
+
+import argparse
+import copyreg
+import functools
+import importlib
+import io
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from accel_nb.pool.sync.cell_classes import reduce_class
+from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
+from accel_nb.pool.sync.function_reduction import (
+    ModuleNamespaceReference,
+    NamespaceReference,
+    is_of_ipython,
+    module_of,
+    rebuild_cached,
+    rebuild_code,
+    reduce_cell,
+    set_function_state,
+    with_binding,
+)
+from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
+from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_paths import resolve_path
+from accel_nb.pool.sync.object_reduction import (
+    inverse_transform_type,
+    is_rebuilt_by_init,
+    probes_attributes,
+    reduce_inverse,
+    with_own_state,
+)
+from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
+from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
+from accel_nb.pool.sync.shared_ids import ObjectId, SharedId
+from accel_nb.pool.sync.tensor_reduction import reduce_generator, reduce_tensor
+from accel_nb.pool.sync.user_hooks import is_replacement
+from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
+from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
+
+_LOWEST_ID = 1 << 32
+"""Numbers below are data: Python keeps small objects at higher addresses."""
+
+
+_SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
+"""The id of a string that argparse distinguishes by identity from equal strings."""
+
+
+_PROCESS_BOUND = (
+    "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
+    "devices that it was built for only"
+)
+
+
+_VARY_WITHIN_TYPE = (
+    BaseException,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    weakref.ref,
+    functools._lru_cache_wrapper,
+)
+"""Types whose objects are not all reduced in the same way."""
+
+
+def _is_imported(module: types.ModuleType) -> bool:
+    return sys.modules.get(module.__name__) is module
+
+
+class Pickler(cloudpickle.Pickler):
+    """A pickler that calls ``on_buffer`` for data, and refers to the objects of ``shared``."""
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        on_buffer: Any,
+        namespace: dict[str, Any],
+        shared: Mapping[int, SharedId],
+        *,
+        by_identity: bool = False,
+        kept_names: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=on_buffer)
+        # cloudpickle maps the id of a function's globals to a dict: that of the namespace becomes the receiver's.
+        self.globals_ref[id(namespace)] = NamespaceReference()
+        self._namespace = namespace
+        self._shared = shared
+        self._by_identity = by_identity
+        self._kept_names = kept_names
+        # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
+        self._is_returned = kept_names is None
+        self._blocks = MemoryBlocks()
+        # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
+        self._ordinary_types: set[type] = set()
+        # By id, the tensors and modules that were sent so far.
+        self._sent: dict[int, Any] = {}
+
+    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | None:
+        """Return the id of an object that both sides hold, or of a number that is the id of one."""
+        found = self._shared.get(id(obj))
+        if found is None:
+            if type(obj) is int and obj >= _LOWEST_ID and not self._by_identity:
+                held = self._shared.get(obj) or self._sent.get(obj)
+                return None if held is None else ("id", held)
+            return _SUPPRESS if obj is argparse.SUPPRESS else None
+        return id(obj) if self._by_identity else found
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce an object of the kinds that need it; NotImplemented for any other."""
+        if type(obj) in self._ordinary_types:
+            return NotImplemented
+        if is_tensor(obj) or is_module(obj):
+            self._sent[id(obj)] = obj
+        if is_plain_array(obj):
+            return self._reduce_array(obj)
+        if is_memory_map(obj):
+            return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
+        torch = sys.modules.get("torch")
+        if is_sharded(obj):
+            is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
+            found = full_tensor(obj)
+            held = torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found  # type: ignore[union-attr]
+            return reduce_tensor(held, self._blocks, omits_gradient=self._is_returned)
+        if hasattr(type(obj), "_accel_nb_reduce"):
+            return obj._accel_nb_reduce()
+        if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
+            return reduce_tensor(obj, self._blocks, omits_gradient=self._is_returned)
+        if torch is not None and isinstance(obj, torch.Generator):
+            return reduce_generator(obj)
+        if isinstance(obj, types.CellType):
+            return reduce_cell(obj)
+        if isinstance(obj, types.CodeType):
+            reduced = self.dispatch_table[types.CodeType](obj)
+            return rebuild_code, (reduced[1], obj.co_filename)
+        # cloudpickle sends the modules that a function uses, but no subclasses, as which `torch.backends.cudnn` is one.
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and _is_imported(obj):
+            return importlib.import_module, (obj.__name__,)
+        if torch is not None and type(obj) is inverse_transform_type(torch):
+            return reduce_inverse(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
+            return rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
+        if isinstance(obj, BaseException) and is_rebuilt_by_init(type(obj)):
+            return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
+        if is_event_writer(obj):
+            return reduce_event_writer(obj)
+        if is_scheduler(obj):
+            return reduce_scheduler(obj)
+        if is_optimizer(obj):
+            return reduce_optimizer(obj)
+        if isinstance(obj, types.MethodType) and is_optimizer(obj.__self__) and is_replacement(obj):
+            return reduce_replacement(obj)
+        if type(obj) is weakref.ref and is_optimizer(obj()):
+            return weakref.ref, (obj(),)
+        if is_parametrized(obj):
+            return reduce_parametrized(obj)
+        if is_weak_mapping(obj):
+            return reduce_weak_mapping(obj)
+        if is_of_process(obj):
+            return reduce_of_process(obj)
+        if type(obj).__module__ == "accelerate.accelerator":
+            raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type):
+            reduced = reduce_class(obj, reduced)
+        if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
+            if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
+                return with_own_state(obj.__reduce_ex__(5))
+            self._ordinary_types.add(type(obj))
+        if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
+            return with_binding(reduced)
+        return reduced
+
+    def _is_named(self, obj: Any) -> bool:
+        name = obj.__qualname__
+        return obj.__module__ == "__main__" and self._namespace.get(name) is obj and name not in self._kept_names  # type: ignore[operator]
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        # Decorators of libraries use `functools.wraps`: their function has the user's module, but their own globals.
+        module = module_of(func.__globals__)
+        if module is not None:
+            self.globals_ref.setdefault(id(func.__globals__), ModuleNamespaceReference(module))
+        make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
+        # Closure cells are sent: functions that share a variable also share it on the receiving side.
+        code, names, *_ = arguments
+        plain, slots = state
+        # IPython binds a function of its own to ``open`` in a notebook's namespace; workers have that of Python.
+        used = {} if module is not None else slots["__globals__"]
+        used = {name: value for name, value in used.items() if name != "open" or not is_of_ipython(value)}
+        state = plain, {**slots, "__closure__": None, "__globals__": used}
+        return make, (code, names, None, None, func.__closure__), state, listed, mapped, set_function_state
+
+    def _reduce_array(self, array: Any) -> Any:
+        arguments = self._blocks.place_array(array)
+        return NotImplemented if arguments is None else (rebuild_array, arguments)
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads a stream of `Pickler`; ``memo`` has the objects of an earlier reader of the same stream."""
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        namespace: dict[str, Any],
+        buffers: Iterable[memoryview],
+        memo: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(file, buffers=buffers)
+        self._namespace = namespace
+        self._earlier_objects = memo
+
+    def persistent_load(self, pid: SharedId | ObjectId | int) -> Any:
+        """Return the object with an id, or the id of that object in this process."""
+        if isinstance(pid, int):
+            return self._earlier_objects[pid]
+        if pid == _SUPPRESS:
+            return argparse.SUPPRESS
+        if len(pid) == 2:
+            _, held = pid
+            return id(self.persistent_load(held) if isinstance(held, tuple) else held)
+        kind, name, path = pid
+        value = resolve_path(self._namespace, name)
+        if kind == "module":
+            return value.get_submodule(path)
+        if kind == "parameter":
+            return value.get_parameter(path)
+        if kind == "buffer":
+            return value.get_buffer(path)
+        if kind == "attribute":
+            return vars(value)[path]
+        return value

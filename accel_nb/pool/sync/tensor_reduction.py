@@ -1,0 +1,89 @@
+"""Tensors and generators in a pickle stream; their data is in memory blocks beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
+from accel_nb.pool.sync.user_hooks import add_gradient_hooks, gradient_hooks
+from accel_nb.runtime.devices.registry import default_type
+
+
+def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) -> Any:
+    """Reduce a tensor whose data is placed in ``blocks``; ``omits_gradient`` applies to parameters."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    data = tensor.detach()
+    device = "cpu" if data.is_cpu else "worker"
+    if not data.is_cpu:
+        data = data.cpu()
+    held, layout = blocks.place_tensor(data)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    name = str(data.dtype).removeprefix("torch.")
+    if not tensor.is_leaf:
+        gradient = tensor.grad if tensor.retains_grad else None
+        return _rebuild_inner_tensor, (held, name, layout, device, gradient)
+    arguments = held, name, layout, tensor.requires_grad, is_parameter, device
+    hooks, gradient = gradient_hooks(tensor), None if is_parameter and omits_gradient else tensor.grad
+    if gradient is not None and type(gradient) is not torch.Tensor:
+        gradient = None
+    own = tensor_attributes(tensor)
+    if not hooks and gradient is None and not own:
+        return _rebuild_tensor, arguments
+    return _rebuild_tensor, arguments, (hooks, gradient, own), None, None, _set_tensor_state
+
+
+def tensor_attributes(tensor: Any) -> dict[str, Any]:
+    """Return the attributes that the user's code has set on a tensor."""
+    own = vars(tensor)
+    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
+        own = own["__getstate__"]()
+    return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
+
+
+def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any, dict[str, Any]]) -> None:
+    hooks, tensor.grad, own = state
+    vars(tensor).update(own)
+    add_gradient_hooks(tensor, hooks)
+
+
+def _rebuild_tensor(
+    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(block.storage(), *layout)
+    if device == "worker":
+        tensor = tensor.to(default_type().name)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_inner_tensor(
+    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
+) -> Any:
+    """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
+    from accel_nb.pool.sync.foreign_graphs import as_computed_elsewhere
+
+    tensor = as_computed_elsewhere(lambda: _rebuild_tensor(block, dtype, layout, False, False, device))
+    if gradient is not None:
+        tensor.retain_grad()
+        tensor.grad = gradient
+    return tensor
+
+
+def reduce_generator(generator: Any) -> Any:
+    """Reduce a random number generator of torch, which pickle cannot copy."""
+    return _rebuild_generator, (str(generator.device), generator.get_state())
+
+
+def _rebuild_generator(device: str, state: Any) -> Any:
+    import torch
+
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return generator

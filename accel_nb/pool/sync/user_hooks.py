@@ -1,0 +1,160 @@
+"""Hooks of tensors and optimizers, and replaced methods of optimizers, without those of torch and of engines."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
+"""Packages whose hooks are valid in one process only."""
+
+OPTIMIZER_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+"""The attributes in which an optimizer has its hooks, by the numbers of their handles."""
+
+HookId = tuple[str, int, int]
+"""The attribute that holds a hook, its number, and its `id`."""
+
+
+_METHODS = ("step", "zero_grad")
+"""Methods that torch's schedulers and engines replace on an optimizer too."""
+
+
+def is_users(hook: Any) -> bool:
+    """Return whether a function is defined in no package that has hooks of its own."""
+    return getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES
+
+
+def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
+    """Return the user's gradient hooks of a leaf tensor, each with the name of the method that registers it."""
+    if not tensor.is_leaf:
+        return []
+    kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+    found = [
+        (register, hook)
+        for register, attribute in kinds.items()
+        for hook in (getattr(tensor, attribute, None) or {}).values()
+    ]
+    return [item for item in found if is_users(item[1])]
+
+
+def add_gradient_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
+    """Register the result of `gradient_hooks` on another tensor."""
+    for register, hook in hooks:
+        getattr(tensor, register)(hook)
+
+
+def optimizer_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
+    """Return the user's hooks of an optimizer by attribute and number.
+
+    Where these are all its hooks, the result has its own dict, to which handles refer.
+    """
+    found: dict[str, dict[int, Any]] = {}
+    for name in OPTIMIZER_HOOKS:
+        if held := vars(optimizer).get(name):
+            own = {number: hook for number, hook in held.items() if is_users(hook)}
+            found[name] = held if len(own) == len(held) else OrderedDict(own)
+    return {name: held for name, held in found.items() if held}
+
+
+def optimizer_hook_ids(optimizer: Any) -> tuple[HookId, ...]:
+    """Return the identities of the user's hooks of an optimizer, valid in this process."""
+    return tuple(
+        (name, number, id(hook)) for name, held in optimizer_hooks(optimizer).items() for number, hook in held.items()
+    )
+
+
+def changed_hooks(optimizer: Any, before: Collection[HookId]) -> dict[str, dict[int, Any]] | None:
+    """Return the user's hooks of an optimizer if they differ from those of ``before``; those that do not are None."""
+    if optimizer_hook_ids(optimizer) == before:
+        return None
+    return {
+        name: {number: None if (name, number, id(hook)) in before else hook for number, hook in held.items()}
+        for name, held in optimizer_hooks(optimizer).items()
+    }
+
+
+def set_changed_hooks(optimizer: Any, hooks: Mapping[str, Mapping[int, Any]]) -> None:
+    """Apply the result of `changed_hooks` to another optimizer, in its own dicts: handles refer to these."""
+    for name in OPTIMIZER_HOOKS:
+        held = vars(optimizer).setdefault(name, OrderedDict())
+        others = {number: held[number] if hook is None else hook for number, hook in hooks.get(name, {}).items()}
+        for number in [number for number, hook in held.items() if is_users(hook)]:
+            del held[number]
+        held.update(others)
+        reserve_numbers(others)
+
+
+@contextmanager
+def without_hooks(optimizer: Any) -> Iterator[None]:
+    """Remove the user's hooks of an optimizer inside of the block: its state is read and set for another process."""
+    held = {name: dict(hooks) for name in OPTIMIZER_HOOKS if (hooks := vars(optimizer).get(name))}
+    if held:
+        set_changed_hooks(optimizer, {})
+    try:
+        yield
+    finally:
+        for name, hooks in held.items():
+            vars(optimizer)[name].clear()
+            vars(optimizer)[name].update(hooks)
+
+
+def reserve_numbers(numbers: Iterable[int]) -> None:
+    """Keep numbers of hooks from another process from being used again: a new hook would replace the old one."""
+    from torch.utils.hooks import RemovableHandle
+
+    RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(numbers, default=-1))
+
+
+def own_methods(optimizer: Any) -> dict[str, Any]:
+    """Return the methods that the user's code has replaced on an optimizer, by name."""
+    found: dict[str, Any] = {}
+    for name in _METHODS:
+        method = vars(optimizer).get(name)
+        while method is not None and is_of_engine(method):
+            method = replaced_method(optimizer, name, method)
+        if method is not None:
+            found[name] = method
+    return found
+
+
+def set_own_methods(optimizer: Any, methods: Mapping[str, Any]) -> None:
+    """Replace methods of an optimizer that no engine has prepared."""
+    for name in _METHODS:
+        if name in methods:
+            setattr(optimizer, name, methods[name])
+        elif name in own_methods(optimizer):
+            delattr(optimizer, name)
+
+
+def method_ids(optimizer: Any) -> tuple[tuple[str, int], ...]:
+    """Return the identities of `own_methods`, valid in this process."""
+    return tuple((name, id(getattr(item, "__func__", item))) for name, item in own_methods(optimizer).items())
+
+
+def is_of_engine(method: Any) -> bool:
+    """Return whether a function is defined in a package that replaces methods; ``__module__`` may be copied."""
+    return getattr(method, "__globals__", {}).get("__name__", "").partition(".")[0] in _HOOKING_PACKAGES
+
+
+def is_replacement(method: types.MethodType) -> bool:
+    """Return whether an engine has set a method on an object in place of that of its class."""
+    return is_of_engine(method) and method.__func__ is not getattr(type(method.__self__), method.__name__, None)
+
+
+def replaced_method(optimizer: Any, name: str, method: Any) -> Any:
+    """Return the method that torch or an engine has replaced on an optimizer; None for that of its class."""
+    inner = getattr(method, "__wrapped__", None)
+    if isinstance(method, types.MethodType):
+        return inner
+    # That of a scheduler names the function of a bound method.
+    return None if inner in (None, getattr(type(optimizer), name)) else types.MethodType(inner, optimizer)
