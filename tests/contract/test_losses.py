@@ -87,7 +87,7 @@ def plain(world: World, strategy: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "size"), [nightly("ddp", 2), ("ddp", 3), ("fsdp", 2), nightly("fsdp", 3)])
+@pytest.mark.parametrize(("strategy", "size"), [nightly("ddp", 2), nightly("ddp", 3), ("fsdp", 2), nightly("fsdp", 3)])
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
     for weights in run_ranks(plain, size, strategy):
         for (name, accumulate), found in zip(CASES, weights, strict=True):

@@ -21,6 +21,7 @@ from accel_nb.cli import demo
 from accel_nb.cli.main import main
 from tests.conftest import wait_for
 from tests.support.kernel import own_kernel
+from tests.support.nightly import nightly
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -138,14 +139,14 @@ def dimensions() -> Executed:
     )
 
 
-RUN_TWICE = ["quickstart", pytest.param("language_model", marks=pytest.mark.nightly)]
+RUN_TWICE = ["quickstart", nightly("language_model")]
 PLATFORMS = {
     "colab": {"COLAB_RELEASE_TAG": "release-colab-20261101", "COLAB_GPU": ""},
     "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "release-colab-20261101"},
 }
 
 
-@pytest.fixture(scope="module", params=["colab", pytest.param("kaggle", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[nightly("colab"), nightly("kaggle")])
 def launcher(request: pytest.FixtureRequest) -> tuple[str, Executed]:
     """The launcher's notebook in the environment of a platform."""
     before = dict(os.environ)

@@ -13,6 +13,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 TOKENS = torch.arange(96).reshape(8, 12) % 64
@@ -50,7 +51,7 @@ def in_stages(world: World, tied: bool, points: Any, num_chunks: int | None, gat
     [
         (2, False, "auto", None, False),
         (2, True, "auto", 4, True),
-        (3, False, ["blocks.1", "blocks.4"], 2, False),
+        nightly(3, False, ["blocks.1", "blocks.4"], 2, False),
     ],
 )
 def test_outputs_equal_those_of_the_whole_model(

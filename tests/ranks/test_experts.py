@@ -23,6 +23,7 @@ from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, WIDTH, Experts, Mixture, by_hand, flat, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.support.nightly import nightly
 
 SIZES = (8, 8, 8, 8)
 CLOSE = 1e-9
@@ -91,7 +92,7 @@ def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
     return [one_case(world, *case) for case in cases]
 
 
-GROUPS = [(2, CASES), (4, [*CASES, ("adamw", "fsdp", 0.05, 1, 4)])]
+GROUPS = [(2, CASES), nightly(4, [*CASES, ("adamw", "fsdp", 0.05, 1, 4)])]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [(*case[:4], ep) for case in CASES for ep in (2, 4)]))
 

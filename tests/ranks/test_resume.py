@@ -260,7 +260,7 @@ def save_and_go_on(world: World, kind: str, folder: Path, save_after: int, optio
 BIT_EXACT = ["shuffle", "noisy", "drop_last", "generator", "own sampler", "buckets", "workers", "persistent"]
 
 
-@pytest.mark.parametrize(("save_after", "left"), [(3, 3), (12, 2)])
+@pytest.mark.parametrize(("save_after", "left"), [(3, 3), nightly(12, 2)])
 @pytest.mark.parametrize("size", [nightly(1), 2])
 def test_as_many_ranks_end_with_the_same_bits(size: int, save_after: int, left: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "batch": "global"}  # an odd number of batches: inside of a window

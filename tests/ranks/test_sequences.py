@@ -20,6 +20,7 @@ from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.support.nightly import nightly
 
 SIZES = (8, 8, 8, 7)
 CLOSE = 1e-9
@@ -58,7 +59,7 @@ def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
     return [one_case(world, *case) for case in cases]
 
 
-GROUPS = [(2, CASES), (4, [*CASES, ("adamw", "fsdp", 0.05, 1, 2)])]
+GROUPS = [(2, CASES), nightly(4, [*CASES, ("adamw", "fsdp", 0.05, 1, 2)])]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [(*case, tp) for case in CASES for tp in (1, 2)]))
 
