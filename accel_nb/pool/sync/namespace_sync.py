@@ -488,7 +488,7 @@ def _add_change(
         if fingerprint.content.weights != before.content.weights:
             delta.modules[path] = module_state(value)
         if fingerprint.content.attributes != before.content.attributes:
-            delta.attributes[path] = module_attributes(value, namespace, shared)
+            delta.attributes[path] = module_attributes(value, namespace, shared, before.content.attributes)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
         delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, before=before.content)

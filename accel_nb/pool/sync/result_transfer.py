@@ -47,7 +47,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
+from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts, paths_before
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -327,7 +327,9 @@ class ResultSender:
             if path in restructured:
                 delta.structures[path] = module_parts(value, path, shared)
                 delta.modules[path] = module_state(value)
-                delta.attributes[path] = module_attributes(value, namespace, shared)
+                assert was is not None, "a module with changed parts has a fingerprint"
+                moved = paths_before(value, path, shared)
+                delta.attributes[path] = module_attributes(value, namespace, shared, was.content.attributes, moved)
                 continue
             if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
                 self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
@@ -398,7 +400,7 @@ class ResultSender:
                 else:
                     weights[path] = value
             if is_wanted or fingerprint.content.attributes != known.content.attributes:
-                delta.attributes[path] = module_attributes(value, namespace, shared)
+                delta.attributes[path] = module_attributes(value, namespace, shared, known.content.attributes)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
