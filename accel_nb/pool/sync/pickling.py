@@ -38,6 +38,7 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_ar
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.user_hooks import (
     OPTIMIZER_HOOKS,
     add_gradient_hooks,
@@ -450,6 +451,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
+        if isinstance(obj, type):
+            reduced = with_slots(obj, reduced)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if _probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return _with_own_state(obj.__reduce_ex__(5))
