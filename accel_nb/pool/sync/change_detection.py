@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.module_hooks import HookPlace, module_hook_ids
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     is_lazy,
@@ -64,6 +65,7 @@ class ModuleContent:
     weights: tuple[tuple[Any, ...], tuple[bool, ...]]
     """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     attributes: AttributesContent
+    hooks: dict[HookPlace, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
         attributes = _attributes_fingerprint(value, namespace, refs)
         return Fingerprint(
-            module_structure(value), ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes)
+            module_structure(value),
+            ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes, module_hook_ids(value)),
         )
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})

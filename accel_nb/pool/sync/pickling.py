@@ -34,6 +34,7 @@ import cloudpickle
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
+from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
@@ -237,7 +238,7 @@ def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, Shared
 def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
     """Return ids for ``objects`` (by name) and their parts.
 
-    These are the submodules, parameters and buffers of modules, and the dicts that hold the hooks of optimizers.
+    These are the submodules, parameters and buffers of modules, and the dicts that hold hooks.
     """
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
@@ -247,6 +248,9 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
         if is_module(value):
             for path, part in value.named_modules():
                 ids.setdefault(id(part), ("module", name, path))
+                for attribute in (*HOOKS, *FLAGS):
+                    if (held := vars(part).get(attribute)) is not None:
+                        ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_parameters():
                 ids.setdefault(id(part), ("parameter", name, path))
             for path, part in value.named_buffers():
@@ -635,4 +639,7 @@ class _Unpickler(pickle.Unpickler):
             return value.get_buffer(path)
         if kind == "attribute":
             return vars(value)[path]
+        if kind == "hooks":
+            below, _, attribute = path.rpartition(":")
+            return vars(value.get_submodule(below))[attribute]
         return value
