@@ -252,6 +252,24 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "module_hooks",
+        ("pool/sync/module_hooks.py",),
+        (
+            "Module._backward_hooks",
+            "Module._backward_pre_hooks",
+            "Module._forward_hooks",
+            "Module._forward_hooks_always_called",
+            "Module._forward_hooks_with_kwargs",
+            "Module._forward_pre_hooks",
+            "Module._forward_pre_hooks_with_kwargs",
+            "Module._is_full_backward_hook",
+            "Module._load_state_dict_post_hooks",
+            "Module._load_state_dict_pre_hooks",
+            "Module._state_dict_hooks",
+            "Module._state_dict_pre_hooks",
+        ),
+    ),
+    PrivateUse(
         "dispatch_modes",
         (
             "accelerator/plain_cells/loss_trace.py",

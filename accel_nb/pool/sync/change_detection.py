@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.module_hooks import HookPlace, module_hook_ids
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     is_lazy,
@@ -65,7 +66,20 @@ class ModuleContent:
 
     weights: tuple[tuple[Any, ...], tuple[bool, ...]]
     """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
-    attributes: Any
+    attributes: AttributesContent
+    hooks: dict[HookPlace, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttributesContent:
+    """The names of a module's attributes, each with the path of its owner, and a fingerprint of their values."""
+
+    names: frozenset[tuple[str, str]]
+    values: Any
+
+
+class Deleted:
+    """The value of an attribute that the sender had before and has no more."""
 
 
 def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
@@ -78,7 +92,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
         attributes = _attributes_fingerprint(value, namespace, refs)
         return Fingerprint(
-            module_structure(value), ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes)
+            module_structure(value),
+            ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes, module_hook_ids(value)),
         )
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
@@ -192,11 +207,13 @@ def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
     return found | {path: own for path, value in module.named_parameters() if (own := tensor_attributes(value))}
 
 
-def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
+def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> AttributesContent:
+    names: list[tuple[str, str]] = []
     plain: list[Any] = []
     other: dict[tuple[str, str], Any] = {}
     for path, own in user_attributes(module).items():
         for name, value in own.items():
+            names.append((path, name))
             if isinstance(value, _PLAIN) or (
                 isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value)
             ):
@@ -204,12 +221,12 @@ def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mappin
             else:
                 other[path, name] = value
     if not other:
-        return tuple(plain), None
+        return AttributesContent(frozenset(names), (plain, None))
     try:
-        return tuple(plain), digest(other, namespace=namespace, shared=refs)
+        code = digest(other, namespace=namespace, shared=refs)
     except Exception:  # leave out attributes that cannot be copied
-        copied = copyable_values(other, namespace, refs)
-        return tuple(plain), digest(copied, namespace=namespace, shared=refs)
+        code = digest(copyable_values(other, namespace, refs), namespace=namespace, shared=refs)
+    return AttributesContent(frozenset(names), (plain, code))
 
 
 def copyable_values(
@@ -227,20 +244,46 @@ def copyable_values(
 
 
 def module_attributes(
-    module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]
+    module: Any,
+    namespace: dict[str, Any],
+    refs: Mapping[int, SharedId],
+    before: AttributesContent,
+    paths_before: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return by path the attributes of a module that can be copied, for `set_module_attributes`."""
-    return {path: copyable_values(own, namespace, refs) for path, own in user_attributes(module).items()}
+    """Return by path the attributes of a module that can be copied, for `set_module_attributes`.
+
+    Those of ``before`` that it has no more are `Deleted`. ``paths_before`` are the paths, by the present ones, that the
+    parts which the receiver holds had then, if these may be others.
+    """
+    own = user_attributes(module)
+    found = {path: copyable_values(values, namespace, refs) for path, values in own.items()}
+    names: dict[str | None, list[str]] = {}
+    for path, name in before.names:
+        names.setdefault(path, []).append(name)
+    for path in _parts(module):
+        path_before = path if paths_before is None else paths_before.get(path)
+        gone = [name for name in names.get(path_before, ()) if name not in own.get(path, ())]
+        if gone:
+            found.setdefault(path, {}).update(dict.fromkeys(gone, Deleted))
+    return found
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set attributes; existing containers and tensors are updated in place, so that references stay valid."""
+    """Set and delete attributes; existing containers and tensors are updated in place: references stay valid."""
     weights = {_storage(tensor) for tensor in module_tensors(module).values()}
-    parts = dict(module.named_modules()) | dict(module.named_parameters())
+    parts = _parts(module)
     for path, own in attributes.items():
         part = parts[path]
         for name, value in own.items():
-            _set_attribute(part, name, value, weights)
+            if value is Deleted:
+                vars(part).pop(name, None)
+            else:
+                _set_attribute(part, name, value, weights)
+
+
+def _parts(module: Any) -> dict[str, Any]:
+    """Return by path the objects whose attributes are those of a module: its submodules, itself and its parameters."""
+    return dict(module.named_modules()) | dict(module.named_parameters())
 
 
 def _set_attribute(part: Any, name: str, value: Any, weights: set[int | None]) -> None:

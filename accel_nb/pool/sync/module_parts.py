@@ -56,11 +56,21 @@ def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[
 
     ``known`` are the ids of the objects that the receiver holds, and ``path`` is that of ``module``.
     """
+    before = paths_before(module, path, known)
+    return {
+        before[now]: {name: vars(part)[name].copy() for name in _REGISTRIES}
+        for now, part in module.named_modules()
+        if now in before
+    }
+
+
+def paths_before(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[str, str]:
+    """Return, by their present paths, the paths that submodules and parameters have in the receiver's module."""
     found = {}
-    for part in module.modules():
+    for now, part in (*module.named_modules(), *module.named_parameters()):
         kind, root, below = known.get(id(part), ("", "", ""))
-        if root == path and kind in ("name", "module"):
-            found[below] = {name: vars(part)[name].copy() for name in _REGISTRIES}
+        if root == path and kind in ("name", "module", "parameter"):
+            found[now] = below
     return found
 
 

@@ -24,6 +24,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_attributes,
     set_module_state,
 )
+from accel_nb.pool.sync.module_hooks import changed_module_hooks, set_changed_module_hooks
 from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
     is_loader,
@@ -71,6 +72,8 @@ class NamespaceDelta:
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The attributes of modules other than tensors and flags."""
+    hooks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """The user's hooks of modules."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: Any = None
@@ -88,7 +91,7 @@ class NamespaceDelta:
             dict.fromkeys(
                 [
                     *(*self.values, *self.changed, *self.structures, *self.modules, *self.attributes),
-                    *(*self.optimizers, *self.schedulers),
+                    *(*self.hooks, *self.optimizers, *self.schedulers),
                 ]
             )
         )
@@ -122,7 +125,7 @@ class NamespaceDelta:
         ``kept_names`` is as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
-        for field_name in ("structures", "modules", "optimizers", "schedulers", "values", "changed", "attributes"):
+        for field_name in _PACKING_ORDER:
             held = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
@@ -161,6 +164,7 @@ class NamespaceDelta:
             (self.changed, set_content),
             (self.modules, set_module_state),
             (self.attributes, set_module_attributes),
+            (self.hooks, set_changed_module_hooks),
             (self.optimizers, set_optimizer_state),
             (self.schedulers, lambda scheduler, state: scheduler.load_state_dict(state)),
         )
@@ -183,6 +187,9 @@ class NamespaceDelta:
 def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
     """Return by path one line with the reason why a value could not be rebuilt."""
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
+
+
+_PACKING_ORDER = "structures", "modules", "optimizers", "schedulers", "values", "changed", "attributes", "hooks"
 
 
 def _packing_order(value: Any) -> tuple[int, int]:
@@ -484,7 +491,9 @@ def _add_change(
         if fingerprint.content.weights != before.content.weights:
             delta.modules[path] = module_state(value)
         if fingerprint.content.attributes != before.content.attributes:
-            delta.attributes[path] = module_attributes(value, namespace, shared)
+            delta.attributes[path] = module_attributes(value, namespace, shared, before.content.attributes)
+        if fingerprint.content.hooks != before.content.hooks:
+            delta.hooks[path] = changed_module_hooks(value, before.content.hooks)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
         delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, before=before.content)

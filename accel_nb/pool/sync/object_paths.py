@@ -15,11 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     generator_state,
     is_generator,
     is_loader,
+    is_module,
     is_tensor,
     is_training_object,
     loader_attributes,
@@ -28,6 +30,7 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.process_objects import is_of_process
+from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.tensors.overlap import overwrite
 
@@ -97,9 +100,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
             continue
         below = f"{path}@{step}"
         seen.add(id(child))
-        if is_training_object(child) or is_tensor(child) or is_generator(child) or _is_array(child) or _is_cell(child):
-            found[below] = child
-        elif is_loader(child):
+        if any(is_kind(child) for is_kind in _CHANGED_IN_PLACE):
             found[below] = child
             _collect_objects(below, child, seen, found)
         elif isinstance(child, list | tuple | dict | set | deque | bytearray):
@@ -139,10 +140,21 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
             yield from ((f"item:{index}", item) for index, item in enumerate(items))
+    elif is_module(value):
+        yield from _hooks(value)
+    elif is_tensor(value):
+        yield from ((f"hook:{index}", hook) for index, (_, hook) in enumerate(gradient_hooks(value)))
     elif is_loader(value):
         yield from _loader_parts(value)
     elif is_plain_object(value):
         yield from _attributes(value)
+
+
+def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the user's hooks of a module, of its submodules and of its parameters."""
+    yield from ((f"hook:{path}.{name}.{number}", hook) for (path, name, number), hook in module_hooks(module))
+    for path, value in module.named_parameters():
+        yield from ((f"hook:{path}.{index}", hook) for index, (_, hook) in enumerate(gradient_hooks(value)))
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
@@ -212,6 +224,9 @@ def _is_cell(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     return type(value).__name__ == "ndarray" and type(value).__module__ == "numpy"
+
+
+_CHANGED_IN_PLACE = (is_training_object, is_tensor, is_generator, is_loader, _is_array, _is_cell)
 
 
 def content_of(value: Any) -> tuple[Any, Any] | None:

@@ -44,6 +44,7 @@ from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_repl
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import ObjectId, SharedId
+from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_generator, reduce_tensor
 from accel_nb.pool.sync.user_hooks import is_replacement
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
@@ -174,7 +175,7 @@ class Pickler(cloudpickle.Pickler):
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
-            reduced = reduce_class(obj, reduced)
+            reduced = reduce_class(obj, with_slots(obj, reduced))
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return with_own_state(obj.__reduce_ex__(5))
@@ -240,4 +241,7 @@ class Unpickler(pickle.Unpickler):
             return value.get_buffer(path)
         if kind == "attribute":
             return vars(value)[path]
+        if kind == "hooks":
+            below, _, attribute = path.rpartition(":")
+            return vars(value.get_submodule(below))[attribute]
         return value

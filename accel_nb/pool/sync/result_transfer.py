@@ -47,7 +47,8 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts
+from accel_nb.pool.sync.module_hooks import changed_module_hooks
+from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts, paths_before
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -329,7 +330,10 @@ class ResultSender:
             if path in restructured:
                 delta.structures[path] = module_parts(value, path, shared)
                 delta.modules[path] = module_state(value)
-                delta.attributes[path] = module_attributes(value, namespace, shared)
+                assert was is not None, "a module with changed parts has a fingerprint"
+                moved = paths_before(value, path, shared)
+                delta.attributes[path] = module_attributes(value, namespace, shared, was.content.attributes, moved)
+                delta.hooks[path] = changed_module_hooks(value, was.content.hooks)
                 continue
             if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
                 self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
@@ -340,7 +344,7 @@ class ResultSender:
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
         for changes in (
-            *(delta.structures, delta.modules, delta.changed, delta.attributes),
+            *(delta.structures, delta.modules, delta.changed, delta.attributes, delta.hooks),
             *(delta.optimizers, delta.schedulers, weights),
         ):
             for path in [path for path in changes if root_name(path) in whole]:
@@ -400,7 +404,9 @@ class ResultSender:
                 else:
                     weights[path] = value
             if is_wanted or fingerprint.content.attributes != known.content.attributes:
-                delta.attributes[path] = module_attributes(value, namespace, shared)
+                delta.attributes[path] = module_attributes(value, namespace, shared, known.content.attributes)
+            if is_wanted or fingerprint.content.hooks != known.content.hooks:
+                delta.hooks[path] = changed_module_hooks(value, known.content.hooks)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))

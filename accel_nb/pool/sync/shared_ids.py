@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer
 from accel_nb.pool.sync.user_hooks import OPTIMIZER_HOOKS
 
@@ -20,7 +21,7 @@ ObjectId = tuple[Literal["id"], Any]
 def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
     """Return ids for ``objects`` (by name) and their parts.
 
-    These are the submodules, parameters and buffers of modules, and the dicts that hold the hooks of optimizers.
+    These are the submodules, parameters and buffers of modules, and the dicts that hold hooks.
     """
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
@@ -30,6 +31,9 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
         if is_module(value):
             for path, part in value.named_modules():
                 ids.setdefault(id(part), ("module", name, path))
+                for attribute in (*HOOKS, *FLAGS):
+                    if (held := vars(part).get(attribute)) is not None:
+                        ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_parameters():
                 ids.setdefault(id(part), ("parameter", name, path))
             for path, part in value.named_buffers():

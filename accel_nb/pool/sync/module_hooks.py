@@ -1,0 +1,91 @@
+"""The user's hooks of modules: a cell or the notebook may register and remove them, each in the same dicts.
+
+Weight and spectral norm of `torch.nn.utils` are the user's hooks too: functions of torch add and remove them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from accel_nb.pool.sync.user_hooks import is_users, reserve_numbers
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""The attributes in which a module has its hooks, by the numbers of their handles."""
+FLAGS = {
+    "_forward_hooks_with_kwargs": "_forward_hooks",
+    "_forward_hooks_always_called": "_forward_hooks",
+    "_forward_pre_hooks_with_kwargs": "_forward_pre_hooks",
+}
+"""Attributes with the numbers of hooks that are called in another way, each with the attribute that has these hooks."""
+_KIND = "_is_full_backward_hook"
+
+HookPlace = tuple[str, str, int]
+"""The path of a submodule, the attribute that has the hook, and its number."""
+
+
+def module_hooks(module: Any) -> Iterator[tuple[HookPlace, Any]]:
+    """Yield the user's hooks of a module and its submodules."""
+    for path, part in module.named_modules():
+        own = vars(part)
+        for name in HOOKS:
+            if held := own.get(name):
+                yield from (((path, name, number), hook) for number, hook in held.items() if _is_users(hook))
+
+
+def module_hook_ids(module: Any) -> dict[HookPlace, int]:
+    """Return the identities of the user's hooks of a module, valid in this process."""
+    return {place: id(hook) for place, hook in module_hooks(module)}
+
+
+def changed_module_hooks(module: Any, before: Mapping[HookPlace, int]) -> dict[str, dict[str, Any]]:
+    """Return the user's hooks of a module by path and attribute; those of ``before`` are None."""
+    known = {(name, number, code) for (_, name, number), code in before.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for (path, name, number), hook in module_hooks(module):
+        is_known = (name, number, id(hook)) in known
+        found.setdefault(path, {}).setdefault(name, {})[number] = None if is_known else hook
+    for path, hooks in found.items():
+        own = vars(module.get_submodule(path))
+        for name, holder in FLAGS.items():
+            hooks[name] = {number: True for number in own.get(name, ()) if number in hooks.get(holder, ())}
+        hooks[_KIND] = own.get(_KIND)
+    return found
+
+
+def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Apply the result of `changed_module_hooks` to another module, in its own dicts: handles refer to these."""
+    for path, part in module.named_modules():
+        sent, own = hooks.get(path, {}), vars(part)
+        users = {name: [number for number, hook in own[name].items() if _is_users(hook)] for name in HOOKS}
+        for name, holder in FLAGS.items():
+            _replace(own[name], users[holder], sent.get(name, {}))
+        for name in HOOKS:
+            held = own[name]
+            others = {number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()}
+            _replace(held, users[name], others)
+            reserve_numbers(others)
+        if _KIND in sent:
+            own[_KIND] = sent[_KIND]
+
+
+def _replace(held: dict[int, Any], numbers: Collection[int], others: Mapping[int, Any]) -> None:
+    for number in numbers:
+        held.pop(number, None)
+    held.update({number: item for number, item in others.items() if item is not None})
+
+
+def _is_users(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return (getattr(hook, "__module__", None) or "").startswith("torch.nn.utils.") or is_users(hook)
