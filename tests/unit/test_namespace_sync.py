@@ -215,6 +215,22 @@ def test_every_name_that_cannot_be_sent_is_reported(sides):
     assert "fine" not in str(caught.value)
 
 
+class ArrivesAsLock:
+    def __reduce__(self):
+        return threading.Lock, ()
+
+
+def test_a_value_that_arrives_as_one_that_cannot_be_copied_comes_back_and_is_not_sent_again(sides):
+    before = sides.snapshot()
+    sides.worker.update(lock=ArrivesAsLock(), fine=1)
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["fine"] == 1
+    assert sides.kernel["lock"].acquire(blocking=False)
+    assert sides.ship("fine") == []
+    with pytest.raises(ShippingError, match="`lock`"):
+        sides.ship("lock")
+
+
 @pytest.mark.parametrize("size", [0, 100, COPY_BELOW * 2])
 def test_payloads_give_private_writable_buffers(size):
     payload = SharedBuffers.write(b"stream", [memoryview(bytearray(b"a" * size))])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -383,7 +384,8 @@ class SharedObjectRegistry:
         for path in dict.fromkeys(fresh):
             entry = self._entries[path]
             if not entry.is_worker_only:
-                entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+                with suppress(Exception):  # a value that cannot be copied counts as changed
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""
