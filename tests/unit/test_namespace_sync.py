@@ -215,6 +215,28 @@ def test_every_name_that_cannot_be_sent_is_reported(sides):
     assert "fine" not in str(caught.value)
 
 
+def test_a_hook_gets_no_number_that_one_of_the_other_side_has(sides):
+    numbers = torch.utils.hooks.RemovableHandle
+    sides.kernel["model"] = nn.Linear(2, 2)
+    for _ in range(3):
+        sides.kernel["model"].register_forward_hook(noop)
+    prepared = sides.ledger.serialize_changes(["model"], sides.kernel, SharedPayloads())
+    last, numbers.next_id = numbers.next_id, 0  # as in another process
+    try:
+        delta, _ = NamespaceDelta.unpack(prepared.payload, sides.worker)
+        assert numbers.next_id >= last
+    finally:
+        numbers.next_id = last
+        prepared.payload.close()
+    delta.apply(sides.worker)
+    sides.worker["model"].register_forward_hook(noop)
+    assert len(sides.worker["model"]._forward_hooks) == 4
+
+
+def noop(*_):
+    pass
+
+
 class ArrivesAsLock:
     def __reduce__(self):
         return threading.Lock, ()

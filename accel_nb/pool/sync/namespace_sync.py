@@ -54,7 +54,7 @@ from accel_nb.pool.sync.pickling import (
     load_sections,
     shared_ids,
 )
-from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
+from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids, next_number, reserve_numbers
 
 Namespace = dict[str, Any]
 
@@ -129,7 +129,7 @@ class NamespaceDelta:
 
         ``kept_names`` is as in `dump_sections`.
         """
-        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
+        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
         for field_name in _PACKING_ORDER:
             held = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
@@ -145,7 +145,8 @@ class NamespaceDelta:
         """
         stream, buffers = payload.read()
         sections, errors = load_sections(stream, buffers, namespace=namespace)
-        rng, removed = sections.pop(("head", ""))
+        rng, removed, number = sections.pop(("head", ""))
+        reserve_numbers([number - 1])
         delta = cls(rng=rng, removed=removed)
         for (field_name, path), value in sections.items():
             getattr(delta, field_name)[path] = value
