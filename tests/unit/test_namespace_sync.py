@@ -215,6 +215,44 @@ def test_every_name_that_cannot_be_sent_is_reported(sides):
     assert "fine" not in str(caught.value)
 
 
+def test_a_hook_gets_no_number_that_one_of_the_other_side_has(sides):
+    numbers = torch.utils.hooks.RemovableHandle
+    sides.kernel["model"] = nn.Linear(2, 2)
+    for _ in range(3):
+        sides.kernel["model"].register_forward_hook(noop)
+    prepared = sides.ledger.serialize_changes(["model"], sides.kernel, SharedPayloads())
+    last, numbers.next_id = numbers.next_id, 0  # as in another process
+    try:
+        delta, _ = NamespaceDelta.unpack(prepared.payload, sides.worker)
+        assert numbers.next_id >= last
+    finally:
+        numbers.next_id = last
+        prepared.payload.close()
+    delta.apply(sides.worker)
+    sides.worker["model"].register_forward_hook(noop)
+    assert len(sides.worker["model"]._forward_hooks) == 4
+
+
+def noop(*_):
+    pass
+
+
+class ArrivesAsLock:
+    def __reduce__(self):
+        return threading.Lock, ()
+
+
+def test_a_value_that_arrives_as_one_that_cannot_be_copied_comes_back_and_is_not_sent_again(sides):
+    before = sides.snapshot()
+    sides.worker.update(lock=ArrivesAsLock(), fine=1)
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["fine"] == 1
+    assert sides.kernel["lock"].acquire(blocking=False)
+    assert sides.ship("fine") == []
+    with pytest.raises(ShippingError, match="`lock`"):
+        sides.ship("lock")
+
+
 @pytest.mark.parametrize("size", [0, 100, COPY_BELOW * 2])
 def test_payloads_give_private_writable_buffers(size):
     payload = SharedBuffers.write(b"stream", [memoryview(bytearray(b"a" * size))])

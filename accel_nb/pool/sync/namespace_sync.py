@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -49,7 +50,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_s
 from accel_nb.pool.sync.pickling import dump
 from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
 from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
-from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
+from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids, next_number, reserve_numbers
 
 Namespace = dict[str, Any]
 
@@ -124,7 +125,7 @@ class NamespaceDelta:
 
         ``kept_names`` is as in `dump_sections`.
         """
-        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
+        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
         for field_name in _PACKING_ORDER:
             held = getattr(self, field_name)
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
@@ -140,7 +141,8 @@ class NamespaceDelta:
         """
         stream, buffers = payload.read()
         sections, errors = load_sections(stream, buffers, namespace=namespace)
-        rng, removed = sections.pop(("head", ""))
+        rng, removed, number = sections.pop(("head", ""))
+        reserve_numbers([number - 1])
         delta = cls(rng=rng, removed=removed)
         for (field_name, path), value in sections.items():
             getattr(delta, field_name)[path] = value
@@ -379,7 +381,8 @@ class SharedObjectRegistry:
         for path in dict.fromkeys(fresh):
             entry = self._entries[path]
             if not entry.is_worker_only:
-                entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+                with suppress(Exception):  # a value that cannot be copied counts as changed
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""

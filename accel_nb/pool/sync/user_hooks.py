@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -110,9 +111,16 @@ def without_hooks(optimizer: Any) -> Iterator[None]:
 
 def reserve_numbers(numbers: Iterable[int]) -> None:
     """Keep numbers of hooks from another process from being used again: a new hook would replace the old one."""
-    from torch.utils.hooks import RemovableHandle
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        handle = torch.utils.hooks.RemovableHandle
+        handle.next_id = max(handle.next_id, 1 + max(numbers, default=-1))
 
-    RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(numbers, default=-1))
+
+def next_number() -> int:
+    """Return the number that the next hook of this process has; 0 if torch is not imported."""
+    torch = sys.modules.get("torch")
+    return 0 if torch is None else torch.utils.hooks.RemovableHandle.next_id
 
 
 def own_methods(optimizer: Any) -> dict[str, Any]:
