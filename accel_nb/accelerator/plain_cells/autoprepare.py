@@ -183,7 +183,7 @@ class PlainCells:
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
         has_optimizers = self._accelerator.has_optimizers
-        if self._stepper.has_other_code():
+        if self._stepper.is_outdated():
             self._accelerator.components.preparer.refresh()
         if not (found.optimizers or (has_optimizers and (found.loaders or found.schedulers))):
             return UnpreparedObjects()

@@ -132,12 +132,13 @@ class Stepper:
             if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
 
-    def has_other_code(self) -> bool:
-        """Return whether a function of a model's classes has been replaced since the model was prepared."""
-        # Called before each statement that could train: it visits the classes, not the modules.
-        return any(
-            code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)
-        )
+    def is_outdated(self) -> bool:
+        """Return whether there are `changed_models`, without a look at the parameters of sharded models."""
+        # Called before each statement that could train: it visits the classes first, not the modules.
+        if any(code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)):
+            return True
+        is_whole = not self.strategy.capabilities.shards_params
+        return is_whole and any(self._trainable[id(model)] != _trainable_in(model) for model in self.bundle.models)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
