@@ -57,6 +57,8 @@ class RunRequest:
     """The options, as JSON."""
     cwd: str
     sys_path: tuple[str, ...]
+    shell_name: str = ""
+    """The name of the class of the notebook's shell; empty outside of one."""
     compiler_flags: int = 0
     execution_count: int = 0
     used: tuple[str, ...] = ()

@@ -88,6 +88,11 @@ def test_magics_shell_commands_and_await_work(kernel):
     assert "from the shell" in output.stdout.splitlines()[0]
 
 
+def test_code_detects_the_notebook_by_the_name_of_its_shell(kernel):
+    done(kernel, "def is_notebook():\n    return get_ipython().__class__.__name__\nname = is_notebook()")
+    assert kernel.value("[name, is_notebook()]") == ["ZMQInteractiveShell"] * 2
+
+
 def test_times_and_progress_bars_are_no_difference_between_ranks(kernel):
     output = done(kernel, "import time\nprint(f'took {time.perf_counter()} s')\n%time sum(range(9))")
     assert output.texts[1:] == ["36"], "only the value of the last line follows the receipt"

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from accel_nb.config import Resolved
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
@@ -238,6 +240,7 @@ def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:
         config=resolved.to_json(),
         cwd=os.getcwd(),
         sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),
+        shell_name="" if (shell := get_ipython()) is None else type(shell).__name__,
         compiler_flags=compiler_flags(cell.tree),
         execution_count=cell.execution_count,
         bound=tuple(names.bound),

@@ -205,6 +205,7 @@ class CellProgram:
             self._objects_to_prepare = ()
             self._incomplete.update(suspended)
         self._shell.register_sources(request.sources)
+        self._shell.set_class_name(request.shell_name)
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""

@@ -108,6 +108,11 @@ class WorkerShell(InteractiveShell):
     _is_formatting = False
     structured_traceback: list[str] = []
 
+    def set_class_name(self, name: str) -> None:
+        """Set the name of this class to that of the notebook's shell, by which code detects a notebook."""
+        if name:
+            type(self).__name__ = name
+
     def _update_code_co_name(self, code: Any) -> Any:
         """Leave a cell's code under the name ``<module>``, by which it is found; IPython 7 gives it another one."""
         return code
