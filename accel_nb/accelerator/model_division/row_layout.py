@@ -115,7 +115,7 @@ def find_layout(
     tensors = list(find_tensors([args, kwargs]))
     if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
         return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
-    found: RowLayout | DivisionRefusal | None = None
+    refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
         check = _LayoutCheck(
             model, forward, args, kwargs, tensors, dims, total, tolerance, is_user_module, shards_params, is_compiled
@@ -123,7 +123,8 @@ def find_layout(
         found = check.run()
         if isinstance(found, RowLayout):
             return found
-    return found or DivisionRefusal("no dim of its inputs is that of the samples")
+        refusal = refusal or found  # the likeliest candidate has the true reason
+    return refusal or DivisionRefusal("no dim of its inputs is that of the samples")
 
 
 def _candidates(tensors: Sequence[Tensor], batch_size: int | None) -> Iterator[tuple[tuple[int | None, ...], int]]:

@@ -120,9 +120,14 @@ def is_called_by_user() -> bool:
 def user_frame() -> types.FrameType | None:
     """Return the nearest calling frame whose code the user has written; None if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_module(frame.f_globals.get("__name__", "")):
+    while frame is not None and not is_user_module(_module_name(frame)):
         frame = frame.f_back
     return frame
+
+
+def _module_name(frame: types.FrameType) -> str:
+    """Return the name of a frame's module, which for a module that Python runs as a program is not ``__main__``."""
+    return getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__", "")
 
 
 def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
