@@ -32,7 +32,7 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
             for path, part in value.named_modules():
                 ids.setdefault(id(part), ("module", name, path))
                 for attribute in (*HOOKS, *FLAGS):
-                    if (held := vars(part).get(attribute)) is not None:
+                    if held := vars(part).get(attribute):
                         ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_parameters():
                 ids.setdefault(id(part), ("parameter", name, path))
