@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -87,10 +88,10 @@ class Stepper:
         self._memory = memory
         self.time_use = time_use
         self._averaged_ids: set[int] = set()
-        # By model id: the ids of the parameters that required gradients when the model was prepared. Only their
-        # gradients are averaged.
-        self._trainable: dict[int, dict[int, torch.dtype]] = {}
         self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
+        # By model id: its parameters when it was prepared, with their dtypes and whether they required gradients. Only
+        # the gradients of those that did are averaged.
+        self._parameters: dict[int, list[tuple[Tensor, torch.dtype, bool]]] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
@@ -115,8 +116,7 @@ class Stepper:
         """Add prepared objects; the caller leaves out those that were added before."""
         self.bundle = self.bundle + bundle
         for model in bundle.models:
-            self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = _code_in(model)
+            self._record(model)
         self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages_gradients)
@@ -129,28 +129,38 @@ class Stepper:
         return [
             model
             for model in self.bundle.models
-            if self._trainable[id(model)] != _trainable_in(model) or self._code[id(model)] != _code_in(model)
+            if self._trainable(model) != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
 
     def is_outdated(self) -> bool:
-        """Return whether there are `changed_models`, without a look at the parameters of sharded models."""
-        # Called before each statement that could train: it visits the classes first, not the modules.
+        """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
+        # Called before each statement that could train: it visits classes and parameters, not the modules.
         if any(code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)):
             return True
-        is_whole = not self.strategy.capabilities.shards_params
-        return is_whole and any(self._trainable[id(model)] != _trainable_in(model) for model in self.bundle.models)
+        if self.strategy.capabilities.shards_params:
+            return False
+        known = chain.from_iterable(self._parameters[id(model)] for model in self.bundle.models)
+        return any(value.dtype != dtype or value.requires_grad != flag for value, dtype, flag in known)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
         for model in models:
-            self._trainable[id(model)] = _trainable_in(model)
-            self._code[id(model)] = _code_in(model)
+            self._record(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
+
+    def _trainable(self, model: nn.Module) -> dict[int, torch.dtype]:
+        return {id(value): dtype for value, dtype, requires_grad in self._parameters[id(model)] if requires_grad}
+
+    def _record(self, model: nn.Module) -> None:
+        self._code[id(model)] = _code_in(model)
+        self._parameters[id(model)] = [(value, value.dtype, value.requires_grad) for value in model.parameters()]
 
     def remove(self, objects: Iterable[Any]) -> None:
         """Remove prepared objects."""
         gone = {id(item) for item in objects}
+        for key in gone:
+            self._parameters.pop(key, None)
         self.bundle = Bundle(
             tuple(model for model in self.bundle.models if id(model) not in gone),
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in gone),
@@ -562,7 +572,7 @@ class Stepper:
         self._averaged_ids = {
             key
             for model in self.bundle.models
-            for key in (map(id, model.parameters()) if includes_frozen else self._trainable[id(model)])
+            for key in (map(id, model.parameters()) if includes_frozen else self._trainable(model))
         }
         for proxy in self.optimizer_proxies.values():
             proxy.num_groups_checked = -1
