@@ -102,7 +102,7 @@ class CellOutput:
     def on_output(self, rank: int, stream: str, data: bytes) -> None:
         """Log a rank's output, and show it if the rank is among the shown ones."""
         self.logs[rank].write(data)
-        if stream == "stdout":
+        if stream == "stdout" and self._is_same_on_ranks:
             self._stdout[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > MAX_SHOWN_BYTES:
             return

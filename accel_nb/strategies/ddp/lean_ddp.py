@@ -58,12 +58,14 @@ class LeanDdp(DistributedDataParallel):
 
         An earlier call of the model may have saved the buffers for its backward pass.
         """
-        self._assign_modules_buffers()
         buffers = tuple(self.modules_buffers)
-        if not buffers:  # the model's last buffer was removed
-            return
         with torch.autograd._unsafe_preserve_version_counter(buffers):  # pyright: ignore[reportPrivateImportUsage]
             super()._sync_buffers()
+
+    def _distributed_broadcast_coalesced(self, tensors: Any, buffer_size: int, authoritative_rank: int = 0) -> None:
+        """Broadcast buffers, unless the model's last one was removed, for which torch raises an error."""
+        if tensors:
+            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``module.forward``, and prepare the reducer for a backward pass if that averages gradients."""
