@@ -459,6 +459,17 @@ PRIVATE_USES = (
             "Tensor._post_accumulate_grad_hooks",
         ),
     ),
+    PrivateUse(
+        "references",
+        ("pool/sync/references.py",),
+        (
+            "Module._buffers",
+            "Module._modules",
+            "Module._parameters",
+            "Tensor._backward_hooks",
+            "Tensor._post_accumulate_grad_hooks",
+        ),
+    ),
     PrivateUse("print_options", ("notebook/session/process_settings.py",), ("torch._tensor_str.PRINT_OPTS",)),
     PrivateUse(
         "changes",

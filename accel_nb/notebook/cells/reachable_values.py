@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +14,7 @@ _MAX_ITEMS = 64
 """Containers with more items are taken for data."""
 _MAX_VALUES = 20_000
 _ATOMS = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
+_CONTAINERS = (dict, OrderedDict, list, set)
 _PARTS = ("_modules", "_parameters")
 """Attributes of torch's modules that hold their parts by name."""
 _FUNCTIONS = ("transform", "target_transform", "transforms", "loader", "dataset", "collate_fn", "lr_lambdas")
@@ -69,11 +70,13 @@ def _attributes(value: Any) -> Iterator[Any]:
     for name, item in own.items():
         if name in _PARTS:
             continue
+        if type(item) in _CONTAINERS and not item:  # as nearly all dicts of hooks: a model has thousands
+            continue
         is_function = isinstance(item, types.FunctionType | types.MethodType) and item.__module__ == "__main__"
         if is_of_notebook or is_function or name in _FUNCTIONS or name.endswith("_hooks"):
             yield item
     if is_tensor(value):  # its hooks are no entries of its ``__dict__``
-        yield from (value._backward_hooks, value._post_accumulate_grad_hooks)
+        yield from (hooks for hooks in (value._backward_hooks, value._post_accumulate_grad_hooks) if hooks)
 
 
 def _is_filled(cell: types.CellType) -> bool:

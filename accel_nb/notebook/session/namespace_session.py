@@ -28,8 +28,9 @@ from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
-from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry, referred_names
+from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
 from accel_nb.pool.sync.object_paths import readable_path, root_name
+from accel_nb.pool.sync.references import referred_names
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 
 

@@ -7,7 +7,6 @@ the parts of functions, bound methods and objects of the notebook (`accel_nb.poo
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -37,7 +36,6 @@ from accel_nb.pool.sync.object_kinds import (
     is_sparse,
     is_tensor,
     is_training_object,
-    training_kinds,
 )
 from accel_nb.pool.sync.object_paths import (
     content_of,
@@ -48,6 +46,7 @@ from accel_nb.pool.sync.object_paths import (
 )
 from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
 from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
 from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
 from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids, next_number, reserve_numbers
@@ -377,12 +376,16 @@ class SharedObjectRegistry:
                     self._entries[path] = _Entry(part, None)
                     self._parts.setdefault(name, []).append(path)
                 fresh.append(path)
-        shared = self.shared_ids()
-        for path in dict.fromkeys(fresh):
-            entry = self._entries[path]
-            if not entry.is_worker_only:
-                with suppress(Exception):  # a value that cannot be copied counts as changed
-                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+        entries = {path: self._entries[path] for path in fresh}
+        changing = {
+            path: entry
+            for path, entry in entries.items()
+            if not entry.is_worker_only and not is_compared_by_identity(entry.value)
+        }
+        shared = self.shared_ids() if changing else {}
+        for path, entry in changing.items():
+            with suppress(Exception):  # a value that cannot be copied counts as changed
+                entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""
@@ -521,49 +524,6 @@ def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, 
     elif is_optimizer(value):
         own = method_ids(value)
     return Fingerprint((fingerprint.kind, own), fingerprint.content) if own else fingerprint
-
-
-class ReferenceRecorder(dict[int, SharedId]):
-    """A table of the ids of shared objects, which records the paths that a pickler looks up."""
-
-    def __init__(self, ids: Mapping[int, SharedId]) -> None:
-        super().__init__(ids)
-        self.looked_up: dict[str, None] = {}
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """Return the id of an object, and record the lookup."""
-        found = super().get(key, default)
-        if found is not None:
-            self.looked_up[found[1]] = None
-        return found
-
-    def look_up_parts(self, value: Any) -> None:
-        """Look up the objects that a value refers to: the use of a loader or a bound method may change these."""
-        for part in referenced_objects("", value).values():
-            self.get(id(part))
-
-
-def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
-    """Return the names, other than ``names``, of modules, optimizers and schedulers to which the values of these refer.
-
-    Only names in ``visible`` are returned; ``namespace`` is the globals of functions. A trainer object that refers to
-    the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
-    """
-    chosen, kinds = set(names), training_kinds()
-    # Filter by type first: in a long session IPython has bound thousands of names.
-    trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
-    others = {name: value for name, value in trained if name not in chosen and name in visible}
-    references = ReferenceRecorder(shared_ids(others))
-    for name in chosen if others else ():
-        value = visible[name]
-        if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
-            continue
-        content = content_of(value) if isinstance(value, types.FunctionType) else None
-        try:
-            dump(value if content is None else content, namespace=namespace, shared=references)
-        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with advice
-            continue
-    return list(dict.fromkeys(root_name(path) for path in references.looked_up))
 
 
 def _find_problems(

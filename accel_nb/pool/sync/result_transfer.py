@@ -49,7 +49,7 @@ from accel_nb.pool.sync.change_detection import (
 )
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts, paths_before
-from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, ReferenceRecorder, describe_failures
+from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     is_loader,
@@ -70,6 +70,7 @@ from accel_nb.pool.sync.object_paths import (
 from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import Trial
+from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError
 from accel_nb.pool.sync.shared_ids import SharedId, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor

@@ -1,0 +1,113 @@
+"""References of values to objects that both sides hold, and to models, optimizers and schedulers with a name."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from accel_nb.pool.sync.change_detection import is_compared_by_identity
+from accel_nb.pool.sync.object_kinds import is_module, is_tensor, training_kinds
+from accel_nb.pool.sync.object_paths import content_of, referenced_objects, root_name
+from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
+
+Namespace = dict[str, Any]
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (dict, OrderedDict, list, set)
+_PARTS = ("_modules", "_parameters", "_buffers")
+
+
+class ReferenceRecorder(dict[int, SharedId]):
+    """A table of the ids of shared objects, which records the paths that a pickler looks up."""
+
+    def __init__(self, ids: Mapping[int, SharedId]) -> None:
+        super().__init__(ids)
+        self.looked_up: dict[str, None] = {}
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """Return the id of an object, and record the lookup."""
+        found = super().get(key, default)
+        if found is not None:
+            self.looked_up[found[1]] = None
+        return found
+
+    def look_up_parts(self, value: Any) -> None:
+        """Look up the objects that a value refers to: the use of a loader or a bound method may change these."""
+        for part in referenced_objects("", value).values():
+            self.get(id(part))
+
+
+def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
+    """Return the names, other than ``names``, of modules, optimizers and schedulers to which the values of these refer.
+
+    Only names in ``visible`` are returned; ``namespace`` is the globals of functions. A trainer object that refers to
+    the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
+    """
+    chosen, kinds = set(names), training_kinds()
+    # Filter by type first: in a long session IPython has bound thousands of names.
+    trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
+    others = {name: value for name, value in trained if name not in chosen and name in visible}
+    references = ReferenceRecorder(shared_ids(others))
+    for name in chosen if others else ():
+        value = visible[name]
+        if is_tensor(value) or (is_compared_by_identity(value) and not isinstance(value, types.MethodType)):
+            continue
+        content: Any = content_of(value) if isinstance(value, types.FunctionType) else None
+        if is_module(value):
+            content = list(_contents(value, references))
+        try:
+            dump(value if content is None else content, namespace=namespace, shared=references)
+        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with advice
+            continue
+    return list(dict.fromkeys(root_name(path) for path in references.looked_up))
+
+
+def _contents(module: Any, references: ReferenceRecorder) -> Iterator[Any]:
+    """Yield the contents of a module and its submodules other than parts and plain values, and look up the parts.
+
+    A model may have thousands of parts, of which nearly all contain only parts: these are not copied.
+    """
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is None or id(part) in seen or references.get(id(part)) is not None:
+            continue
+        seen.add(id(part))
+        if not is_module(part) or _has_own_reduction(type(part)):
+            yield part
+            continue
+        if type(part).__module__ == "__main__":
+            yield type(part)  # its methods may be closures
+        own = vars(part)
+        for name in _PARTS[1:]:
+            for tensor in own[name].values():
+                references.get(id(tensor))
+                if tensor is not None and (content := _tensor_content(tensor)):
+                    yield content
+        waiting += own["_modules"].values()
+        yield from (item for name, item in own.items() if name not in _PARTS and not _is_plain(item))
+
+
+def _tensor_content(tensor: Any) -> list[Any]:
+    """Return the attributes that the user's code has set on a tensor, and its hooks."""
+    found = [vars(tensor), tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
+    return [item for item in found if item]
+
+
+def _has_own_reduction(kind: type) -> bool:
+    """Whether a class of modules changes how `torch.nn.Module` is copied, by its attributes."""
+    base = training_kinds()[0]
+    return any(
+        getattr(kind, name, None) is not getattr(base, name, None)
+        for name in ("__reduce_ex__", "__reduce__", "__getstate__")
+    )
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether an attribute refers to no object: a number, a text, an empty container, or a tuple of such."""
+    if type(item) is tuple:
+        return all(map(_is_plain, item))
+    return isinstance(item, _PLAIN) or (type(item) in _CONTAINERS and not item)
