@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -16,6 +17,8 @@ from accel_nb.runtime.process.environment import patch_environment
 from tests.realworld.summary import summary_lines
 
 SETTLE_S = 5.0
+# jsonschema checks international addresses by it, which no test needs: its grammar takes each process a second to build.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def _shared_memory() -> set[str]:

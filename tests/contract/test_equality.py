@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -39,8 +40,20 @@ FEW = [
 MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
 
 
+ALL = GRID + HALF + MORE
+# Of the options of GRID and HALF each value stands beside each value of each other one.
+PAIRS = [recipe for number, recipe in enumerate(GRID) if (number // 6 + number // 2 % 3 + number) % 2 == 0]
+PAIRS += [recipe for number, recipe in enumerate(HALF) if bin(number).count("1") % 2 == 0]
 LEFT_TO_NIGHT = [("ddp", 2), ("fsdp", 3)]
 """Worlds that differ only in size from others."""
+
+
+def _worlds() -> list[Any]:
+    """Return strategies, sizes and recipes: by day one size of each strategy, with each pair of options."""
+    exact = [place for place in EXACT if place not in LEFT_TO_NIGHT]
+    coarse = [place for place in COARSE if place[1] == 2]
+    by_night = [nightly(*place, ALL) for place in EXACT]
+    return [*[(*place, PAIRS + MORE) for place in exact], *[(*place, [*FEW, MORE[0]]) for place in coarse], *by_night]
 
 
 def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[str, object]]:
@@ -55,15 +68,8 @@ def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[s
     ]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "size"),
-    [
-        *(nightly(*place) if place in LEFT_TO_NIGHT else place for place in EXACT),
-        *(place for place in COARSE if place[1] == 2),
-    ],
-)
-def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
-    recipes = GRID + HALF + MORE if (strategy, size) in EXACT else [*FEW, MORE[0]]
+@pytest.mark.parametrize(("strategy", "size", "recipes"), _worlds())
+def test_weights_equal_those_of_one_plain_process(strategy: str, size: int, recipes: list[Recipe]) -> None:
     per_rank = (
         run_ranks(train_all, size, strategy, recipes, timeout_s=240)
         if size > 1
