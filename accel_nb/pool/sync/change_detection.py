@@ -92,7 +92,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
         attributes = _attributes_fingerprint(value, namespace, refs)
         return Fingerprint(
-            module_structure(value),
+            _structure(value, tensors),
             ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes, module_hook_ids(value)),
         )
     if is_optimizer(value):
@@ -170,9 +170,12 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
 
 def module_structure(module: Any) -> tuple[Any, ...]:
     """Return the structure of a module: classes, names and shapes, without values and attributes."""
+    return _structure(module, module_tensors(module))
+
+
+def _structure(module: Any, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
     parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
-    tensors = tuple((path, full_shape(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
-    return parts + tensors
+    return parts + tuple((path, full_shape(tensor), str(tensor.dtype)) for path, tensor in tensors.items())
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
