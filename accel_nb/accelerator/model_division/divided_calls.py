@@ -36,6 +36,7 @@ from accel_nb.accelerator.model_division.row_layout import (
     find_layout,
     find_weighted_loss,
     is_equal,
+    part_problem,
     signature_of,
 )
 from accel_nb.accelerator.model_division.row_random import RecordedDims, RowRandom
@@ -43,7 +44,7 @@ from accel_nb.accelerator.model_division.uncompiled_code import leave_uncompiled
 from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.data.order import contiguous_share
-from accel_nb.errors import MisuseError
+from accel_nb.errors import AccelNbError, MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
@@ -194,8 +195,8 @@ class DividedCalls:
         snapshot = self._take_snapshot(call.model)
         observed = _RecordedReads()
         whole, whole_effects = self._compute_compared(call, snapshot)
-        rows, has_rows = self._try_rows(call, observed)
-        problem = _SHAPES_DIFFER
+        rows, problem = self._try_rows(call, observed)
+        has_rows = problem is None
         if has_rows:
             problem = _difference(rows, whole, snapshot.effects(), whole_effects, self._tolerance)
         codes = self._gather_codes(0 if problem is None else zlib.crc32(problem.encode()))
@@ -226,12 +227,13 @@ class DividedCalls:
                 whole = self._compute_whole(call.forward, call.args, call.kwargs)
         return map_tensors(Tensor.detach, whole), snapshot.restore()
 
-    def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, bool]:
-        """Return the rows of all ranks and True, or None and False if their shapes do not fit together."""
+    def _try_rows(self, call: _Call, observed: _RecordedReads) -> tuple[Any, str | None]:
+        """Return the rows of all ranks and None, or None and why there are none."""
         try:
-            return self._compute_rows(call, observe=observed), True
-        except _ResultMayDiffer:
-            return None, False
+            return self._compute_rows(call, observe=observed), None
+        except _ResultMayDiffer as error:
+            cause = error.__cause__
+            return None, _SHAPES_DIFFER if cause is None else part_problem(cause)
 
     def _accept_read(self, layout: RowLayout, read: int, values: list[Any]) -> tuple[Any, ...]:
         """Return the accepted values of each read with that of this call, `ANY_VALUE` if it differs among ranks."""
@@ -250,7 +252,7 @@ class DividedCalls:
         """Compute this rank's rows of a call, and return the rows of all ranks.
 
         With ``observe``, which receives each value that the model's code reads from tensors, `_ResultMayDiffer` is
-        raised on all ranks if the shapes of their results do not fit together.
+        raised on all ranks if the model's code raises on one, or the shapes of their results do not fit together.
         """
         name, ranks, layout = type(call.model).__name__, self._comm.world.size, call.layout
         sizes = [len(contiguous_share(call.num_rows, ranks, rank)) for rank in range(ranks)]
@@ -277,16 +279,25 @@ class DividedCalls:
             return exchange.gather(tensor, dim, [size * per_row for size in sizes])
 
         rows = map_tensors(select_rows, (list(call.args), dict(call.kwargs)))
+        result: Any = None
+        failure: Exception | None = None
         with ExitStack() as stack:
             stack.enter_context(self._mark_inside())
             stack.enter_context(self._as_one_device(call.model, layout, sizes))
             if observe is not None:
                 stack.enter_context(observed_reads(observe))
-            result = call.forward(*rows[0], **rows[1])
+            try:
+                result = call.forward(*rows[0], **rows[1])
+            except (AccelNbError, _ResultMayDiffer):
+                raise
+            except Exception as error:
+                if observe is None:
+                    raise
+                failure = error
         if observe is not None:
-            codes = self._gather_codes(_shape_code(result, layout, own))
+            codes = self._gather_codes(_NO_ROWS if failure is not None else _shape_code(result, layout, own))
             if len(set(codes)) > 1 or codes[0] == _NO_ROWS:
-                raise _ResultMayDiffer
+                raise _ResultMayDiffer from failure
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
         return map_tensors(gather, result)

@@ -72,6 +72,11 @@ class DivisionRefusal:
     """Whether the reason holds for other batches too."""
 
 
+def part_problem(error: BaseException) -> str:
+    """Return why a model is not divided whose code raised an error for some rows of the batch."""
+    return f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})"
+
+
 def signature_of(nested: Any) -> Any:
     """Return a hashable description of the structure of arguments or of a result.
 
@@ -185,7 +190,7 @@ class _LayoutCheck:
         except (AccelNbError, KeyboardInterrupt):
             raise
         except Exception as error:  # the model's own code cannot compute some rows of the batch
-            return DivisionRefusal(f"it cannot compute a part of the batch ({type(error).__name__}: {str(error)[:80]})")
+            return DivisionRefusal(part_problem(error))
         reason = _reason_to_refuse(runs, self._tolerance)
         if reason is not None:
             return DivisionRefusal(reason)

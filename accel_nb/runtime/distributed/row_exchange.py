@@ -71,8 +71,8 @@ class RowExchange:
             return rows.new_empty([*rows.shape[:dim], sum(sizes), *rows.shape[dim + 1 :]])
         gathered = self._comm.all_gather(padded.view(-1).view(torch.uint8))
         parts = [part.view(padded.dtype).view(padded.shape)[:size] for part, size in zip(gathered, sizes, strict=True)]
-        whole = torch.cat(parts)
-        return whole if dim == 0 else whole.movedim(0, dim).contiguous()
+        # `cat` along ``dim``: what it returns is no view, which the model's user could not `detach_`.
+        return torch.cat([part.movedim(0, dim) for part in parts], dim)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the sum over ranks without a gradient."""
