@@ -258,14 +258,15 @@ class DividedCalls:
         sizes = [len(contiguous_share(call.num_rows, ranks, rank)) for rank in range(ranks)]
         inputs, outputs = iter(layout.inputs), iter(layout.outputs)
         exchange, own = self.exchange, sizes[self._comm.world.rank]
+        averaged = self._stepper.averaged_parameters
 
         def select_rows(tensor: Tensor) -> Tensor:
             dim = next(inputs)
-            if dim is None:
-                return tensor
-            if torch.is_grad_enabled() and tensor.requires_grad:
+            if not (torch.is_grad_enabled() and tensor.requires_grad):
+                return tensor if dim is None else tensor.narrow(dim, *exchange.own_range(sizes))
+            if dim is not None:
                 return exchange.take(tensor, dim, sizes)
-            return tensor.narrow(dim, *exchange.own_range(sizes))
+            return tensor if id(tensor) in averaged else exchange.replicate(tensor)
 
         def gather(tensor: Tensor) -> Tensor:
             dim = next(outputs)

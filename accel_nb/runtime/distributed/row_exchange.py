@@ -35,6 +35,10 @@ class RowExchange:
         """Return this rank's rows of a tensor that is equal on all ranks; ``sizes`` are the rows of each rank."""
         return _Take.apply(whole, self, dim, tuple(sizes))  # pyright: ignore[reportReturnType]
 
+    def replicate(self, whole: Tensor) -> Tensor:
+        """Return a tensor that is equal on all ranks, for use in the computation of rows."""
+        return _Replicate.apply(whole, self)  # pyright: ignore[reportReturnType]
+
     def gather(self, rows: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, in rank order."""
         whole: Any = _Gather.apply(rows, self, dim, tuple(sizes))
@@ -152,11 +156,23 @@ class _SumOwnPart(Function):
         return _Stack.apply(gradients[0], ctx.exchange), None
 
 
+class _Replicate(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Average.apply(gradients[0], ctx.exchange), None
+
+
 class _Average(Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
         return exchange.all_reduce(gradient) / exchange.num_ranks
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
+        return _Replicate.apply(gradients[0], ctx.exchange), None
