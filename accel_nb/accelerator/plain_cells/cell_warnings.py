@@ -16,7 +16,7 @@ from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import AccelNbError, NanLossError
-from accel_nb.runtime.distributed.gradients import is_only_in_plain_modules
+from accel_nb.runtime.distributed.gradients import is_in_no_module, is_only_in_plain_modules
 from accel_nb.runtime.world import World
 
 ALTERNATIVES = (
@@ -79,7 +79,18 @@ def library_step_check(accelerator: Accelerator) -> Callable[..., None]:
             return
         is_checked = True
         first = next((value for group in optimizer.param_groups for value in group["params"]), None)
-        if first is None or not is_only_in_plain_modules(first):
+        if first is None:
+            return
+        # DeepSpeed steps an optimizer of flat copies for a prepared one.
+        if not accelerator.has_optimizers and is_in_no_module(first):
+            _warn(
+                accelerator,
+                f"a library steps its own {type(optimizer).__name__} for tensors in no module: every worker trains "
+                "them alone, with all of the data. The result is that of one device, but no faster. Those that only "
+                "the library holds, as Pyro's parameter store does, stay on the workers, where later cells find them: "
+                "read them in such a cell",
+            )
+        if not is_only_in_plain_modules(first):
             return
         _warn(
             accelerator,

@@ -80,6 +80,11 @@ class ImportedModuleRecord:
         stamps: dict[str, set[FileStamp]] = {}
         for report in reports:
             for name, (file, *stamp) in report.items():
+                known = self._modules.get(name)
+                if name in stamps and (known is None or known.file != file):
+                    # Each rank has generated a file of its own, which nobody edits.
+                    self._modules.pop(name, None)
+                    continue
                 found = stamps.setdefault(name, set())
                 found.add((stamp[0], stamp[1]))
                 # Ranks that imported different versions reload the module with the next cell.
@@ -210,13 +215,25 @@ class WorkerModules:
     def _reload_one(self, module: types.ModuleType, how: ReloadMode) -> None:
         importlib.invalidate_caches()
         if how == "again":
-            importlib.reload(module)
+            _load_again(module)
             return
-        _superreload()(module, importlib.reload, self._old_objects)
+        _superreload()(module, _load_again, self._old_objects)
         for name, part in list(sys.modules.items()):  # superreload removes a package's attributes for its submodules
             package, _, last = name.rpartition(".")
             if package == module.__name__ and not hasattr(module, last):
                 setattr(module, last, part)
+
+
+def _load_again(module: types.ModuleType) -> types.ModuleType:
+    """Reload a module; one that was loaded from a file by hand, which no import finds, from the same file."""
+    spec = module.__spec__
+    try:
+        return importlib.reload(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.__name__ or spec is None or spec.loader is None:
+            raise
+    spec.loader.exec_module(module)
+    return module
 
 
 def _superreload() -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -54,3 +56,37 @@ def _set_own_state(value: Any, state: Any) -> None:
         vars(value).update(own)
     for name, item in (slots or {}).items():
         object.__setattr__(value, name, item)
+
+
+@functools.cache
+def may_change_itself(kind: type) -> bool:
+    """Return whether a class has a ``__getstate__`` of its own, which may write to the object."""
+    own = getattr(kind, "__getstate__", None)
+    is_own = isinstance(own, types.FunctionType) and not own.__module__.startswith("torch.")
+    return is_own and kind.__reduce_ex__ is object.__reduce_ex__
+
+
+def reduce_unchanged(value: Any) -> Any:
+    """Reduce an object and undo what its ``__getstate__`` does to it; the copy has these attributes too.
+
+    Pyro's guides so forget their model.
+    """
+    before = dict(getattr(value, "__dict__", ()))
+    reduced = value.__reduce_ex__(5)
+    after = getattr(value, "__dict__", {})
+    changed = {name: item for name, item in before.items() if after.get(name) is not item}
+    if not changed:
+        return reduced
+    after.update(changed)
+    kept = {name: item for name, item in changed.items() if not isinstance(item, weakref.ref)}
+    make, arguments, state, listed, mapped = (*reduced, None, None, None)[:5]
+    return make, arguments, (state, kept), listed, mapped, _set_state_and_more
+
+
+def _set_state_and_more(value: Any, content: tuple[Any, Mapping[str, Any]]) -> None:
+    state, kept = content
+    if hasattr(type(value), "__setstate__"):
+        value.__setstate__(state)
+    elif state is not None:
+        _set_own_state(value, state)
+    vars(value).update(kept)

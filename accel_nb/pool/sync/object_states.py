@@ -32,7 +32,7 @@ def has_own_state(value: Any) -> bool:
 
 def object_state(value: Any) -> ObjectState:
     """Return the state of an object, for `set_object_state`. Raise the errors of its ``__getstate__``."""
-    state = value.__getstate__()
+    state = _state_of(value)
     return ObjectState(state, frozenset(_left_out(value, state)))
 
 
@@ -49,8 +49,19 @@ def set_object_state(value: Any, content: ObjectState) -> None:
 
 def kept_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
     """Return the attributes that ``__getstate__`` leaves out and that no code has set where ``content`` comes from."""
-    left_out = _left_out(value, value.__getstate__())
+    left_out = _left_out(value, _state_of(value))
     return {name: item for name, item in left_out.items() if name not in content.left_out}
+
+
+def _state_of(value: Any) -> Any:
+    """Return the result of ``__getstate__``, and undo what it does to the object; the state has these attributes."""
+    before = dict(attributes_of(value) or {})
+    state = value.__getstate__()
+    after = attributes_of(value) or {}
+    changed = {name: item for name, item in before.items() if after.get(name) is not item}
+    if changed:
+        set_attributes(value, changed, is_complete=False)
+    return {**state, **changed} if changed and isinstance(state, Mapping) else state
 
 
 def _left_out(value: Any, state: Any) -> dict[str, Any]:

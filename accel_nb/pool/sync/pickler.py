@@ -36,8 +36,10 @@ from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.object_reduction import (
     inverse_transform_type,
     is_rebuilt_by_init,
+    may_change_itself,
     probes_attributes,
     reduce_inverse,
+    reduce_unchanged,
     with_own_state,
 )
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
@@ -176,6 +178,8 @@ class Pickler(cloudpickle.Pickler):
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
             reduced = reduce_class(obj, with_slots(obj, reduced))
+        if reduced is NotImplemented and may_change_itself(type(obj)) and type(obj) not in self.dispatch_table:
+            return reduce_unchanged(obj)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return with_own_state(obj.__reduce_ex__(5))

@@ -41,10 +41,19 @@ def is_only_in_plain_modules(parameter: Tensor) -> bool:
 
     Scans all objects of the process.
     """
-    # A module whose constructor has not finished may lack `training` and the attributes that `parameters` reads.
-    modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module) and "training" in vars(item)]
-    owners = [module for module in modules if any(value is parameter for value in module.parameters())]
+    owners = _owners(parameter)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kinds = (DistributedDataParallel, *(() if fsdp is None else (fsdp.FullyShardedDataParallel,)))
     averages = any(isinstance(owner, kinds) for owner in owners)
     return bool(owners) and not averages and not is_sharded(parameter)
+
+
+def is_in_no_module(parameter: Tensor) -> bool:
+    """Return whether no module owns a parameter; scans all objects of the process."""
+    return not _owners(parameter)
+
+
+def _owners(parameter: Tensor) -> list[nn.Module]:
+    # A module whose constructor has not finished may lack `training` and the attributes that `parameters` reads.
+    modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module) and "training" in vars(item)]
+    return [module for module in modules if any(value is parameter for value in module.parameters())]

@@ -11,6 +11,7 @@ import copy
 import copyreg
 import functools
 import weakref
+from abc import ABCMeta
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -85,11 +86,13 @@ def _metaclass(kind: type) -> Any:
     if "_makes_plain_objects" in vars(kind):
         return kind
 
+    usual = ABCMeta if kind is type else kind  # so that a class may be derived from the subclass and an abstract class
+
     def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         plain = vars(cls).get(PLAIN_CLASS)
-        return kind.__call__(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
+        return usual.__call__(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
 
-    return type(kind)(kind.__name__, (kind,), {"__call__": __call__, "_makes_plain_objects": True})
+    return type(usual)(usual.__name__, (usual,), {"__call__": __call__, "_makes_plain_objects": True})
 
 
 def _set_class(instance: Any, kind: type) -> None:
@@ -192,8 +195,12 @@ def _as_plain(instance: Any, act: Callable[[], Any], kind: type | None = None) -
 def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Replace ``forward`` of one model, in place; calls of the model still run the user's hooks."""
     own = vars(model).get("forward")
+    plain, reference = innermost_class(model), weakref.ref(model)
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if reference() is not self and PLAIN_CLASS not in vars(type(self)):
+            # A library has derived a class from the model's and computes with other parameters.
+            return plain.forward(self, *args, **kwargs)
         return forward(*args, **kwargs)
 
     functools.update_wrapper(forward_of_instance, getattr(own, "__func__", type(model).forward))
