@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
 from accel_nb.accelerator.model_division.call_observers import global_hooks, has_modes
@@ -399,6 +400,8 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
+        if any(isinstance(value, Optimizer) for part in model.modules() for value in vars(part).values()):
+            return DivisionRefusal("it has an optimizer, which its code may step")
         if (other := find_other_trained(model, self._is_user_module)) is not None:
             return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
         share = self._stepper.window.share

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Mapping
@@ -56,6 +58,23 @@ def _set_own_state(value: Any, state: Any) -> None:
         vars(value).update(own)
     for name, item in (slots or {}).items():
         object.__setattr__(value, name, item)
+
+
+@functools.cache
+def is_made_with_arguments(kind: type) -> bool:
+    """Return whether ``__new__`` of a class needs arguments that pickle, which calls it with none, does not have."""
+    if issubclass(kind, type) or not isinstance(kind.__new__, types.FunctionType) or hasattr(kind, "__getnewargs__"):
+        return False
+    if hasattr(kind, "__getnewargs_ex__") or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return False
+    _, *others = inspect.signature(kind.__new__).parameters.values()
+    fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(other.kind in fixed and other.default is inspect.Parameter.empty for other in others)
+
+
+def reduce_without_new(reduced: Any) -> Any:
+    """Return the reduction of an object that is made without calling ``__new__`` of its class."""
+    return (object.__new__, *reduced[1:]) if reduced[0] is copyreg.__newobj__ else reduced  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -73,7 +73,7 @@ def optimizer_state(
     with without_hooks(optimizer):
         kept = optimizer.state_dict()["state"] if with_tensors else None
     if kept is not None:
-        kept = {key: {name: full_tensor(value) for name, value in values.items()} for key, values in kept.items()}
+        kept = {key: {name: _own_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
     known = group_sizes(optimizer) if sizes_before is None else sizes_before
     params = [
@@ -90,6 +90,15 @@ def optimizer_state(
         "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
         "methods": own_methods(optimizer) if has_other_methods else None,
     }
+
+
+def _own_tensor(value: Any) -> Any:
+    """Return a whole tensor as another object: a loaded state dict that other names hold may have the same one.
+
+    A reference to that one would stand for its value of before the cell.
+    """
+    full = full_tensor(value)
+    return full.detach() if is_tensor(full) else full
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:

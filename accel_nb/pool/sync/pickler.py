@@ -35,11 +35,13 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_ar
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.object_reduction import (
     inverse_transform_type,
+    is_made_with_arguments,
     is_rebuilt_by_init,
     may_change_itself,
     probes_attributes,
     reduce_inverse,
     reduce_unchanged,
+    reduce_without_new,
     with_own_state,
 )
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
@@ -54,6 +56,10 @@ from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 _LOWEST_ID = 1 << 32
 """Numbers below are data: Python keeps small objects at higher addresses."""
+
+
+_LONGEST_NAME = 20
+"""Longer texts are not interned, since names in code that are compared by identity are short."""
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
@@ -110,15 +116,23 @@ class Pickler(cloudpickle.Pickler):
         # By id, the tensors and modules that were sent so far.
         self._sent: dict[int, Any] = {}
 
-    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | None:
-        """Return the id of an object that both sides hold, or of a number that is the id of one."""
+    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | None:
+        """Return the id of an object that both sides hold, or of a number that is the id of one, or a name itself."""
         found = self._shared.get(id(obj))
         if found is None:
+            if type(obj) is str:
+                return self._id_of_text(obj)
             if type(obj) is int and obj >= _LOWEST_ID and not self._by_identity:
                 held = self._shared.get(obj) or self._sent.get(obj)
                 return None if held is None else ("id", held)
-            return _SUPPRESS if obj is argparse.SUPPRESS else None
+            return None
         return id(obj) if self._by_identity else found
+
+    def _id_of_text(self, text: str) -> SharedId | str | None:
+        if text is argparse.SUPPRESS:
+            return _SUPPRESS
+        # Python interns such constants, which some code compares by ``is``.
+        return text if not self._by_identity and len(text) <= _LONGEST_NAME and text.isidentifier() else None
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object of the kinds that need it; NotImplemented for any other."""
@@ -178,8 +192,11 @@ class Pickler(cloudpickle.Pickler):
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
             reduced = reduce_class(obj, with_slots(obj, reduced))
-        if reduced is NotImplemented and may_change_itself(type(obj)) and type(obj) not in self.dispatch_table:
-            return reduce_unchanged(obj)
+        if reduced is NotImplemented and type(obj) not in self.dispatch_table:
+            if is_made_with_arguments(type(obj)):
+                return reduce_without_new(reduce_unchanged(obj))
+            if may_change_itself(type(obj)):
+                return reduce_unchanged(obj)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return with_own_state(obj.__reduce_ex__(5))
@@ -226,8 +243,10 @@ class Unpickler(pickle.Unpickler):
         self._namespace = namespace
         self._earlier_objects = memo
 
-    def persistent_load(self, pid: SharedId | ObjectId | int) -> Any:
-        """Return the object with an id, or the id of that object in this process."""
+    def persistent_load(self, pid: SharedId | ObjectId | int | str) -> Any:
+        """Return the object with an id, or the id of that object in this process, or a name as an interned text."""
+        if isinstance(pid, str):
+            return sys.intern(pid)
         if isinstance(pid, int):
             return self._earlier_objects[pid]
         if pid == _SUPPRESS:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-METRIC_LIBRARIES = ("torchmetrics",)
-"""Libraries that gather if torch.distributed is available and initialized."""
+METRIC_LIBRARIES = ("torchmetrics", "vector_quantize_pytorch")
+"""Libraries that gather metrics, or statistics of a batch, if torch.distributed is available and initialized."""
 _NORMS = "torch.nn.modules.batchnorm"
 
 

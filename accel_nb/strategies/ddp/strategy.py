@@ -136,7 +136,10 @@ class Ddp(ReplicaStrategy):
         for replica in self._replicas.values():
             if replica.is_armed:
                 replica.is_armed = False
-                armed.append(replica)
+                if replica.is_computing:  # the model trains itself: DDP expects no gradients before the call has ended
+                    self._stop_ddp(replica)
+                else:
+                    armed.append(replica)
             elif not replica.has_finished():
                 self._stop_ddp(replica)
         if create_graph and self._averages_every_pass:
@@ -307,6 +310,8 @@ class _Replica:
         self.is_synced = True
         # A forward pass has prepared DDP to reduce the gradients of a backward pass.
         self.is_armed = False
+        # A call of the model has not ended.
+        self.is_computing = False
         # Gradients are not averaged: the caller keeps the replicas equal.
         self.is_local = False
         # The last window with a forward pass that armed DDP.
@@ -337,7 +342,11 @@ class _Replica:
         if self.ddp.require_backward_grad_sync:
             self.is_armed = True
             self.reduced_in_window = self._window.number
-        return self._ddp_forward(*args, **kwargs)
+        self.is_computing = True
+        try:
+            return self._ddp_forward(*args, **kwargs)
+        finally:
+            self.is_computing = False
 
     def unfrozen(self) -> list[nn.Parameter]:
         """Return the parameters that have been unfrozen since the replica was made."""
@@ -397,7 +406,8 @@ class _Replica:
     def close(self) -> None:
         """Release DDP's reducer, whose hooks stay on the parameters for as long as it exists."""
         if self.ddp is not None:
-            vars(self.ddp).update(reducer=None, logger=None)
+            # A call that has not ended does not prepare the reducer for a backward pass.
+            vars(self.ddp).update(reducer=None, logger=None, require_backward_grad_sync=False)
             self.ddp = None
             for handle in self._clones:
                 handle.remove()
