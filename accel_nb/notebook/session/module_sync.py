@@ -17,6 +17,8 @@ import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import ModuleSpec
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -82,7 +84,7 @@ class ImportedModuleRecord:
             for name, (file, *stamp) in report.items():
                 known = self._modules.get(name)
                 if name in stamps and (known is None or known.file != file):
-                    # Each rank has generated a file of its own, which nobody edits.
+                    # Each rank has generated a file of its own, which is not edited.
                     self._modules.pop(name, None)
                     continue
                 found = stamps.setdefault(name, set())
@@ -214,24 +216,25 @@ class WorkerModules:
 
     def _reload_one(self, module: types.ModuleType, how: ReloadMode) -> None:
         importlib.invalidate_caches()
+        load = partial(_load_again, spec=module.__spec__)  # superreload removes the attribute
         if how == "again":
-            _load_again(module)
+            load(module)
             return
-        _superreload()(module, _load_again, self._old_objects)
+        _superreload()(module, load, self._old_objects)
         for name, part in list(sys.modules.items()):  # superreload removes a package's attributes for its submodules
             package, _, last = name.rpartition(".")
             if package == module.__name__ and not hasattr(module, last):
                 setattr(module, last, part)
 
 
-def _load_again(module: types.ModuleType) -> types.ModuleType:
-    """Reload a module; one that was loaded from a file by hand, which no import finds, from the same file."""
-    spec = module.__spec__
+def _load_again(module: types.ModuleType, spec: ModuleSpec | None) -> types.ModuleType:
+    """Reload a module; one that was loaded from a file by hand, which no import finds, from the file of ``spec``."""
     try:
         return importlib.reload(module)
     except ModuleNotFoundError as error:
         if error.name != module.__name__ or spec is None or spec.loader is None:
             raise
+    module.__spec__, module.__file__ = spec, spec.origin
     spec.loader.exec_module(module)
     return module
 

@@ -124,6 +124,8 @@ def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, s
                 pushed.append(find_class(*pushed[-2:]))
             except Exception:  # an object that cannot be imported is lost
                 pushed.append(_LOST)
+        elif step.name == "BINPERSID" and isinstance(pushed[-1], str):
+            continue  # a name, which is its own id
         elif step.name != "FRAME":
             pushed.append(argument if isinstance(argument, str | bytes) else _LOST)
     return found
