@@ -387,6 +387,7 @@ class Accelerator(OwnAccelerator):
     def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
         """Begin a run with the trackers of ``log_with``, and with trackers that were registered by name."""
         options: dict[str, Any] = dict(init_kwargs or {})
+        has_objects = any(not isinstance(item, str) for item in self._tracker_choice)
         if self.is_main_process:
             made: list[Any] = []
             for name in self._registered:
@@ -396,6 +397,12 @@ class Accelerator(OwnAccelerator):
             self._tracker_choice = (*self._tracker_choice, *made)
             self._registered = []
         super().init_trackers(project_name, config, options)
+        if has_objects and self._tracked.thread is not None:
+            self._tracked.thread.wait_started()  # programs call methods of the objects that they have made
+
+    def _tracked_step(self, step: int | None) -> int | None:
+        """Return the step that trackers get: none if none is given, so that those that count values go on counting."""
+        return step
 
     # --- files ---
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_nb import compat
+from accel_nb import GeneralTracker, compat
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.data_loaders import (
@@ -173,6 +173,34 @@ def test_trackers_that_write_files_need_a_folder(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"tensorboard.*logging_dir"):
             Accelerator(log_with=log_with)
     Accelerator(log_with="tensorboard", project_dir=tmp_path)
+
+
+class Steps(GeneralTracker):
+    """A tracker that keeps the steps that it gets, once it is open."""
+
+    name = "steps"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Any] | None = None
+
+    def start(self) -> None:
+        self.steps = []
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        assert self.steps is not None, "it is not open"
+        self.steps.append(step)
+
+
+def test_a_tracker_is_open_after_init_trackers_and_counts_itself() -> None:
+    tracker = Steps()
+    accelerator: Any = Accelerator(log_with=tracker)
+    accelerator.init_trackers("run")
+    tracker.log({"loss": 1.0})
+    accelerator.log({"loss": 1.0})
+    accelerator.log({"loss": 1.0}, step=7)
+    accelerator.end_training()
+    assert tracker.steps == [None, None, 7]
 
 
 def test_a_plugin_of_fsdp_is_read_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ from accel_nb import Accelerator, GeneralTracker
 from accel_nb.accelerator.tracking.tracked_run import SavedRun
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.telemetry.trackers import TrackerThread, pictures
+from accel_nb.telemetry.trackers.clearml import ClearmlTracker
 from accel_nb.telemetry.trackers.mlflow import MlflowTracker
+from accel_nb.telemetry.trackers.selection import build_trackers
 
 
 class Recorder(GeneralTracker):
@@ -119,6 +121,7 @@ def test_own_tracker_is_started_called_and_finished_in_order() -> None:
     accelerator.end_training()
     accelerator.end_training()
     assert tracker.calls == ["start", {"seed": 1}, (0, {"loss": 2.0}, {"commit": True}), "finish"]
+    assert accelerator.trackers == [accelerator.get_tracker("recorder")] == [tracker], "after the end too"
 
 
 def test_a_slow_tracker_holds_nothing_up() -> None:
@@ -357,8 +360,21 @@ class MlflowServer:
     def search_runs(self, *_args: Any, **_kwargs: Any) -> list[Any]:
         return []
 
-    def create_run(self, *_args: Any, **_kwargs: Any) -> Any:
+    def get_run(self, run_id: str) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.received.append((run_id, status))
+
+    def create_run(self, *args: Any, **options: Any) -> Any:
+        self.created = (*args, options)
         return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+    def log_metric(self, *values: Any, **options: Any) -> None:
+        self.received.append((values[1], options))
+
+    def log_artifacts(self, *values: Any) -> None:
+        self.received.append(("artifacts", values))
 
     def set_tag(self, _run: str, key: str, value: str) -> None:
         self.receive(key, value)
@@ -396,6 +412,78 @@ def test_mlflow_gets_names_and_values_that_it_allows(mlflow: tuple[MlflowTracker
     assert sorted(server.received) == [
         ("acc_1", 0.5), ("is best", 1), ("mAP50_B_", 0.25), ("note_", "x"), ("val/a-b.c", 1),
     ]  # fmt: skip
+
+
+def test_mlflow_takes_the_arguments_of_accelerate(
+    mlflow: tuple[MlflowTracker, MlflowServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, server = mlflow
+    monkeypatch.setattr(server, "get_experiment_by_name", lambda name: SimpleNamespace(experiment_id=name))
+    options = {"run_name": "first", "tags": '{"a": "b"}', "description": "text"}
+    (tracker,) = build_trackers(("mlflow",), "digits", None, {"mlflow": options})
+    tracker.start()
+    experiment, made = server.created
+    assert (experiment, made["run_name"]) == ("digits", "first")
+    assert made["tags"] == {"a": "b", "mlflow.note.content": "text", "accel_nb.run": tracker.run_id}
+    tracker.log({"loss": 1.0}, model_id="m")
+    MlflowTracker.log_artifacts(tracker, "folder", "there")  # pyright: ignore[reportArgumentType]
+    assert server.received == [("loss", {"step": 0, "model_id": "m"}), ("artifacts", ("r", "folder", "there"))]
+
+    monkeypatch.setenv("MLFLOW_RUN_ID", "known")
+    continued = MlflowTracker("digits")
+    continued.start()
+    assert continued.tracker.info.run_id == "known"
+    assert ("known", "RUNNING") in server.received
+
+
+class ClearmlTask:
+    """Stands in for ``clearml.Task``, and for its logger."""
+
+    def __init__(self) -> None:
+        self.id = "t"
+        self.received: list[Any] = []
+
+    def current_task(self) -> ClearmlTask:
+        return self
+
+    def get_logger(self) -> ClearmlTask:
+        return self
+
+    def report_scalar(self, *values: Any) -> None:
+        self.received.append(values)
+
+    def report_single_value(self, *values: Any) -> None:
+        self.received.append(values)
+
+    def report_table(self, *values: Any, table_plot: Any, iteration: int) -> None:
+        self.received.append((*values, iteration, table_plot))
+
+    def close(self) -> None:
+        raise AssertionError("the program's own task stays open")
+
+
+def test_clearml_logs_to_the_task_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ClearmlTask()
+    monkeypatch.setitem(sys.modules, "clearml", SimpleNamespace(Task=task))
+    tracker = ClearmlTracker()
+    tracker.start()
+    tracker.log({"train_loss": 1.0, "lr": 0.1, "both": {"a": 1.0}}, 2)
+    tracker.log({"best": 0.5})
+    tracker.log_table("rows", data=[["a", "b"], [1, 2]])
+    tracker.log_table("frame", dataframe="a data frame", step=3)
+    tracker.finish()
+    assert task.received == [
+        ("loss", "train", 1.0, 2), ("lr", "train", 0.1, 2), ("both", "a", 1.0, 2), ("best", 0.5),
+        ("rows", "train", 0, [["a", "b"], [1, 2]]), ("frame", "train", 3, "a data frame"),
+    ]  # fmt: skip
+
+
+def test_dvclive_needs_no_folder(tmp_path: Path) -> None:
+    folders = [
+        vars(build_trackers(("dvclive",), "digits", folder, options)[0])["folder"]
+        for folder, options in ((None, {}), (tmp_path, {}), (tmp_path, {"dvclive": {"dir": "own"}}))
+    ]
+    assert folders == [Path("dvclive"), tmp_path / "digits", Path("own")]
 
 
 def test_mlflow_keeps_what_was_not_sent(mlflow: tuple[MlflowTracker, MlflowServer]) -> None:

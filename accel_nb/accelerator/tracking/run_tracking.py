@@ -48,13 +48,13 @@ class TrackingMixin(ProcessView):
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers of the current run; none before `init_trackers`, after `end_training`, and on other ranks.
+        """The trackers of the current run, or of the last one; none before `init_trackers` and on other ranks.
 
         Waits until they are open.
         """
         thread = self._tracked.thread
         if thread is None:
-            return []
+            return list(self._tracked.ended)
         thread.wait_started()
         return list(thread.trackers)
 
@@ -89,10 +89,9 @@ class TrackingMixin(ProcessView):
             raise MisuseError(f"get_tracker({name!r}): log_with has {', '.join(self.log_with) or 'nothing'}")
         if not self._world.is_main:
             return NoTracker()
-        if self._tracked.thread is None:
+        found = next((tracker for tracker in self.trackers if tracker.name == name), None)
+        if found is None:
             raise MisuseError(f"get_tracker({name!r}): init_trackers has not been called")
-        found = next(tracker for tracker in self._tracked.thread.trackers if tracker.name == name)
-        self._tracked.thread.wait_started()
         return found.tracker if unwrap else found
 
     def log(
@@ -110,7 +109,7 @@ class TrackingMixin(ProcessView):
         """
         if not self._stepper.meter.is_reporting:
             return
-        at = self._stepper.num_steps if step is None else step
+        at = self._tracked_step(step)
         shown = self._stepper.meter.run_step if step is None else step
         thread, rank, now = self._tracked.thread, self._world.rank, time.time()
         # If the sink supports it, without an event object, which costs more to make than to write.
@@ -129,6 +128,10 @@ class TrackingMixin(ProcessView):
             emit(rank, shown, now, str(name), value)
         if thread is not None:
             thread.log(plain, at, log_kwargs or _NO_OPTIONS)
+
+    def _tracked_step(self, step: int | None) -> int | None:
+        """Return the step that trackers get: the number of optimizer steps if none is given."""
+        return self._stepper.num_steps if step is None else step
 
     @property
     def _accepts_texts(self) -> bool:
@@ -152,7 +155,7 @@ class TrackingMixin(ProcessView):
         """
         if self._tracked.thread is not None:
             copies = {str(name): pictures(value) for name, value in values.items()}
-            at = self._stepper.num_steps if step is None else step
+            at = self._tracked_step(step)
             self._tracked.thread.call("log_images", copies, step=at, by_name=log_kwargs or _NO_OPTIONS)
 
     def log_table(
@@ -161,7 +164,7 @@ class TrackingMixin(ProcessView):
         """Send a table, as rows, to the trackers that support it; every rank may call, the main rank's is used."""
         if self._tracked.thread is not None:
             rows = [list(row) for row in data]
-            at = self._stepper.num_steps if step is None else step
+            at = self._tracked_step(step)
             self._tracked.thread.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:

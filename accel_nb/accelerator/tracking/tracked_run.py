@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.telemetry.trackers import TrackerThread
+from accel_nb.telemetry.trackers import GeneralTracker, TrackerThread
 
 _MAX_RUN_ID = 256
 
@@ -43,6 +43,8 @@ class TrackedRun:
     def __init__(self, num_steps: Callable[[], int], *, has_trackers: bool) -> None:
         self.thread: TrackerThread | None = None
         """The thread that writes to the trackers; None while no run is open, and on other ranks."""
+        self.ended: tuple[GeneralTracker, ...] = ()
+        """The trackers of the last run, once it has ended."""
         self._num_steps = num_steps
         self._has_trackers = has_trackers
         self._project = ""
@@ -50,7 +52,7 @@ class TrackedRun:
 
     def start(self, project: str, thread: TrackerThread | None) -> None:
         """Open a run; it continues the run of a loaded checkpoint if that has the same project."""
-        self._project, self.thread = project, thread
+        self._project, self.thread, self.ended = project, thread, ()
         if self._saved is not None:
             self._resume(self._saved)
 
@@ -59,6 +61,7 @@ class TrackedRun:
         if self.thread is None:
             return None
         thread, self.thread, self._saved = self.thread, None, None
+        self.ended = thread.trackers
         return thread
 
     def state(self, comm: Communicator) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ class AimTracker(GeneralTracker):
     name = "aim"
     requires_logging_directory = True
 
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] = ".", **kwargs: Any) -> None:
         """Set the experiment's name; ``kwargs`` are passed to ``aim.Run``. Automatic recording is off by default."""
         super().__init__()
         self.run_id = kwargs.pop("run_hash", None)
@@ -54,7 +54,7 @@ class AimTracker(GeneralTracker):
         """Store the configuration as ``hparams``."""
         self._run["hparams"] = json_value(values)
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Track numbers and texts; ``kwargs`` are passed to ``Run.track``."""
         aim: Any = import_module("aim")
         for name, value in flatten_names(values).items():

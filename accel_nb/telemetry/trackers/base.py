@@ -23,6 +23,10 @@ class GeneralTracker:
 
     name: str = ""
     requires_logging_directory: bool = False
+    name_argument: str = "run_name"
+    """The argument of the class that gets the name in `init_trackers`."""
+    accepts_logging_directory: bool = False
+    """Whether it is made with the folder of the run's logs if there is one, and without it otherwise."""
     main_process_only: bool = True
     run_id: str | None = None
     """The id of the run in the backend, once assigned. Checkpoints store it, so that a resumed training continues the
@@ -46,7 +50,7 @@ class GeneralTracker:
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the run's configuration, from which secrets have been removed."""
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log values of one step: numbers, texts, and dictionaries of numbers."""
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:

@@ -13,21 +13,31 @@ from accel_nb.telemetry.trackers.pictures import numbered, pictures, squeeze_cha
 
 
 class DvcliveTracker(GeneralTracker):
-    """Writes to the folder ``LOGGING_DIR/RUN``; an existing run of that name is continued."""
+    """Writes to the folder ``LOGGING_DIR/RUN``; an existing run of that name is continued.
+
+    Without a ``logging_dir`` the folder is that of DVCLive itself, ``dvclive``.
+    """
 
     name = "dvclive"
-    requires_logging_directory = True
+    accepts_logging_directory = True
 
-    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Set the folder; ``kwargs`` are passed to ``dvclive.Live``.
+    def __init__(
+        self,
+        run_name: str | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        live: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Set the folder; ``kwargs`` are passed to ``dvclive.Live``. With ``live``, log to that object.
 
         By default no experiment is saved in Git, and no ``dvc.yaml`` is written.
         """
         super().__init__()
         self.run_id = run_name
-        self.folder = Path(kwargs.pop("dir", None) or Path(logging_dir) / run_name)
+        default = "dvclive" if logging_dir is None else Path(logging_dir) / (run_name or "")
+        self.folder = Path(kwargs.pop("dir", None) or default)
         self._options = {"save_dvc_exp": False, "dvcyaml": None, **kwargs}
-        self._live: Any = None
+        self._live = live
 
     @property
     def tracker(self) -> Any:
@@ -38,6 +48,8 @@ class DvcliveTracker(GeneralTracker):
 
     def start(self) -> None:
         """Open the folder."""
+        if self._live is not None:
+            return
         live: Any = import_module("dvclive").Live
         has_begun = (self.folder / "metrics.json").exists()
         self._live = live(**{"dir": str(self.folder), "resume": has_begun, **self._options})
@@ -46,15 +58,17 @@ class DvcliveTracker(GeneralTracker):
         """Log the configuration as parameters."""
         self._live.log_params(json_value(values))
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Log numbers as metrics and texts in the summary; ``kwargs`` are passed to ``log_metric``."""
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers and texts as metrics, without a step as those of the next one.
+
+        ``kwargs`` are passed to ``log_metric``.
+        """
         if step is not None:
             self._live.step = step
         for name, value in flatten_names(values).items():
-            if isinstance(value, str):
-                self._live.summary[name] = value
-            else:
-                self._live.log_metric(name, value, **kwargs)
+            self._live.log_metric(name, value, **kwargs)
+        if step is None:
+            self._live.next_step()
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log pictures as PNG files: the newest of each name, or with ``cache_images`` one for each step."""

@@ -49,7 +49,7 @@ class JsonlTracker(GeneralTracker):
         """Write the configuration."""
         self._write({"config": values})
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Write one line; NaN and infinities are written as strings."""
         self._write({"step": step, "time": time.time(), "values": values})
 

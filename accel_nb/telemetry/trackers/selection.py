@@ -97,10 +97,13 @@ def build_trackers(
             trackers.append(item)
             continue
         kind = _tracker_class(item)
-        arguments: dict[str, Any] = {"run_name": _file_name(run)}
-        if kind.requires_logging_directory:
-            if folder is None:
-                raise MisuseError(f"{item} writes files and has no folder; give Accelerator(project_dir=...)")
+        # A class of another package need not be a subclass.
+        arguments: dict[str, Any] = {getattr(kind, "name_argument", "run_name"): _file_name(run)}
+        if kind.requires_logging_directory and folder is None:
+            raise MisuseError(f"{item} writes files and has no folder; give Accelerator(project_dir=...)")
+        if kind.requires_logging_directory or (
+            folder is not None and getattr(kind, "accepts_logging_directory", False)
+        ):
             arguments["logging_dir"] = folder
         trackers.append(kind(**{**arguments, **options.get(item, {})}))
     return trackers

@@ -41,7 +41,7 @@ class SwanlabTracker(GeneralTracker):
         """Add the configuration to the experiment's."""
         self._run.config.update(json_value(values))
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log numbers and texts."""
         swanlab: Any = import_module("swanlab")
         row = {

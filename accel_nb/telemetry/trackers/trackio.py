@@ -50,7 +50,7 @@ class TrackioTracker(GeneralTracker):
         """Add the values to the run's configuration, which is stored with the first row."""
         self._run.config.update(json_value(values))
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log numbers and texts as one row."""
         self._run.log(flatten_names(values), step=step, **kwargs)
 

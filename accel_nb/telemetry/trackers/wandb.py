@@ -44,7 +44,7 @@ class WandbTracker(GeneralTracker):
         """Add the values to the run's configuration."""
         self._run.config.update(values, allow_val_change=True)
 
-    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log one row, nested values as ``outer/inner``; ``kwargs`` are passed to ``Run.log``."""
         self._run.log(flatten_names(values), step=step, **kwargs)
 
@@ -55,11 +55,19 @@ class WandbTracker(GeneralTracker):
         self._run.log(rows, step=step)
 
     def log_table(
-        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+        self,
+        table_name: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        step: int | None = None,
+        *,
+        dataframe: Any = None,
+        **kwargs: Any,
     ) -> None:
-        """Log a ``wandb.Table``."""
+        """Log a ``wandb.Table`` of rows or of a data frame; ``kwargs`` are passed to ``Run.log``."""
         wandb: Any = import_module("wandb")
-        self._run.log({table_name: wandb.Table(columns=list(columns), data=[list(row) for row in data])}, step=step)
+        names, rows = None if columns is None else list(columns), None if data is None else [list(row) for row in data]
+        self._run.log({table_name: wandb.Table(columns=names, data=rows, dataframe=dataframe)}, step=step, **kwargs)
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
         """Log a file or folder as an artifact of the type ``file``."""
