@@ -208,6 +208,7 @@ def test_a_small_window_does_not_drag_its_storage_along(sides):
 
 def test_every_name_that_cannot_be_sent_is_reported(sides):
     sides.kernel.update(lock=threading.Lock(), fine=1, numbers=(n for n in range(3)))
+    next(sides.kernel["numbers"])
     with pytest.raises(ShippingError) as caught:
         sides.ship("lock", "fine", "numbers")
     assert "`lock` (_thread.lock) cannot be sent" in str(caught.value)

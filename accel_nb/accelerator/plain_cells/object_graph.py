@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.generators import generator_values
 
 _MAX_DEPTH = 3
 _MAX_CONTAINER = 64
@@ -67,6 +68,8 @@ def _parts(value: Any, longest: int) -> Iterable[Any]:
         return (value.__self__,)
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, types.GeneratorType):
+        return generator_values(value).values()
     if not isinstance(value, type) and is_user_module(type(value).__module__):
         # Without torch's own attributes of a module, whose names begin with an underscore and which hold submodules.
         is_module = isinstance(value, nn.Module)

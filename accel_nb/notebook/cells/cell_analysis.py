@@ -17,6 +17,7 @@ from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
 from accel_nb.pool.sync.object_kinds import attributes_of
 from accel_nb.runtime.code_objects import nested_codes
+from accel_nb.runtime.generators import generator_values
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
@@ -503,6 +504,10 @@ def _find_codes(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
         yield from _find_codes_of_all([value.__func__, value.__self__], seen)
     elif isinstance(value, functools.partial):
         yield from _find_codes_of_all([value.func, *value.args, *value.keywords.values()], seen)
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None and value.gi_frame.f_globals.get("__name__") == "__main__":
+            yield value.gi_code
+        yield from _find_codes_of_all(generator_values(value).values(), seen)
     elif isinstance(value, type):
         if value.__module__ == "__main__":
             for item in vars(value).values():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, is_tensor
+from accel_nb.runtime.generators import generator_values
 
 _MAX_ITEMS = 64
 """Containers with more items are taken for data."""
@@ -53,6 +54,8 @@ def _referred_by(value: Any) -> Iterator[Any]:
         yield from (value.__self__, value.__func__)
     elif isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.GeneratorType):
+        yield from generator_values(value).values()
     elif isinstance(value, Mapping):
         yield from value.values() if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | frozenset | deque):

@@ -195,6 +195,7 @@ class NamespaceSession:
                 continue
             received = self._receiver.receive(returned, answer.payloads, self.namespace)
             names = received.paths
+            read = {path for path in received.kept if self._registry.record_read(path, self.namespace)}
             self._registry.record_sent(names, self.namespace)
             self._registry.record_deleted(received.removed)
             if self.namespace.pop(RETURNED_NAME, None) is not None:
@@ -205,7 +206,7 @@ class NamespaceSession:
             self._kept = {path: why for path, why in self._kept.items() if _name_of(path) not in arrived}
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
-                if name not in names and name.isidentifier():
+                if name not in names and name not in read and name.isidentifier():
                     self._registry.record_worker_only(name, self.namespace)
                 if reason:
                     reasons[name] = reason

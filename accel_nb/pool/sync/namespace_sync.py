@@ -24,9 +24,11 @@ from accel_nb.pool.sync.change_detection import (
     set_module_attributes,
     set_module_state,
 )
+from accel_nb.pool.sync.iterators import is_iterator
 from accel_nb.pool.sync.module_hooks import changed_module_hooks, set_changed_module_hooks
 from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
+    attributes_of,
     is_loader,
     is_module,
     is_module_class,
@@ -48,7 +50,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_s
 from accel_nb.pool.sync.pickling import dump
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
-from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
+from accel_nb.pool.sync.shared_ids import OUTDATED, SharedId, shared_ids
 from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids, next_number, reserve_numbers
 
 Namespace = dict[str, Any]
@@ -251,10 +253,13 @@ class SharedObjectRegistry:
         self._aliases: dict[str, dict[str, None]] = {}
         # The notebook's value of a name at the time when the workers' name was bound.
         self._bindings: dict[str, Any] = {}
+        # By id, iterators of the notebook that workers have read from.
+        self._outdated_iterators: dict[int, Any] = {}
 
     def shared_ids(self) -> dict[int, SharedId]:
         """Return the ids of the objects that both sides hold."""
-        return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.is_worker_only})
+        held = shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.is_worker_only})
+        return {**dict.fromkeys(self._outdated_iterators, OUTDATED), **held}
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the names that both sides hold; with ``namespace`` only those whose value is still the one sent."""
@@ -392,6 +397,27 @@ class SharedObjectRegistry:
         self.forget([name])
         self._bindings[name] = namespace.get(name, _ABSENT)
         self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
+
+    def record_read(self, path: str, namespace: Namespace) -> bool:
+        """Record that workers have read from the notebook's iterator at a path; return False for any other value.
+
+        The path may end with the name of an attribute.
+        """
+        root = root_name(path).partition(".")[0]
+        if not self._is_shared(root, namespace):
+            return False
+        try:
+            if "." in path:
+                owner, _, name = path.rpartition(".")
+                value = (attributes_of(resolve_path(namespace, owner)) or {}).get(name)
+            else:
+                value = resolve_path(namespace, path)
+        except LookupError:
+            return False
+        if not is_iterator(value):
+            return False
+        self._outdated_iterators[id(value)] = value
+        return True
 
     def forget(self, names: Iterable[str] | None = None) -> None:
         """Drop the records of some names, or of all: a cell that uses them sends them again."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.iterators import is_generator_iterator, is_loader_iterator
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -32,6 +33,7 @@ from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
+from accel_nb.runtime.generators import generator_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
@@ -136,6 +138,8 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield "function", value.func
         yield from ((f"argument:{index}", item) for index, item in enumerate(value.args))
         yield from ((f"argument:{name}", item) for name, item in value.keywords.items())
+    elif is_generator_iterator(value):
+        yield from ((f"argument:{name}", item) for name, item in generator_values(value).items())
     elif isinstance(value, list | tuple | dict):
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
@@ -226,7 +230,10 @@ def _is_array(value: Any) -> bool:
     return type(value).__name__ == "ndarray" and type(value).__module__ == "numpy"
 
 
-_CHANGED_IN_PLACE = (is_training_object, is_tensor, is_generator, is_loader, _is_array, _is_cell)
+_CHANGED_IN_PLACE = (
+    *(is_training_object, is_tensor, is_generator, is_loader, _is_array, _is_cell),
+    *(is_generator_iterator, is_loader_iterator),
+)
 
 
 def content_of(value: Any) -> tuple[Any, Any] | None:

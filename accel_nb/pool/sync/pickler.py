@@ -29,6 +29,12 @@ from accel_nb.pool.sync.function_reduction import (
     set_function_state,
     with_binding,
 )
+from accel_nb.pool.sync.iterators import (
+    is_generator_iterator,
+    is_loader_iterator,
+    reduce_generator_iterator,
+    reduce_loader_iterator,
+)
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
@@ -47,7 +53,7 @@ from accel_nb.pool.sync.object_reduction import (
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import ObjectId, SharedId
+from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_generator, reduce_tensor
 from accel_nb.pool.sync.user_hooks import is_replacement
@@ -126,7 +132,13 @@ class Pickler(cloudpickle.Pickler):
                 held = self._shared.get(obj) or self._sent.get(obj)
                 return None if held is None else ("id", held)
             return None
-        return id(obj) if self._by_identity else found
+        if self._by_identity:
+            return id(obj)
+        if found == OUTDATED:
+            raise TypeError(
+                f"workers have read from this {type(obj).__qualname__}, and the place that they got to is lost"
+            )
+        return found
 
     def _id_of_text(self, text: str) -> SharedId | str | None:
         if text is argparse.SUPPRESS:
@@ -187,6 +199,10 @@ class Pickler(cloudpickle.Pickler):
             return reduce_weak_mapping(obj)
         if is_of_process(obj):
             return reduce_of_process(obj)
+        if is_generator_iterator(obj):
+            return reduce_generator_iterator(obj)
+        if is_loader_iterator(obj):
+            return reduce_loader_iterator(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)

@@ -14,6 +14,9 @@ SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
 
 
+OUTDATED: SharedId = ("outdated", "", "")
+"""The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
+
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
 
