@@ -1,4 +1,4 @@
-"""The user's hooks of modules: a cell or the notebook may register and remove them, each in the same dicts.
+"""The user's hooks of modules and parameters: a cell or the notebook registers and removes them in the same dicts.
 
 Weight and spectral norm of `torch.nn.utils` are the user's hooks too: functions of torch add and remove them.
 """
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.user_hooks import is_users, reserve_numbers
+from accel_nb.pool.sync.user_hooks import gradient_hook_dict, gradient_hooks, is_users, reserve_numbers
 
 HOOKS = (
     "_forward_hooks",
@@ -31,16 +31,19 @@ FLAGS = {
 _KIND = "_is_full_backward_hook"
 
 HookPlace = tuple[str, str, int]
-"""The path of a submodule, the attribute that has the hook, and its number."""
+"""The path of a submodule or parameter, the attribute that has the hook, and its number."""
 
 
 def module_hooks(module: Any) -> Iterator[tuple[HookPlace, Any]]:
-    """Yield the user's hooks of a module and its submodules."""
+    """Yield the user's hooks of a module, its submodules and its parameters."""
     for path, part in module.named_modules():
         own = vars(part)
         for name in HOOKS:
             if held := own.get(name):
                 yield from (((path, name, number), hook) for number, hook in held.items() if _is_users(hook))
+    for path, value in module.named_parameters():
+        for name, held in gradient_hooks(value).items():
+            yield from (((path, name, number), hook) for number, hook in held.items())
 
 
 def module_hook_ids(module: Any) -> dict[HookPlace, int]:
@@ -55,8 +58,10 @@ def changed_module_hooks(module: Any, before: Mapping[HookPlace, int]) -> dict[s
     for (path, name, number), hook in module_hooks(module):
         is_known = (name, number, id(hook)) in known
         found.setdefault(path, {}).setdefault(name, {})[number] = None if is_known else hook
-    for path, hooks in found.items():
-        own = vars(module.get_submodule(path))
+    for path, part in module.named_modules():
+        if (hooks := found.get(path)) is None:
+            continue
+        own = vars(part)
         for name, holder in FLAGS.items():
             hooks[name] = {number: True for number in own.get(name, ()) if number in hooks.get(holder, ())}
         hooks[_KIND] = own.get(_KIND)
@@ -77,6 +82,13 @@ def set_changed_module_hooks(module: Any, hooks: Mapping[str, Mapping[str, Any]]
             reserve_numbers(others)
         if _KIND in sent:
             own[_KIND] = sent[_KIND]
+    for path, value in module.named_parameters():
+        sent, own = hooks.get(path, {}), gradient_hooks(value)
+        for name in own.keys() | sent.keys():
+            held = gradient_hook_dict(value, name)
+            others = {number: held.get(number) if hook is None else hook for number, hook in sent.get(name, {}).items()}
+            _replace(held, list(own.get(name, ())), others)
+            reserve_numbers(others)
 
 
 def _replace(held: dict[int, Any], numbers: Collection[int], others: Mapping[int, Any]) -> None:

@@ -546,7 +546,8 @@ def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, 
     # The workers have prepared their model or optimizer: one with other gradient hooks or methods is sent whole.
     own = ()
     if is_module(value):
-        own = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+        tensors = value.parameters()
+        own = tuple(id(hook) for item in tensors for held in gradient_hooks(item).values() for hook in held.values())
     elif is_optimizer(value):
         own = method_ids(value)
     return Fingerprint((fingerprint.kind, own), fingerprint.content) if own else fingerprint

@@ -147,7 +147,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     elif is_module(value):
         yield from _hooks(value)
     elif is_tensor(value):
-        yield from ((f"hook:{index}", hook) for index, (_, hook) in enumerate(gradient_hooks(value)))
+        yield from _numbered("hook:", gradient_hooks(value))
     elif is_loader(value):
         yield from _loader_parts(value)
     elif is_plain_object(value):
@@ -157,8 +157,11 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the user's hooks of a module, of its submodules and of its parameters."""
     yield from ((f"hook:{path}.{name}.{number}", hook) for (path, name, number), hook in module_hooks(module))
-    for path, value in module.named_parameters():
-        yield from ((f"hook:{path}.{index}", hook) for index, (_, hook) in enumerate(gradient_hooks(value)))
+
+
+def _numbered(step: str, hooks: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, held in hooks.items():
+        yield from ((f"{step}{name}.{number}", hook) for number, hook in held.items())
 
 
 def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:

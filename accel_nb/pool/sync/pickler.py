@@ -56,7 +56,7 @@ from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_generator, reduce_tensor
-from accel_nb.pool.sync.user_hooks import is_replacement
+from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_replacement
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -283,4 +283,7 @@ class Unpickler(pickle.Unpickler):
         if kind == "hooks":
             below, _, attribute = path.rpartition(":")
             return vars(value.get_submodule(below))[attribute]
+        if kind == "gradient hooks":
+            below, _, attribute = path.rpartition(":")
+            return gradient_hook_dict(value.get_parameter(below), attribute)
         return value

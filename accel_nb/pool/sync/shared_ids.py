@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer
-from accel_nb.pool.sync.user_hooks import OPTIMIZER_HOOKS
+from accel_nb.pool.sync.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
@@ -34,11 +34,16 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
         if is_module(value):
             for path, part in value.named_modules():
                 ids.setdefault(id(part), ("module", name, path))
+                own = vars(part)
                 for attribute in (*HOOKS, *FLAGS):
-                    if held := vars(part).get(attribute):
+                    # The handle of a hook refers to the dicts of flags too, which may be empty.
+                    if (held := own.get(attribute)) or own.get(FLAGS.get(attribute)):
                         ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_parameters():
                 ids.setdefault(id(part), ("parameter", name, path))
+                for attribute in GRADIENT_HOOKS:
+                    if part.is_leaf and (held := getattr(part, attribute)):
+                        ids.setdefault(id(held), ("gradient hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_buffers():
                 ids.setdefault(id(part), ("buffer", name, path))
         elif is_optimizer(value):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
-from accel_nb.pool.sync.user_hooks import add_gradient_hooks, gradient_hooks
+from accel_nb.pool.sync.user_hooks import gradient_hooks, reserve_numbers
 from accel_nb.runtime.devices.registry import default_type
 
 
@@ -44,10 +43,12 @@ def tensor_attributes(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
 
 
-def _set_tensor_state(tensor: Any, state: tuple[Sequence[tuple[str, Any]], Any, dict[str, Any]]) -> None:
+def _set_tensor_state(tensor: Any, state: tuple[dict[str, dict[int, Any]], Any, dict[str, Any]]) -> None:
     hooks, tensor.grad, own = state
     vars(tensor).update(own)
-    add_gradient_hooks(tensor, hooks)
+    for name, held in hooks.items():
+        setattr(tensor, name, held)
+        reserve_numbers(held)
 
 
 def _rebuild_tensor(

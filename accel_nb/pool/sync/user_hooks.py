@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ OPTIMIZER_HOOKS = (
 )
 """The attributes in which an optimizer has its hooks, by the numbers of their handles."""
 
+GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The attributes in which a leaf tensor has its hooks, by the numbers of their handles; None if it has none."""
+
 HookId = tuple[str, int, int]
 """The attribute that holds a hook, its number, and its `id`."""
 
@@ -35,23 +38,25 @@ def is_users(hook: Any) -> bool:
     return getattr(hook, "__module__", "").partition(".")[0] not in _HOOKING_PACKAGES
 
 
-def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
-    """Return the user's gradient hooks of a leaf tensor, each with the name of the method that registers it."""
-    if not tensor.is_leaf:
-        return []
-    kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
-    found = [
-        (register, hook)
-        for register, attribute in kinds.items()
-        for hook in (getattr(tensor, attribute, None) or {}).values()
-    ]
-    return [item for item in found if is_users(item[1])]
+def gradient_hooks(tensor: Any) -> dict[str, dict[int, Any]]:
+    """Return the user's gradient hooks of a leaf tensor by attribute and number.
+
+    Where these are all its hooks, the result has its own dict, to which handles refer.
+    """
+    found: dict[str, dict[int, Any]] = {}
+    for name in GRADIENT_HOOKS if tensor.is_leaf else ():
+        if held := getattr(tensor, name, None):
+            own = {number: hook for number, hook in held.items() if is_users(hook)}
+            if own:
+                found[name] = held if len(own) == len(held) else OrderedDict(own)
+    return found
 
 
-def add_gradient_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
-    """Register the result of `gradient_hooks` on another tensor."""
-    for register, hook in hooks:
-        getattr(tensor, register)(hook)
+def gradient_hook_dict(tensor: Any, name: str) -> dict[int, Any]:
+    """Return the dict of a leaf tensor's hooks in an attribute of `GRADIENT_HOOKS`; a new one if it has none."""
+    if getattr(tensor, name) is None:
+        setattr(tensor, name, OrderedDict())
+    return getattr(tensor, name)
 
 
 def optimizer_hooks(optimizer: Any) -> dict[str, dict[int, Any]]:
