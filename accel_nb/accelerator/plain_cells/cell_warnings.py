@@ -238,9 +238,23 @@ def warn_gradients_left(accelerator: Accelerator) -> None:
         )
 
 
+def warn_background_process(world: World) -> None:
+    """Warn that each worker starts a process that runs beside the cell."""
+    _warn_at_user_line(
+        world,
+        f"each of the {world.size} workers starts this process, since it runs beside the cell: what it writes is "
+        f"written {world.size} times. `subprocess.run` runs a command once; a process that lives on belongs into a "
+        "cell without %%accelerate",
+    )
+
+
 def _warn(accelerator: Accelerator, message: str) -> None:
+    _warn_at_user_line(accelerator.components.world, message)
+
+
+def _warn_at_user_line(world: World, message: str) -> None:
     """Warn on the main rank, if there are several, at the user's line, whatever the warning filters are."""
-    if not (accelerator.is_main_process and accelerator.num_processes > 1):
+    if not world.is_main or world.size == 1:
         return
     frame = user_frame()
     location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -3,7 +3,8 @@
 All ranks run the code of a plain cell, so that each would append the same line to a log and download the same file.
 Before the command starts every rank has reached it, and no rank goes on before it has ended.
 
-``subprocess.Popen`` and commands of libraries are left alone, as are those in code that torch calls, such as a data
+Processes that run beside the cell (``subprocess.Popen``, ``%%bash --bg``) have no result to send: every rank starts its
+own, and a warning says so. Commands of libraries are left alone, as are those in code that torch calls, such as a data
 set's: torch may call it on some ranks only, or with other samples.
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from accel_nb.accelerator.plain_cells.cell_warnings import warn_background_process
 from accel_nb.accelerator.plain_cells.file_writes import PrivateFiles
 from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -60,6 +62,8 @@ class SharedCommands:
     def replacements(self) -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
         """Yield the functions to replace: their owner, their name, and a function that returns the replacement."""
         yield os, "system", self._make_shared
+        yield os, "popen", self._make_reported
+        yield subprocess.Popen, "__init__", self._make_reported
         for name in _OF_SUBPROCESS:
             yield subprocess, name, self._make_shared
         shell = sys.modules.get("IPython.core.interactiveshell")
@@ -78,12 +82,24 @@ class SharedCommands:
 
         return run
 
+    def _make_reported(self, plain: Function) -> Function:
+        @functools.wraps(plain)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if self._is_called_by_cell():
+                warn_background_process(self._comm.world)
+            return plain(*args, **kwargs)
+
+        return start
+
     def _make_script_shared(self, plain: Function) -> Function:
         """Return a method that shares the scripts of cell magics, such as ``%%bash``; ``plain`` runs them all."""
 
         @functools.wraps(plain)
         def shebang(magics: Any, line: str, cell: str) -> None:
-            if "--bg" in line.split() or not self._is_called_by_cell():
+            if not self._is_called_by_cell():
+                return plain(magics, line, cell)
+            if "--bg" in line.split():
+                warn_background_process(self._comm.world)
                 return plain(magics, line, cell)
             names = magics.shell.user_ns
 

@@ -1,4 +1,6 @@
-"""Handlers of loggers that the workers copy from the notebook: those that write to its output, and to files.
+"""Handlers of loggers that the workers copy from the notebook, and those that a cell adds, which the notebook gets.
+
+These are the handlers that write to the output, and to files.
 
 A library adds its handlers when a process imports it. Of a logger that is named after an imported module only the
 handlers that write to files are copied.
@@ -18,8 +20,39 @@ from accel_nb.runtime.process.environment import get_variable
 
 def read_handlers() -> list[dict[str, Any]]:
     """Return the handlers of this process that workers copy, JSON-ready, with their loggers' names."""
-    loggers = [item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)]
+    return [item for _, item in _own_handlers()]
+
+
+def take_new_handlers(before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the handlers that `read_handlers` did not find before, for `add_handlers` in the notebook.
+
+    They count as copies from then on: the next cell has those of the notebook in their place.
+    """
     found: list[dict[str, Any]] = []
+    for handler, item in _own_handlers():
+        if item not in before:
+            handler.is_copy = True  # type: ignore[attr-defined]
+            found.append(item)
+    return found
+
+
+def add_handlers(handlers: list[dict[str, Any]]) -> None:
+    """Add the handlers that a cell has added on the workers, without those that their loggers have here."""
+    for item in handlers:
+        logger = logging.getLogger(item["logger"] or None)
+        target = item["target"]
+        if any(_target(own) == target for own in logger.handlers):
+            continue
+        added: logging.Handler
+        if target.startswith("<"):
+            added = logging.StreamHandler(getattr(sys, target.strip("<>")))
+        else:  # opened by its first record, since the folder may exist on the machine of the workers only
+            added = logging.FileHandler(target, encoding=item["encoding"], delay=True)
+        _add(added, logger, item)
+
+
+def _own_handlers() -> Iterator[tuple[logging.Handler, dict[str, Any]]]:
+    loggers = [item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)]
     for logger in (logging.root, *loggers):
         is_of_module = logger.name != "__main__" and logger.name.partition(".")[0] in sys.modules
         for handler in logger.handlers:
@@ -27,19 +60,17 @@ def read_handlers() -> list[dict[str, Any]]:
             if target is None or (is_of_module and target.startswith("<")):
                 continue
             formatter = handler.formatter
-            found.append(
-                {
-                    "logger": "" if logger is logging.root else logger.name,
-                    "propagate": logger.propagate,
-                    "level": handler.level,
-                    "target": target,
-                    "format": getattr(formatter, "_fmt", None),
-                    "dates": getattr(formatter, "datefmt", None),
-                    "style": _style(formatter),
-                    "encoding": _encoding(handler),
-                }
-            )
-    return found
+            item = {
+                "logger": "" if logger is logging.root else logger.name,
+                "propagate": logger.propagate,
+                "level": handler.level,
+                "target": target,
+                "format": getattr(formatter, "_fmt", None),
+                "dates": getattr(formatter, "datefmt", None),
+                "style": _style(formatter),
+                "encoding": _encoding(handler),
+            }
+            yield handler, item
 
 
 def set_handlers(handlers: list[dict[str, Any]]) -> None:
@@ -58,11 +89,15 @@ def set_handlers(handlers: list[dict[str, Any]]) -> None:
             continue  # a library's code has added it in this process too
         else:
             copied = _OutputCopy(target)
-        copied.setLevel(item["level"])
-        if item["format"] is not None:
-            copied.setFormatter(logging.Formatter(item["format"], item["dates"], item["style"]))
-        logger.addHandler(copied)
-        logger.propagate = item["propagate"]
+        _add(copied, logger, item)
+
+
+def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any]) -> None:
+    handler.setLevel(item["level"])
+    if item["format"] is not None:
+        handler.setFormatter(logging.Formatter(item["format"], item["dates"], item["style"]))
+    logger.addHandler(handler)
+    logger.propagate = item["propagate"]
 
 
 def seek_ends() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from traitlets.config.application import Application
 
 from accel_nb.errors import MisuseError
-from accel_nb.notebook.session.log_handlers import read_handlers, set_handlers
+from accel_nb.notebook.session.log_handlers import add_handlers, read_handlers, set_handlers, take_new_handlers
 from accel_nb.runtime.process.environment import notebook_variables, set_variables
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
@@ -46,10 +46,14 @@ class ChangedSettings:
 
     def __init__(self) -> None:
         self._before = _read_all({})
+        self._handlers = read_handlers()
 
     def find(self) -> dict[str, Any]:
         """Return the changes, for `apply_settings` in the notebook."""
-        return find_changes(self._before, _read_all(self._before))
+        found = find_changes(self._before, _read_all(self._before))
+        if added := take_new_handlers(self._handlers):
+            found["added_handlers"] = added
+        return found
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,6 +217,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
     "log_handlers": set_handlers,
+    "added_handlers": add_handlers,
     "folder": _set_folder,
     "sys_path": lambda value: sys.path.__setitem__(slice(None), value),
     "variables": set_variables,
