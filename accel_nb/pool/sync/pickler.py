@@ -64,8 +64,8 @@ _LOWEST_ID = 1 << 32
 """Numbers below are data: Python keeps small objects at higher addresses."""
 
 
-_LONGEST_NAME = 20
-"""Longer texts are not interned, since names in code that are compared by identity are short."""
+_LONGEST_NAME, _MAX_NAMES = 20, 1000
+"""Texts that are longer, or beyond so many in one stream, are data: they are not interned, which costs a call for each."""
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
@@ -121,6 +121,8 @@ class Pickler(cloudpickle.Pickler):
         self._ordinary_types: set[type] = set()
         # By id, the tensors and modules that were sent so far.
         self._sent: dict[int, Any] = {}
+        # Texts that are sent as names; a program has few, other than data such as a list of words.
+        self._names: set[str] = set()
 
     def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | None:
         """Return the id of an object that both sides hold, or of a number that is the id of one, or a name itself."""
@@ -144,7 +146,12 @@ class Pickler(cloudpickle.Pickler):
         if text is argparse.SUPPRESS:
             return _SUPPRESS
         # Python interns such constants, which some code compares by ``is``.
-        return text if not self._by_identity and len(text) <= _LONGEST_NAME and text.isidentifier() else None
+        if text in self._names:
+            return text
+        if self._by_identity or len(text) > _LONGEST_NAME or len(self._names) == _MAX_NAMES or not text.isidentifier():
+            return None
+        self._names.add(text)
+        return text
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object of the kinds that need it; NotImplemented for any other."""
