@@ -17,7 +17,7 @@ from accel_nb.runtime.process.environment import patch_environment
 from tests.realworld.summary import summary_lines
 
 SETTLE_S = 5.0
-# jsonschema checks international addresses by it, which no test needs: its grammar takes each process a second to build.
+# jsonschema checks international addresses by it, which no test needs: its grammar takes each process a second.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ _LOWEST_ID = 1 << 32
 
 
 _LONGEST_NAME, _MAX_NAMES = 20, 1000
-"""Texts that are longer, or beyond so many in one stream, are data: they are not interned, which costs a call for each."""
+"""Longer texts, and texts beyond so many in a stream, are data: to intern one costs a call."""
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
