@@ -165,7 +165,7 @@ $(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
 # `make test-environments ENVIRONMENTS=colab` runs one. Each is a venv in the cache folder, built when its list changes.
 ENVIRONMENTS := colab kaggle oldest newest laptop
 test-environments: $(STAMPS)/develop
-	$(BIN)/python .ci/environments.py run $(ENVIRONMENTS) --tests $(or $(TESTS),tests/environments tests/ranks tests/contract)
+	$(BIN)/python .ci/environments.py run $(ENVIRONMENTS) --tests $(or $(TESTS),tests/environments tests/ranks tests/contract tests/realworld)
 
 # What users do on Colab and after a plain install, where these environments stand already.
 check-environments: $(STAMPS)/develop

@@ -1,5 +1,6 @@
 # Gradients that DeepSpeed holds are clipped, read and changed as parameter.grad; the optimizer's state is saved whole.
 # outcome: equal
+# needs: deepspeed
 # compare: model, norms, saved
 # runs: always
 # %%

@@ -1,5 +1,6 @@
 # Two networks, of which the first backward pass reaches one; parameters are set to None by hand before the second.
 # outcome: equal
+# needs: deepspeed
 # compare: G, D
 # %%
 import torch

@@ -1,5 +1,6 @@
 # An average of the weights by hand, which stage 3 holds in parts.
 # outcome: refused the code computes with a parameter outside of the model's forward pass
+# needs: deepspeed
 # compare: model
 # runs: always
 # %%

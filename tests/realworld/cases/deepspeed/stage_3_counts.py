@@ -1,5 +1,6 @@
 # A model of an own class under stage 3: its forward computes with parameters, the cell counts them and edits gradients.
 # outcome: equal
+# needs: deepspeed
 # compare: model, count, shapes
 # %%
 import torch
