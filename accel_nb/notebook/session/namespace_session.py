@@ -25,6 +25,7 @@ from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.own_modules import OwnModules
 from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.session.run_state import Cell, PackedCell
+from accel_nb.notebook.session.set_order import SetOrder
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
@@ -46,6 +47,7 @@ class NamespaceSession:
     _modules: ImportedModuleRecord = field(default_factory=ImportedModuleRecord)
     _own_modules: OwnModules = field(default_factory=OwnModules)
     _imported: ImportedChanges = field(default_factory=ImportedChanges)
+    _set_order: SetOrder = field(default_factory=SetOrder)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
     _kept: dict[str, str] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class NamespaceSession:
     def pack_cell(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, facts: EngineFacts
     ) -> tuple[PackedCell, list[str]]:
-        """Pack the values that a cell needs and the workers lack; return them, and a line for each that is left out.
+        """Pack the values that a cell needs and the workers lack; return them, and lines about what differs there.
 
         Workers on other machines get the user's own modules too. Raise ShippingError, with a remedy, for a value that
         cannot be sent.
@@ -123,6 +125,8 @@ class NamespaceSession:
         prepared = self._registry.serialize_changes(
             [*imported, *needed], self.namespace, pool.payloads, rng=states, optional=names.optional
         )
+        self._set_order.record_sent(map(root_name, prepared.sent_paths), self.namespace)
+        lines += self._set_order.describe(cell.tree, needed)
         modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
@@ -196,6 +200,7 @@ class NamespaceSession:
             received = self._receiver.receive(returned, answer.payloads, self.namespace)
             names = received.paths
             read = {path for path in received.kept if self._registry.record_read(path, self.namespace)}
+            self._set_order.record_returned(names)
             self._registry.record_sent(names, self.namespace)
             self._registry.record_deleted(received.removed)
             if self.namespace.pop(RETURNED_NAME, None) is not None:
