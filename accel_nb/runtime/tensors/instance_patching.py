@@ -198,7 +198,7 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     plain, reference = innermost_class(model), weakref.ref(model)
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if reference() is not self and PLAIN_CLASS not in vars(type(self)):
+        if PLAIN_CLASS not in vars(type(self)) and reference() is not self:
             # A library has derived a class from the model's and computes with other parameters.
             return plain.forward(self, *args, **kwargs)
         return forward(*args, **kwargs)
