@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -55,4 +57,33 @@ def test_a_class_derived_from_that_of_a_prepared_model_makes_its_own_objects() -
         """Derived as a library derives it."""
 
     assert type(Wider(1.0)) is Wider
+    accelerator.close()
+
+
+def test_an_object_of_a_class_derived_from_that_of_a_prepared_model_computes_with_its_own_parameters() -> None:
+    model = Net(2.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator.prepare(model)
+
+    class Stateless(metaclass=abc.ABCMeta):
+        """As the base class of a library that derives from the classes of models."""
+
+        @abc.abstractmethod
+        def scaled(self) -> float: ...
+
+    class Other(type(model), Stateless):  # type: ignore[misc]
+        """Has other parameters."""
+
+        def scaled(self) -> float:
+            return self.scale
+
+    other, x = Other(3.0), torch.zeros(1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for value in other.parameters():
+            value.fill_(1.0)
+        for value in model.parameters():
+            value.fill_(5.0)
+    plain = Net(3.0)
+    plain.load_state_dict(other.state_dict())
+    assert torch.equal(other(x), plain(x))
     accelerator.close()

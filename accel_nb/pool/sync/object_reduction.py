@@ -81,7 +81,7 @@ def reduce_without_new(reduced: Any) -> Any:
 def may_change_itself(kind: type) -> bool:
     """Return whether a class has a ``__getstate__`` of its own, which may write to the object."""
     own = getattr(kind, "__getstate__", None)
-    is_own = isinstance(own, types.FunctionType) and not own.__module__.startswith("torch.")
+    is_own = isinstance(own, types.FunctionType) and not (own.__module__ or "").startswith("torch.")
     return is_own and kind.__reduce_ex__ is object.__reduce_ex__
 
 

@@ -41,7 +41,7 @@ for _ in range(4):
 for _ in range(3):
     style = encoder(context).mean(0)
     (slope,) = torch.autograd.grad(head(X, style).pow(2).mean(), style, create_graph=True)
-    loss = (head(X, style) - Y).pow(2).mean() + slope.pow(2).sum() + head(X, encoder.bias).mean()
+    loss = (head(X, style) - Y).pow(2).mean() + slope.pow(2).sum()
     optimizer.zero_grad()
     loss.backward()
     losses.append(loss.item())
