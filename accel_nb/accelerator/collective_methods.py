@@ -40,8 +40,9 @@ class CollectiveMethods(ProcessView):
         Every rank must call, inside of the loop, for each batch. Samples that were repeated as padding are removed. A
         tensor that has as many rows for a short batch as for the previous one, such as ``loss.repeat(BATCH_SIZE)``, is
         cut to the samples of the batch. If every rank has read the whole batch, as in an evaluation in a plain cell,
-        nothing is gathered. With ``use_gather_object``, or without any tensor, values are sent as JSON, and lists are
-        concatenated.
+        nothing is gathered. With ``use_gather_object``, or without any tensor, values are sent as `gather_object` sends
+        them: the result is a list of all ranks' values, or of the items of their lists or tensors. With
+        ``use_gather_object`` a single process gets its own value back, as it is.
         """
         caller = sys._getframe(1)
         site = caller.f_code, caller.f_lasti

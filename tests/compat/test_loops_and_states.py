@@ -175,6 +175,12 @@ def test_trackers_that_write_files_need_a_folder(tmp_path: Path) -> None:
     Accelerator(log_with="tensorboard", project_dir=tmp_path)
 
 
+def test_objects_of_one_process_are_gathered_as_they_are() -> None:
+    accelerator: Any = Accelerator()
+    value = (torch.ones(2), {"a": torch.zeros(1)})
+    assert accelerator.gather_for_metrics(value, use_gather_object=True) is value
+
+
 class Steps(GeneralTracker):
     """A tracker that keeps the steps that it gets, once it is open."""
 

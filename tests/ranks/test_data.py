@@ -143,7 +143,7 @@ def gathered(world: World, kind: str, batch: Any, config: dict[str, Any], count:
     )  # fmt: skip
     dataset: Any = Numbers(count) if kind == "map" else Flow(list(range(count)), kind == "files")
     loader = accelerator.prepare(DataLoader(dataset, batch_size=4))
-    found: dict[str, Any] = {"x": [], "name": [], "object": [], "pairs": [], "scalars": 0}
+    found: dict[str, Any] = {"x": [], "name": [], "object": [], "pairs": [], "tensors": [], "scalars": 0}
     for item in loader:
         nested = {"rows": (item["x"] * 2, [item["name"]]), "note": "own", "s": item["x"].sum()}
         result = accelerator.gather_for_metrics(nested)
@@ -154,6 +154,7 @@ def gathered(world: World, kind: str, batch: Any, config: dict[str, Any], count:
         found["object"] += accelerator.gather_for_metrics(item["name"])
         rows = [[name, {"of": value}] for name, value in zip(item["name"], item["x"].tolist(), strict=True)]
         found["pairs"] += accelerator.gather_for_metrics(rows, use_gather_object=True)
+        found["tensors"] += [float(row) for row in accelerator.gather_for_metrics(item["x"], use_gather_object=True)]
     accelerator.close()
     return found
 
@@ -178,7 +179,7 @@ def test_metrics_hold_each_sample_once_and_in_order(size: int, paired: bool) -> 
             assert order(int(name[1:]) for name in values["name"]) == expected, case
             assert values["object"] == values["name"], case
             assert [pair[0] for pair in values["pairs"]] == values["name"], case
-            assert [pair[1]["of"] for pair in values["pairs"]] == values["x"], case
+            assert [pair[1]["of"] for pair in values["pairs"]] == values["tensors"] == values["x"], case
     assert len({str(sorted(found["global, 24"].items())) for found in per_rank}) == 1
 
 

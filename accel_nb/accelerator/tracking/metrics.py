@@ -87,8 +87,9 @@ def gather_for_metrics(
     ``owners`` are the ranks whose values are used, one for each share of the data. Tensors and lists of plain values
     are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for each rank.
     Other values remain those of this rank. Rows of filler samples are removed, and so are the padded rows of a short
-    batch, which ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, values must
-    be JSON-serializable, and lists are concatenated.
+    batch, which ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, the result
+    is a list of the ranks' values, or of the items of their lists or tensors; with ``as_objects`` a single rank's value
+    is returned as it is.
 
     Raises `MisuseError` if a batch has filler samples and its rows cannot be assigned to samples.
     """
@@ -96,7 +97,11 @@ def gather_for_metrics(
     if isinstance(nested, Tensor) and not as_objects:
         return _gather_tensors([nested.detach()], row_filter, collectives, owners)[0]
     if as_objects or next(find_tensors(nested), None) is None:
-        return _gather_values(nested, comm, row_filter, owners)
+        if as_objects and comm.world.size == 1:
+            own = row_filter.select(nested) if _has_rows(nested) else nested
+            _raise_for(row_filter.problem, [])
+            return own
+        return _gather_values(nested, collectives, row_filter, owners)
     tensors: list[Tensor] = []
     lists: list[list[Any]] = []
 
@@ -124,9 +129,7 @@ def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any
     """Return values that were computed from an undivided batch, without padded rows; see `RowHistory`."""
     row_filter = _RowFilter(BatchShare(num_samples, num_samples, False, False), history, site)
     return map_leaves(
-        lambda leaf: (
-            row_filter.select(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf
-        ),
+        lambda leaf: row_filter.select(leaf) if _has_rows(leaf) else leaf,
         nested,
         is_leaf=_is_list_of_values,
     )
@@ -170,14 +173,19 @@ def _gather_tensors(
     return joined
 
 
-def _gather_values(value: Any, comm: Communicator, row_filter: _RowFilter, owners: Sequence[int]) -> Any:
-    own = row_filter.select(value) if isinstance(value, list) else value
-    everyone = comm.all_gather_json({"value": own} if row_filter.problem is None else {"problem": row_filter.problem})
+def _gather_values(value: Any, collectives: Collectives, row_filter: _RowFilter, owners: Sequence[int]) -> Any:
+    own = row_filter.select(value) if _has_rows(value) else value
+    problem = row_filter.problem
+    everyone = collectives.gather_objects({"value": own} if problem is None else {"problem": problem})
     _raise_for(row_filter.problem, [rank for rank, found in enumerate(everyone) if "problem" in found])
     values = [everyone[rank]["value"] for rank in owners]
-    if all(isinstance(found, list) for found in values):
+    if all(_has_rows(found) for found in values):
         return [item for found in values for item in found]
     return values
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 def _raise_for(problem: str | None, ranks: list[int]) -> None:
