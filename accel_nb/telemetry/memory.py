@@ -105,6 +105,12 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if tensor.layout is torch.sparse_coo:  # for example gradients of embeddings; consists of two tensors
             storages[id(tensor)] = tensor._indices().nbytes + tensor._values().nbytes
             continue
+        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            storages[id(tensor)] = sum(x.nbytes for x in (tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+            continue
+        if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+            storages[id(tensor)] = sum(x.nbytes for x in (tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+            continue
         storage = local_part(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

@@ -16,6 +16,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_module,
     is_optimizer,
     is_scheduler,
+    is_sparse,
     is_tensor,
 )
 from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of, set_attribute
@@ -347,6 +348,9 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
         for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
                 value = state["tensors"][path]
+                if is_sparse(tensor):
+                    _set_sparse(module, path, tensor, value)
+                    continue
                 if is_lazy(tensor):
                     tensor.materialize(value.shape, dtype=value.dtype)
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
@@ -356,6 +360,17 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
         part.training = path not in evaluating
+
+
+def _set_sparse(module: Any, path: str, tensor: Any, value: Any) -> None:
+    """Copy a sparse tensor; one of compressed rows or columns is replaced if the number of its elements differs."""
+    import torch
+
+    if tensor.layout is torch.sparse_coo or tensor.values().shape == value.values().shape:
+        tensor.copy_(value)
+    else:
+        owner, _, name = path.rpartition(".")
+        setattr(module.get_submodule(owner), name, value)
 
 
 def is_state_sharded(value: Any) -> bool:

@@ -57,6 +57,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_module,
     is_optimizer,
     is_scheduler,
+    is_sparse,
     is_tensor,
     is_training_object,
     set_attributes,
@@ -406,6 +407,8 @@ class ResultSender:
                 if is_state_sharded(value) and not can_read_full():
                     self._deferred_weights.add(root_name(path))
                     kept[path] = "its weights are divided among the workers; they come back with the next cell"
+                elif any(is_sparse(tensor) for tensor in module_tensors(value).values()):
+                    delta.modules[path] = module_state(value)
                 else:
                     weights[path] = value
             if is_wanted or fingerprint.content.attributes != known.content.attributes:

@@ -28,10 +28,12 @@ class LeanDdp(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:
         named = [*module.named_parameters(), *module.named_buffers()]
         # torch's broadcast cannot write into tensors with overlapping memory. Neither can an optimizer, which raises an
-        # error for a trained one.
-        self._overlapping = {name for name, value in named if not value.requires_grad and has_overlap(value)}
-        if self._overlapping:
-            module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]
+        # error for a trained one. Nor can it copy sparse ones, such as the adjacency matrix of a graph.
+        fixed = [(name, value) for name, value in named if not value.requires_grad]
+        sparse = {name for name, value in fixed if value.layout is not torch.strided}
+        self._overlapping = {name for name, value in fixed if name not in sparse and has_overlap(value)}
+        if ignored := self._overlapping | sparse:
+            module._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]
         super().__init__(module, **options)
         if self._overlapping:
             views = [without_repeats(value.detach()) for name, value in named if name in self._overlapping]
