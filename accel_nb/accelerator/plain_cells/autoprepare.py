@@ -26,6 +26,7 @@ from accel_nb.accelerator.plain_cells.backward_passes import BackwardPasses
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
+    warn_gathered_counts,
     warn_gradients_left,
     warn_rows_differ,
     warn_tensors_without_module,
@@ -390,6 +391,9 @@ class PlainCells:
     def _gathers_metrics(self) -> bool:
         """Return whether ranks have metrics of shares; a library's trainer decides by itself what its ranks read."""
         libraries = metric_gathering.METRIC_LIBRARIES
+        if self._division.has_read_both and any(name in sys.modules for name in libraries):
+            warn_gathered_counts(self._accelerator)
+            self._division.has_read_both = False
         return self._division.has_read_shares or is_run_by_library(self._namespace, besides=libraries)
 
     def _is_for_one_process(self, module: str) -> bool:

@@ -216,6 +216,17 @@ def warn_evaluation_mode(accelerator: Accelerator) -> None:
     )
 
 
+def warn_gathered_counts(accelerator: Accelerator) -> None:
+    """Warn that a library gathers metrics of whole batches, since the cell has read shares too."""
+    number = accelerator.num_processes
+    _warn(
+        accelerator,
+        "loops with `--divide data` have read shares, so metrics are gathered from all workers, also those of whole "
+        "batches that every worker has counted: their means and rates are right, their sums and counts are "
+        f"{number} times those of one device. Evaluate in a cell without `--divide data`",
+    )
+
+
 def warn_undivided_loader(accelerator: Accelerator) -> None:
     """Warn that the loader of a loop that trains is not divided."""
     _warn(

@@ -65,6 +65,8 @@ class LoopDivision:
         """The option ``divide``, as it applies to the current cell."""
         self.has_read_shares = False
         """Whether a loop has read shares, and no later cell whole batches: what the ranks have counted is of shares."""
+        self.has_read_both = False
+        """Whether a loop of the cell has read whole batches after one that has read shares."""
         self._loops: list[_Loop] = []
         # The loops whose first batch is being computed. Each is kept with its loader, to which there may be no other
         # reference, and the loader's mode, since the loader may be released while it is iterated.
@@ -84,6 +86,7 @@ class LoopDivision:
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
+        self.has_read_both = False
         self._loops.clear()
         self._close()
         self._readings.clear()
@@ -103,6 +106,7 @@ class LoopDivision:
     def begin_whole(self, loader: DataLoader[Any]) -> WholeReading:
         """Begin a loop in which every rank reads whole batches, such as an evaluation; return how they are computed."""
         self.has_read_shares &= self.mode == "data"
+        self.has_read_both |= self.has_read_shares
         self.make_rng_equal()
         return self._readings.setdefault(loader, _ROWS if self._calls.is_on else READ_WHOLE)
 
