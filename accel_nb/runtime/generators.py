@@ -19,6 +19,14 @@ def generator_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str,
     return {} if generator.gi_frame is None else dict(generator.gi_frame.f_locals)
 
 
+def argument_values(generator: types.GeneratorType[Any, Any, Any]) -> dict[str, Any]:
+    """Return the arguments and closure variables of a generator by name, without those that its code has made."""
+    code, values = generator.gi_code, generator_values(generator)
+    flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags], *code.co_freevars)
+    return {name: values[name] for name in names if name in values}
+
+
 def function_of(generator: types.GeneratorType[Any, Any, Any]) -> types.FunctionType:
     """Return the function that returned a generator. Raise TypeError if it is not known."""
     code = generator.gi_code

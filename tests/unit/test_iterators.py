@@ -12,6 +12,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import MemoryPayloads
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
 from accel_nb.pool.sync.pickling import dump, load
+from accel_nb.runtime.generators import argument_values
 
 
 def _copied(value: Any) -> Any:
@@ -56,6 +57,18 @@ def test_the_iterator_of_a_loader_is_copied_until_it_is_read() -> None:
     next(iterator)
     with pytest.raises(TypeError, match="has yielded values already"):
         _copied(iterator)
+
+
+def test_the_parts_of_a_generator_are_its_arguments() -> None:
+    def batches(source):
+        made = []
+        for item in source:
+            made.append(item)
+            yield made
+
+    generator = batches(given := [[1], [2]])
+    assert next(generator) == [[1]]
+    assert argument_values(generator) == {"source": given}
 
 
 def test_an_iterator_that_workers_have_read_from_is_not_sent_again() -> None:

@@ -33,7 +33,7 @@ from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
-from accel_nb.runtime.generators import generator_values
+from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
@@ -139,7 +139,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"argument:{index}", item) for index, item in enumerate(value.args))
         yield from ((f"argument:{name}", item) for name, item in value.keywords.items())
     elif is_generator_iterator(value):
-        yield from ((f"argument:{name}", item) for name, item in generator_values(value).items())
+        yield from ((f"argument:{name}", item) for name, item in argument_values(value).items())
     elif isinstance(value, list | tuple | dict):
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value

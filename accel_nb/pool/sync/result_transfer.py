@@ -47,7 +47,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.iterators import WAS_READ, is_iterator
+from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts, paths_before
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
@@ -338,7 +338,8 @@ class ResultSender:
                 delta.attributes[path] = module_attributes(value, namespace, shared, was.content.attributes, moved)
                 delta.hooks[path] = changed_module_hooks(value, was.content.hooks)
                 continue
-            if fingerprint is None and was and root in before.shared and is_iterator(value):
+            is_read = is_generator_iterator(value) or (fingerprint is None and is_iterator(value))
+            if is_read and was and root in before.shared:
                 kept[path] = WAS_READ
                 continue
             if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
