@@ -325,13 +325,13 @@ def test_autoreload_in_the_notebook_is_followed(kernel, folder):
 
 
 def test_a_leftover_that_cannot_be_copied_is_left_out_where_the_cell_can_start_without(kernel):
-    setup(kernel, "bar = (i for i in range(3))\nflag = False")
+    setup(kernel, "bar = (i for i in range(3))\nnext(bar)\nflag = False")
     body = "for i in range(2):\n    bar = open('/dev/null')\n    bar.close()\nclosed = bar.closed"
     output = done(kernel, body)
     assert any(text.startswith("left out: `bar` (builtins.generator)") for text in output.texts)
     assert kernel.value("closed") is True
     assert not any("left out" in text for text in done(kernel, "for i in range(2):\n    bar = i\n    bar + 1").texts)
-    setup(kernel, "bar = (i for i in range(3))")
+    setup(kernel, "bar = (i for i in range(3))\nnext(bar)")
     assert done(kernel, "if flag: next(bar)").texts[-1].startswith("left out: `bar`")
     output = run(kernel, "if not flag: next(bar)")
     assert output.error is not None
@@ -353,7 +353,7 @@ def test_leftovers_of_loops_are_not_listed_and_live_ones_are(kernel):
         "stayed on the workers: rows (TextIOWrapper cannot be copied (PicklingError))"
     ]
     done(kernel, "rows.close()")
-    output = done(kernel, "live = (i for i in range(3))\nlock = threading.Lock()")
+    output = done(kernel, "live = (i for i in range(3))\nfirst = next(live)\nlock = threading.Lock()")
     assert "live (generator cannot be copied" in output.texts[-1]
     assert "lock (lock cannot be copied" in output.texts[-1]
-    assert done(kernel, "print(next(live))").stdout == "0\n"
+    assert done(kernel, "print(next(live))").stdout == "1\n"

@@ -13,6 +13,7 @@ import threading, torch
 from torch import nn
 from accel_nb import Accelerator, notebook_launcher
 lock, numbers = threading.Lock(), (n for n in range(3))
+next(numbers)
 def one(): return 1
 def misuse():
     from accel_nb import Accelerator
