@@ -10,7 +10,6 @@ would. Else only rank 0 runs it, and sends the indices of each batch.
 from __future__ import annotations
 
 import operator
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +36,7 @@ from accel_nb.data.order import (
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
+from accel_nb.runtime.process.user_code import warn_at_user_line
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.communicator import Communicator
@@ -566,8 +566,7 @@ def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
 def warn_if_short(expected: int | None, is_last: bool) -> None:
     """Warn if an epoch ended before the last batch by the loader's length."""
     if expected and not is_last:
-        warnings.warn(
+        warn_at_user_line(
             f"the length of a loader is {expected} batches, but it yielded fewer, so that its last batch could not be "
-            "marked as such (an open accumulation window stays open): correct __len__ of its sampler or dataset",
-            stacklevel=3,
+            "marked as such (an open accumulation window stays open): correct __len__ of its sampler or dataset"
         )

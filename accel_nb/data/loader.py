@@ -10,7 +10,6 @@ There are two ways to read a share:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
@@ -54,6 +53,7 @@ from accel_nb.data.whole_iterator import WholeIterator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import make_instance_class
 from accel_nb.runtime.tensors.nested import to_device
 
@@ -447,11 +447,10 @@ class _ShardedLoading:
         if resumed is None:
             return LoaderPosition(self._num_epochs, seen, batches)
         if resumed.num_batches != batches:
-            warnings.warn(
+            warn_at_user_line(
                 f"skip_first_batches({num_batches}) goes to batch {batches} of the loader, and the checkpoint that was "
                 f"loaded is at batch {resumed.num_batches}: leave skip_first_batches out, as a prepared loader "
-                "goes on by itself",
-                stacklevel=4,
+                "goes on by itself"
             )
         return replace(resumed, num_samples=seen, num_batches=batches, dataset_state=None)
 

@@ -145,7 +145,7 @@ def leaves_out(world: World) -> tuple[list[list[float]], list[str], bool]:
             optimizer.step()
             optimizer.zero_grad()
     used = [*model.encode.parameters(), *model.decode.parameters()]
-    said = [str(item.message) for item in caught if "took no part" in str(item.message)]
+    said = [f"{item.filename}: {item.message}" for item in caught if "took no part" in str(item.message)]
     accelerator.close()
     return [parameter.flatten().tolist() for parameter in used], said, model.unused.weight.grad is None
 
@@ -158,6 +158,7 @@ def test_unused_parameters_are_found_in_the_first_step_and_training_goes_on() ->
             torch.testing.assert_close(torch.tensor(found), expected)
     [said] = results[0][1]
     assert "unused.weight, unused.bias" in said
+    assert said.startswith(__file__), "a warning is shown at the user's line"
     assert "--ddp.find-unused-parameters" in said
     assert results[1][1] == []
 

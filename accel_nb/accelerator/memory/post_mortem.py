@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.bigmodel.host_memory import trim_heap
 from accel_nb.bigmodel.planning.sizes import available_host_memory
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.telemetry.memory_attribution import MemoryAttribution
 from accel_nb.telemetry.out_of_memory import MemoryHolder, OutOfMemoryReport
 

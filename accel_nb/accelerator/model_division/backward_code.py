@@ -15,7 +15,7 @@ from typing import Any
 import torch.utils.checkpoint
 from torch.autograd import Function
 
-from accel_nb.accelerator.model_division.reachable_state import IsUserModule
+from accel_nb.runtime.process.user_code import is_user_module
 
 _CHECKPOINT = torch.utils.checkpoint.__file__
 # Python code up to torch 2.14, a builtin from 2.15 on.
@@ -32,8 +32,7 @@ class BackwardCode:
             tensor.
     """
 
-    def __init__(self, is_user_module: IsUserModule) -> None:
-        self._is_user_module = is_user_module
+    def __init__(self) -> None:
         self.has_checkpoints = self.has_own_gradients = False
 
     @contextmanager
@@ -57,13 +56,13 @@ class BackwardCode:
         if code is _APPLY:
             self._observe_apply(frame.f_locals["cls"])
         elif code is _HOOK:
-            self.has_own_gradients |= self._is_user_module(_caller_of(frame))
+            self.has_own_gradients |= is_user_module(_caller_of(frame))
         elif code.co_filename == _CHECKPOINT:
             self.has_checkpoints = True
 
     def _observe_apply(self, called_on: Any) -> None:
         if isinstance(called_on, type) and issubclass(called_on, Function):
-            self.has_own_gradients |= self._is_user_module(called_on.__module__)
+            self.has_own_gradients |= is_user_module(called_on.__module__)
 
 
 def _caller_of(frame: FrameType) -> str | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from accel_nb.accelerator.model_division.plain_state import PlainState
-from accel_nb.accelerator.model_division.reachable_state import IsUserModule
 from accel_nb.accelerator.model_division.row_layout import DivisionRefusal, RowLayout
 
 _NUM_STATES = 16
@@ -46,8 +45,7 @@ class CallsByState:
     It refers to the model, so only the model may refer to it: else the model would never be released.
     """
 
-    def __init__(self, is_user_module: IsUserModule) -> None:
-        self._is_user_module = is_user_module
+    def __init__(self) -> None:
         self._state: PlainState | None = None
         self._signatures: dict[Hashable, _Signature] = {}
 
@@ -59,7 +57,7 @@ class CallsByState:
     def find(self, model: nn.Module, signature: Hashable, values: Hashable) -> CallGroup:
         """Return the group of a call, and count the call; ``values`` are the sizes and numbers of its arguments."""
         if self._state is None or not self._state.is_current:
-            self._state = PlainState(model, self._is_user_module)
+            self._state = PlainState(model)
         of_signature = self._signatures.get(signature)
         if of_signature is None:
             of_signature = self._signatures[signature] = _Signature()

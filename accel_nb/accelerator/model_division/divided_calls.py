@@ -49,6 +49,7 @@ from accel_nb.errors import AccelNbError, MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
+from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.runtime.tensors.transforms import is_transformed
 
@@ -82,7 +83,6 @@ class DividedCalls:
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
         on_difference: Callable[[str, int, str], object],
-        is_user_module: Callable[[str | None], bool],
         has_stages: bool = False,
     ) -> None:
         self._stepper = stepper
@@ -94,7 +94,6 @@ class DividedCalls:
         self._on_unequal = on_unequal
         # Called with a model's name, a number of calls that were divided, and the reason why that was wrong.
         self._on_difference = on_difference
-        self._is_user_module = is_user_module
         # Whether other ranks compute other blocks of a model: then this one sees some of its random numbers and reads
         # only, and the stages draw from generators of their own.
         self._has_stages = has_stages
@@ -123,7 +122,7 @@ class DividedCalls:
 
     def wrap_forward(self, model: nn.Module, forward: Forward) -> Forward:
         """Return a function to call in place of a model's ``forward``, which divides the rows among the ranks."""
-        calls = CallsByState(self._is_user_module)
+        calls = CallsByState()
         self._calls.add(calls)
         reference = weakref.ref(model)
         call = leave_uncompiled(self._call)
@@ -145,7 +144,7 @@ class DividedCalls:
         return divided
 
     def _is_called_directly(self, caller: str | None) -> bool:
-        return not self.is_inside and self._is_user_module(caller)
+        return not self.is_inside and is_user_module(caller)
 
     def _call(
         self,
@@ -182,7 +181,7 @@ class DividedCalls:
 
     def _take_snapshot(self, model: nn.Module) -> _Snapshot:
         shards_params = self._stepper.strategy.capabilities.shards_params
-        state = ModuleSnapshot(model, shards_params=shards_params, is_user_module=self._is_user_module)
+        state = ModuleSnapshot(model, shards_params=shards_params)
         return _Snapshot(state, self._comm.world.device)
 
     def _compare_with_whole(self, call: _Call, group: CallGroup, cause: _ResultMayDiffer | None = None) -> Any:
@@ -402,7 +401,7 @@ class DividedCalls:
             return DivisionRefusal("hooks read or change its values")
         if any(isinstance(value, Optimizer) for part in model.modules() for value in vars(part).values()):
             return DivisionRefusal("it has an optimizer, which its code may step")
-        if (other := find_other_trained(model, self._is_user_module)) is not None:
+        if (other := find_other_trained(model)) is not None:
             return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
         share = self._stepper.window.share
         is_compiled = self._is_compiled_model(model)
@@ -417,7 +416,6 @@ class DividedCalls:
                 kwargs,
                 batch_size=None if share is None else share.total_samples,
                 tolerance=self._tolerance,
-                is_user_module=self._is_user_module,
                 shards_params=self._stepper.strategy.capabilities.shards_params,
                 is_compiled=is_compiled,
             )

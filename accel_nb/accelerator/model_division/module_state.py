@@ -15,11 +15,11 @@ from accel_nb.accelerator.model_division.generators import has_state, is_generat
 from accel_nb.accelerator.model_division.reachable_state import (
     CONTAINERS,
     PLAIN_TYPES,
-    IsUserModule,
     Reachable,
     find_reachable,
     has_values,
 )
+from accel_nb.runtime.process.user_code import is_user_module
 
 _OF_SHARDED = ("_modules", "_parameters")
 _MAX_BYTES = 256 * 2**20
@@ -49,7 +49,7 @@ class ModuleSnapshot:
         uncopied: the tensors outside of modules that were too large to copy, by name.
     """
 
-    def __init__(self, model: nn.Module, *, shards_params: bool, is_user_module: IsUserModule) -> None:
+    def __init__(self, model: nn.Module, *, shards_params: bool) -> None:
         parts = [(name, part, is_user_module(type(part).__module__)) for name, part in model.named_modules()]
         held = [Reachable(name, vars(part), is_users) for name, part, is_users in parts]
         held += [
@@ -58,7 +58,7 @@ class ModuleSnapshot:
             for key, value in vars(part).items()
             if isinstance(value, CONTAINERS) and not (shards_params and key in _OF_SHARDED)
         ]
-        reachable = list(find_reachable(model, is_user_module))
+        reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
         self._held = {id(found.value): (found, copy.copy(found.value)) for found in held}
         self._generators = [(found, state_of(found.value)) for found in reachable if is_generator(found.value)]

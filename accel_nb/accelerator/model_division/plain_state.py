@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from accel_nb.accelerator.model_division.reachable_state import PLAIN_TYPES, IsUserModule, find_plain_sources
+from accel_nb.accelerator.model_division.reachable_state import PLAIN_TYPES, find_plain_sources
 
 _PLAIN = frozenset(PLAIN_TYPES)
 
@@ -19,8 +19,8 @@ _PLAIN = frozenset(PLAIN_TYPES)
 class PlainState:
     """The places of plain values that a model's code may read; searched again when a value is added."""
 
-    def __init__(self, model: nn.Module, is_user_module: IsUserModule) -> None:
-        found = list(find_plain_sources(model, is_user_module))
+    def __init__(self, model: nn.Module) -> None:
+        found = list(find_plain_sources(model))
         self._containers = [source.container for source in found if source.is_complete]
         self._sizes = self._current_sizes()
         self._sources = [

@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
+from accel_nb.runtime.process.user_code import is_user_module
 
-IsUserModule = Callable[[str | None], bool]
-"""Whether a module, given by its name, is the user's."""
 CONTAINERS = (list, dict, set, deque)
 _MAX_ITEMS = 64
 """The items of longer containers are not followed."""
@@ -125,27 +124,27 @@ class ClassAttributes(_Variables):
         delattr(self._kind, name)
 
 
-def find_reachable(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]:
+def find_reachable(model: nn.Module) -> Iterator[Reachable]:
     """Yield values that a model's code may change.
 
     These are containers, attributes of objects, classes and functions, variables as mappings, arrays, generators, and
     tensors that are neither parameters nor buffers of the model.
     """
     own = set(map(id, model.buffers()))
-    for found in _walk(model, is_user_module):
+    for found in _walk(model):
         name, value, is_users = found
         if isinstance(value, nn.Module | nn.Parameter) or id(value) in own:
             continue
         if isinstance(value, (*CONTAINERS, _Variables)) or has_values(value) or is_generator(value):
             yield found
-        elif _is_users_function(value, is_user_module):
+        elif _is_users_function(value):
             if assigned := _names_of(value.__code__).assigned:
                 yield Reachable(name, GlobalVariables(value.__globals__, assigned), is_users)
             if value.__closure__:
                 yield Reachable(name, ClosureVariables(value), is_users)
             if vars(value):
                 yield Reachable(name, vars(value), is_users)
-        elif _is_users_object(value, is_user_module):
+        elif _is_users_object(value):
             yield Reachable(name, vars(value), is_users)
 
 
@@ -158,7 +157,7 @@ class PlainSource(NamedTuple):
     """Whether the code may read each value that the container gets later."""
 
 
-def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterator[PlainSource]:
+def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
     """Yield the containers of values that a model's code may read."""
     for part in model.modules():
         # Whole numbers and texts of a library's layer are its structure, which stays; rates and flags may change.
@@ -166,7 +165,7 @@ def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterat
         yield PlainSource(
             vars(part), [key for key, value in vars(part).items() if _may_change(key) and type(value) in kinds]
         )
-    for _, value, is_users in _walk(model, is_user_module):
+    for _, value, is_users in _walk(model):
         if not is_users:
             continue
         if isinstance(value, dict | _Variables):
@@ -175,13 +174,13 @@ def find_plain_sources(model: nn.Module, is_user_module: IsUserModule) -> Iterat
             yield PlainSource(value, range(len(value)) if len(value) <= _MAX_ITEMS else ())
         elif isinstance(value, set):
             yield PlainSource(value, ())
-        elif _is_users_function(value, is_user_module):
+        elif _is_users_function(value):
             names = [name for name in _names_of(value.__code__).read if name in value.__globals__]
             yield PlainSource(value.__globals__, names, is_complete=False)
             variables = ClosureVariables(value)
             yield PlainSource(variables, list(variables))
             yield PlainSource(vars(value), list(vars(value)))
-        elif _is_users_object(value, is_user_module):
+        elif _is_users_object(value):
             yield PlainSource(vars(value), list(vars(value)))
 
 
@@ -189,10 +188,10 @@ def _may_change(name: str) -> bool:
     return name not in _OF_TORCH or name == "training"
 
 
-def find_other_trained(model: nn.Module, is_user_module: IsUserModule) -> str | None:
+def find_other_trained(model: nn.Module) -> str | None:
     """Return the name of a module or tensor with state of its own that a model's code uses but does not contain."""
     parameters, modules = set(map(id, model.parameters())), set(map(id, model.modules()))
-    for name, value, _ in _walk(model, is_user_module):
+    for name, value, _ in _walk(model):
         if isinstance(value, nn.Module):
             if id(value) not in modules and _has_trained_state(value):
                 return name
@@ -207,12 +206,12 @@ def _has_trained_state(module: nn.Module) -> bool:
     )
 
 
-def _walk(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]:
+def _walk(model: nn.Module) -> Iterator[Reachable]:
     """Yield each value that is reachable from a model's attributes and code."""
     waiting = [
         Reachable(f"{name}.{key}".lstrip("."), value, is_user_module(type(part).__module__))
         for name, part in model.named_modules()
-        for key, value in (*vars(part).items(), *_class_parts(type(part), is_user_module))
+        for key, value in (*vars(part).items(), *_class_parts(type(part)))
         if key not in _OF_TORCH
     ]
     seen: set[int] = set()
@@ -220,10 +219,10 @@ def _walk(model: nn.Module, is_user_module: IsUserModule) -> Iterator[Reachable]
         if isinstance(value, PLAIN_TYPES) or id(value) in seen or len(seen) > _MAX_FOUND:
             continue
         seen.add(id(value))
-        is_users = is_of_users or _is_users_function(value, is_user_module) or _is_users_object(value, is_user_module)
+        is_users = is_of_users or _is_users_function(value) or _is_users_object(value)
         yield Reachable(name, value, is_users)
         if not isinstance(value, nn.Module | nn.Parameter):
-            waiting += [Reachable(f"{name}.{key}", part, is_users) for key, part in _parts(value, is_user_module)]
+            waiting += [Reachable(f"{name}.{key}", part, is_users) for key, part in _parts(value)]
 
 
 def has_values(value: Any) -> bool:
@@ -234,7 +233,7 @@ def has_values(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
-def _class_parts(kind: type, is_user_module: IsUserModule) -> Iterator[tuple[str, Any]]:
+def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the functions of a class and its bases that are the user's, and their attributes as mappings."""
     for base in kind.__mro__:
         if is_user_module(base.__module__):
@@ -243,12 +242,12 @@ def _class_parts(kind: type, is_user_module: IsUserModule) -> Iterator[tuple[str
                 yield base.__name__, attributes
 
 
-def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]]:
+def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict | _Variables):
         yield from list(value.items()) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | deque):
         yield from enumerate(value) if len(value) <= _MAX_ITEMS else ()
-    elif _is_users_function(value, is_user_module):
+    elif _is_users_function(value):
         names = _names_of(value.__code__).read
         yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
         yield from ClosureVariables(value).items()
@@ -258,17 +257,17 @@ def _parts(value: Any, is_user_module: IsUserModule) -> Iterator[tuple[Any, Any]
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, type):
         if is_user_module(value.__module__):
-            yield from _class_parts(value, is_user_module)
-    elif _is_users_object(value, is_user_module):
+            yield from _class_parts(value)
+    elif _is_users_object(value):
         yield from vars(value).items()
-        yield from _class_parts(type(value), is_user_module)
+        yield from _class_parts(type(value))
 
 
-def _is_users_function(value: Any, is_user_module: IsUserModule) -> bool:
+def _is_users_function(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and is_user_module(value.__module__)
 
 
-def _is_users_object(value: Any, is_user_module: IsUserModule) -> bool:
+def _is_users_object(value: Any) -> bool:
     if isinstance(value, _NAMESPACES):
         return True
     return not isinstance(value, type) and hasattr(value, "__dict__") and is_user_module(type(value).__module__)

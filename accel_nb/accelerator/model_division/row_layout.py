@@ -18,7 +18,6 @@ from accel_nb.accelerator.model_division.backward_code import BackwardCode
 from accel_nb.accelerator.model_division.closed_gates import opened_gates
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.random_reads import RandomReads
-from accel_nb.accelerator.model_division.reachable_state import IsUserModule
 from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
 from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads, values_to_compare
@@ -103,7 +102,6 @@ def find_layout(
     *,
     batch_size: int | None,
     tolerance: float,
-    is_user_module: IsUserModule,
     shards_params: bool = False,
     is_compiled: bool = False,
 ) -> RowLayout | DivisionRefusal:
@@ -111,8 +109,8 @@ def find_layout(
 
     Each candidate for the dims of the rows is tested: a few rows computed together must equal the same rows computed in
     two parts. ``batch_size`` is that of the loader. ``tolerance`` applies where it is larger than that of a dtype.
-    Objects of modules for which ``is_user_module`` returns True are searched for stored values. With ``shards_params``
-    the strategy replaces parameters in a forward pass.
+    Objects of the user's modules are searched for stored values. With ``shards_params`` the strategy replaces
+    parameters in a forward pass.
     """
     for leaf in find_leaves([args, kwargs]):
         if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
@@ -122,9 +120,7 @@ def find_layout(
         return DivisionRefusal("it takes tensors of a subclass, or sparse ones")
     refusal: DivisionRefusal | None = None
     for dims, total in _candidates(tensors, batch_size):
-        check = _LayoutCheck(
-            model, forward, args, kwargs, tensors, dims, total, tolerance, is_user_module, shards_params, is_compiled
-        )
+        check = _LayoutCheck(model, forward, args, kwargs, tensors, dims, total, tolerance, shards_params, is_compiled)
         found = check.run()
         if isinstance(found, RowLayout):
             return found
@@ -169,13 +165,12 @@ class _LayoutCheck:
         dims: tuple[int | None, ...],
         total: int,
         tolerance: float,
-        is_user_module: IsUserModule,
         shards_params: bool,
         is_compiled: bool,
     ) -> None:
         self._model, self._forward, self._nested = model, forward, (list(args), dict(kwargs))
         self._tensors, self._dims, self._total, self._tolerance = tensors, dims, total, tolerance
-        self._is_user_module, self._shards_params, self._is_compiled = is_user_module, shards_params, is_compiled
+        self._shards_params, self._is_compiled = shards_params, is_compiled
 
     def run(self) -> RowLayout | DivisionRefusal:
         """Compute the rows together and in two parts, and return the layout, or why the results differ."""
@@ -284,7 +279,7 @@ class _LayoutCheck:
 
         args, kwargs = map_tensors(choose, self._nested)
         random = RowRandom(start, len(rows), total, draws)
-        random_reads, code = RandomReads(), BackwardCode(self._is_user_module)
+        random_reads, code = RandomReads(), BackwardCode()
         reads: list[Any] = []
         printed = io.StringIO()
         device = next(iter(self._tensors)).device
@@ -341,7 +336,7 @@ class _LayoutCheck:
         )
 
     def _take_snapshot(self) -> ModuleSnapshot:
-        return ModuleSnapshot(self._model, shards_params=self._shards_params, is_user_module=self._is_user_module)
+        return ModuleSnapshot(self._model, shards_params=self._shards_params)
 
     def _find_repeated_changes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of values that a second call changes too; unlike a cache, a counter always changes."""

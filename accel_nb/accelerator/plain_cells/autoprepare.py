@@ -46,13 +46,7 @@ from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
-from accel_nb.accelerator.plain_cells.object_graph import (
-    cell_frames,
-    find_training_objects,
-    is_called_by_user,
-    is_run_by_library,
-    is_user_module,
-)
+from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
 from accel_nb.accelerator.plain_cells.shared_commands import SharedCommands
 from accel_nb.accelerator.plain_cells.training_detection import find_training_code
 from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
@@ -62,6 +56,7 @@ from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import metric_gathering, sharded
+from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library, is_user_module
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 _FACTORIES = (
@@ -126,7 +121,6 @@ class PlainCells:
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
             on_difference=functools.partial(warn_rows_differ, accelerator),
-            is_user_module=is_user_module,
             has_stages=components.groups.mesh.pp > 1,
         )
         self._division = LoopDivision(accelerator, self._divided_calls, self._used)

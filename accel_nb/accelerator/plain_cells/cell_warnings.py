@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.plain_cells.object_graph import is_called_by_user, user_frame
 from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import AccelNbError, NanLossError
 from accel_nb.runtime.distributed.gradients import is_in_no_module, is_only_in_plain_modules
+from accel_nb.runtime.process.user_code import is_called_by_user, warn_at_user_line
 from accel_nb.runtime.world import World
 
 ALTERNATIVES = (
@@ -55,11 +54,10 @@ def warn_if_unprepared(world: World) -> Iterator[None]:
             return
         has_stepped = True
         if not is_prepared(optimizer):
-            warnings.warn(
+            warn_at_user_line(
                 f"this cell mentions `accelerator`, so it runs as written, and its {type(optimizer).__name__} is not "
                 "prepared: every worker trains alone, with all of the data. Call accelerator.prepare(model, optimizer, "
-                "loader), or leave `accelerator` out of the cell",
-                stacklevel=4,
+                "loader), or leave `accelerator` out of the cell"
             )
 
     handle = register_optimizer_step_pre_hook(check)
@@ -251,7 +249,7 @@ def warn_gradients_left(accelerator: Accelerator) -> None:
 
 def warn_background_process(world: World) -> None:
     """Warn that each worker starts a process that runs beside the cell."""
-    _warn_at_user_line(
+    _warn_on_main(
         world,
         f"each of the {world.size} workers starts this process, since it runs beside the cell: what it writes is "
         f"written {world.size} times. `subprocess.run` runs a command once; a process that lives on belongs into a "
@@ -260,15 +258,10 @@ def warn_background_process(world: World) -> None:
 
 
 def _warn(accelerator: Accelerator, message: str) -> None:
-    _warn_at_user_line(accelerator.components.world, message)
+    _warn_on_main(accelerator.components.world, message)
 
 
-def _warn_at_user_line(world: World, message: str) -> None:
-    """Warn on the main rank, if there are several, at the user's line, whatever the warning filters are."""
-    if not world.is_main or world.size == 1:
-        return
-    frame = user_frame()
-    location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.warn_explicit(message, UserWarning, *location)
+def _warn_on_main(world: World, message: str) -> None:
+    """Warn on the main rank, if there are several."""
+    if world.is_main and world.size > 1:
+        warn_at_user_line(message)

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import torch
 
 from accel_nb.accelerator.plain_cells.created_paths import CreatedPaths
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.runtime.process.user_code import is_user_module
 
 _MULTIPROCESS = (
     "accel_nb", "datasets", "filelock", "huggingface_hub", "tempfile", "torch._dynamo", "torch._inductor",

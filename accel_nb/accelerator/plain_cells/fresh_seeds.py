@@ -20,8 +20,8 @@ from typing import Any
 import numpy.random.bit_generator
 import torch
 
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.runtime import rng
+from accel_nb.runtime.process.user_code import is_user_module
 
 _SEED_BITS = 63
 _STDLIB = sysconfig.get_path("stdlib")

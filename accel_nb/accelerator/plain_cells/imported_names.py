@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
+from accel_nb.runtime.process.user_code import is_user_module
 
 
 class ImportedNames:

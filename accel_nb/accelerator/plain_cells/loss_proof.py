@@ -27,10 +27,10 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
 )
 from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
 from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.data.loader import is_sharded, watch_batches
 from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
+from accel_nb.runtime.process.user_code import is_user_module
 
 _MAX_BATCHES = 50
 _NO_KINDS: frozenset[type] = frozenset()

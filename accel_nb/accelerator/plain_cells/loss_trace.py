@@ -19,7 +19,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.accelerator.plain_cells.contrastive_check import num_compared_rows
 from accel_nb.accelerator.plain_cells.module_calls import Forward
-from accel_nb.accelerator.plain_cells.object_graph import user_frame
 from accel_nb.accelerator.plain_cells.sample_rules import (
     BatchReduction,
     MixedSamples,
@@ -33,6 +32,7 @@ from accel_nb.accelerator.plain_cells.sample_rules import (
 )
 from accel_nb.accelerator.training.loss_weighting import LossReduction, WeightedLoss
 from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.process.user_code import user_frame
 from accel_nb.runtime.tensors.nested import find_tensors
 
 _COMMON_NUMBERS = frozenset({0.0, 1.0})

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.mesh import Mesh
+from accel_nb.runtime.process.user_code import is_user_module
 
 Replace = Callable[[tuple[Any, ...], str, Callable[[Any], Any]], object]
 """Replaces functions of owners, by name, until the cell ends; the last argument makes the replacement."""

@@ -25,9 +25,9 @@ from typing import Any
 
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_background_process
 from accel_nb.accelerator.plain_cells.file_writes import PrivateFiles
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
+from accel_nb.runtime.process.user_code import is_user_module
 
 _OF_SUBPROCESS = ("run", "call", "check_call", "check_output", "getoutput", "getstatusoutput")
 _OF_IPYTHON = ("system", "getoutput", "get_output_error_code")

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.object_graph import is_user_module
 from accel_nb.runtime.code_objects import nested_codes
+from accel_nb.runtime.process.user_code import is_user_module
 
 _TRAINS = frozenset({"backward", "manual_backward"})
 _READS_GRADIENTS = frozenset({"grad"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
@@ -119,7 +119,7 @@ class FirstStepCheck:
             )
             if self._refuses_foreign:
                 raise MisuseError(problem)
-            warnings.warn(problem, stacklevel=2)
+            warn_at_user_line(problem)
 
     def _check_learning_rate(self) -> None:
         """Raise `MisuseError` for a learning rate other than the one that the optimizer's schedule has set."""

@@ -6,7 +6,6 @@ collected, and a cell that builds a new one can prepare the same objects again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from itertools import chain
@@ -27,6 +26,7 @@ from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import torch_version
 from accel_nb.runtime.world import World
@@ -594,10 +594,9 @@ class Stepper:
         scales = self.strategy.precision.policy.loss_scaling
         if (self.window.size > 1 or scales) and self.world.is_main:
             missing = "unscales its gradients" if scales else f"holds its steps back for {self.window.size} batches"
-            warnings.warn(
+            warn_at_user_line(
                 f"no optimizer is prepared, so nothing {missing}: prepare(model, optimizer, ...), unless the script "
-                "does so itself",
-                stacklevel=4,
+                "does so itself"
             )
 
     def _has_parameter(self, parameter: Tensor) -> bool:

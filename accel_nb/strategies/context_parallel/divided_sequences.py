@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import bound_forward, innermost_class, replace_forward, restore_forward
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
@@ -155,7 +155,7 @@ class SequenceDivision:
         facts = self.describe()
         if self._is_main and not facts.keys() <= self._reported:
             new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]
-            warnings.warn(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}", stacklevel=2)
+            warn_at_user_line(f"with mesh.cp {self._exchange.size}, {'; '.join(new)}")
         self._reported |= facts.keys()
 
     def _forward_of(self, block: nn.Module, kind: Any) -> Callable[..., Any]:

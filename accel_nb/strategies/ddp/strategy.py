@@ -8,7 +8,6 @@ apart.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -251,11 +251,10 @@ class Ddp(ReplicaStrategy):
         replica.find_unused_in_every_pass()
         if self._world.is_main:
             listed = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-            warnings.warn(
+            warn_at_user_line(
                 f"in {type(replica.model).__name__}, {listed or 'on another rank some parameters'} took no part in the "
                 "loss. Every step now looks for such parameters, which costs a little: set requires_grad=False on what "
-                "is not trained, or --ddp.find-unused-parameters if it is meant",
-                stacklevel=2,
+                "is not trained, or --ddp.find-unused-parameters if it is meant"
             )
 
     def _stop_ddp(self, replica: _Replica) -> None:

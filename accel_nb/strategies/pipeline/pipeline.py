@@ -9,7 +9,6 @@ the same there. A batch passes in several micro-batches, as in GPipe: first all 
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.distributed.stage_exchange import Form, StageExchange
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import (
     bound_forward,
     innermost_class,
@@ -278,7 +278,7 @@ class Pipeline:
         if kind.is_in_parts is None and min(self.micro_batches, num_rows) > 1:
             kind.is_in_parts = self._is_equal_in_parts(args, kwargs, num_rows)
             if not kind.is_in_parts and self._is_main:
-                warnings.warn(_WHOLE.format(kind=self._kind), stacklevel=2)
+                warn_at_user_line(_WHOLE.format(kind=self._kind))
         return kind
 
     def _check_chain(self, args: Any, kwargs: Any) -> Any:

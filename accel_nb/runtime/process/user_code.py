@@ -1,0 +1,90 @@
+"""The user's code among the loaded modules and on the stack: the notebook, and files outside of installed packages."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Collection, Iterator
+from typing import Any
+
+_OWN = "accel_nb"
+
+
+def is_user_module(module: str | None) -> bool:
+    """Whether a module is the user's: the notebook, or a file outside of the standard library and site-packages."""
+    if module == "__main__":
+        return True
+    if module is None or module.partition(".")[0] == _OWN:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not _is_library(file)
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    path = os.path.realpath(file)
+    return (
+        "site-packages" in path
+        or "dist-packages" in path
+        or any(path.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+    )
+
+
+def is_called_by_user() -> bool:
+    """Whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in (_OWN, "torch"):
+            return is_user_module(module)
+        frame = frame.f_back
+    return False
+
+
+def user_frame() -> types.FrameType | None:
+    """Return the nearest calling frame whose code the user has written; None if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_module(_module_name(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def _module_name(frame: types.FrameType) -> str:
+    """Return the name of a frame's module, which for a module that Python runs as a program is not ``__main__``."""
+    return getattr(frame.f_globals.get("__spec__"), "name", None) or frame.f_globals.get("__name__", "")
+
+
+def cell_frames(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
+    """Yield the frames from the caller's up to the cell's own, without those of this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:
+            yield frame
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            return
+        frame = frame.f_back
+
+
+def is_run_by_library(namespace: dict[str, Any], besides: Collection[str] = ()) -> bool:
+    """Return whether an installed package, other than torch and ``besides``, is among the callers up to the cell."""
+    modules = (frame.f_globals.get("__name__", "") for frame in cell_frames(namespace))
+    return any(_is_installed(module) for module in modules if module.partition(".")[0] not in ("torch", *besides))
+
+
+def _is_installed(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and ("site-packages" in file or "dist-packages" in file)
+
+
+def warn_at_user_line(message: str) -> None:
+    """Warn at the user's line, whatever the warning filters are."""
+    frame = user_frame()
+    location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.warn_explicit(message, UserWarning, *location)
