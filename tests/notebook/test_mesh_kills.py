@@ -24,7 +24,7 @@ PLACES = ("forward", "backward", "step", "end")
 CASES = [
     nightly("--pp 2 --tp 2", 3, "backward"),
     ("--pp 2 --mesh.micro-batches 2", 0, "forward"),
-    ("--cp 2", 2, "step"),
+    nightly("--cp 2", 2, "step"),
 ]
 if os.environ.get("MESH") == "all":
     CASES = list(itertools.product(MESHES, range(4), PLACES))
