@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from accel_nb import Accelerator
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
+
+StatefulDataLoader: Any = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
 
 class Stream(IterableDataset[int]):
