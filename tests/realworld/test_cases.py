@@ -39,8 +39,9 @@ class Corpus:
         plain = notebook.plain(case)
         if plain.failed is not None and not setting.is_declared:
             pytest.skip(f"{case.name} does not work on one device in this setting")
-        if plain.failed is not None and "ENVIRONMENT_NAME" in os.environ:
-            pytest.skip(f"{case.name} does not work plainly with the packages of this environment")
+        name, message = (plain.failed.error if plain.failed else None) or ("", "")
+        if name == "ModuleNotFoundError" and "ENVIRONMENT_NAME" in os.environ:
+            pytest.skip(f"{case.name} needs a module that this environment lacks: {message}")
         assert plain.failed is None, f"{case.name} fails plainly:\n{plain.failed.traceback}"
         verdict = judge(case, plain, notebook.on_workers(case, workers), setting.tolerance)
         record_property("realworld", verdict.kind)
