@@ -38,6 +38,8 @@ def idle_memory(quick: bool = False) -> Report:
         zygote = kernel.run("", "_session().status().zygote_pid")
         uss = _add(report, "worker after an empty cell", pids)
         _add(report, "zygote", [zygote])
+        kernel.run('_cell("--cpus 2", "int()")')
+        called = _add(report, "worker after a cell with a call", pids)
         kernel.run('_cell("--cpus 4", "pass")')
         _add(report, "worker of four", kernel.run("", "[*_session().status().pids.values()]"))
         text = (
@@ -65,6 +67,7 @@ def idle_memory(quick: bool = False) -> Report:
                 process.kill()
                 process.communicate()
     report.figures.append(Figure("private memory of an idle worker", uss, 10, "MB"))
+    report.figures.append(Figure("private memory that the first call of a cell adds", called - uss, 2, "MB"))
     report.notes.append(f"A spawned process holds {peer / uss:.0f} x the private memory of a worker.")
     return report
 

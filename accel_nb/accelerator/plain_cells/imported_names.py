@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.process.user_code import is_user_module, modules_imported_after
 
 
 class ImportedNames:
@@ -65,6 +65,8 @@ def _forward_to(owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..
 
 
 def _user_scopes() -> Iterator[dict[str, Any]]:
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and is_user_module(name):
+    # This module is imported before a cell runs, and so before the user's modules.
+    for name in modules_imported_after(__name__):
+        module = sys.modules.get(name)
+        if module is not None and name != "__main__" and is_user_module(name):
             yield vars(module)

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
-from itertools import takewhile
 from typing import Any, Protocol
 
 from IPython.core.getipython import get_ipython
@@ -27,6 +26,7 @@ from IPython.core.getipython import get_ipython
 import accel_nb
 from accel_nb.errors import ShippingError
 from accel_nb.notebook.messages import ReloadMode, SentModule
+from accel_nb.runtime.process.user_code import modules_imported_after
 
 FileStamp = tuple[int, int]
 """Modification time and size of a file."""
@@ -132,12 +132,6 @@ def _has_autoreload() -> bool:
     return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
 
 
-def _imported_after_this() -> list[str]:
-    """Return the names of the modules that were imported after this one, newest first."""
-    # Without bytecode in between, another thread cannot import while this iterates.
-    return list(takewhile(__name__.__ne__, reversed(sys.modules)))
-
-
 class SentFiles(Protocol):
     """The files that the notebook has sent to a worker on another machine."""
 
@@ -151,9 +145,7 @@ class WorkerModules:
 
     def __init__(self, sent: SentFiles) -> None:
         self._sent = sent
-        # Those after this module: a set of all names would write their reference counts, which copies memory that is
-        # shared with the zygote.
-        self._checked = set(_imported_after_this())
+        self._checked = set(modules_imported_after(__name__))
         self._files: dict[str, str] = {}
         self._unreported: dict[str, tuple[str, int, int]] = {}
         self._began_ns = time.time_ns()
@@ -171,7 +163,7 @@ class WorkerModules:
         return found
 
     def _find_new_imports(self) -> None:
-        for name in [name for name in _imported_after_this() if name not in self._checked]:
+        for name in [name for name in modules_imported_after(__name__) if name not in self._checked]:
             self._checked.add(name)
             if (file := source_file_of(sys.modules[name])) is not None and (stamp := self._stamp_of(file)) is not None:
                 self._files[name] = file

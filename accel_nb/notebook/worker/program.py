@@ -614,9 +614,9 @@ class _WarmUpWorker:
 
 
 def warm() -> None:
-    """Create the shell and run an empty cell in the zygote, so that forked workers share this memory."""
+    """Create the shell and run a cell with a call in the zygote, so that forked workers share this memory."""
     program = CellProgram(_WarmUpWorker())  # type: ignore[arg-type]
-    request = RunRequest("pass", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
+    request = RunRequest("int()", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
     program.handle("run", to_body(request), {})
     program.on_group_reopened()
     program._namespace.pop("accelerator", None)

@@ -9,6 +9,7 @@ import sysconfig
 import types
 import warnings
 from collections.abc import Collection, Iterator
+from itertools import takewhile
 from typing import Any
 
 _OWN = "accel_nb"
@@ -22,6 +23,16 @@ def is_user_module(module: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and not _is_library(file)
+
+
+def modules_imported_after(module: str) -> list[str]:
+    """Return the names of the modules that were imported after another one, newest first.
+
+    A worker's process shares the memory of the modules before it with the other workers, until it reads them: each read
+    counts references, which copies the page.
+    """
+    # Without bytecode in between, another thread cannot import while this iterates.
+    return list(takewhile(module.__ne__, reversed(sys.modules)))
 
 
 @functools.cache
