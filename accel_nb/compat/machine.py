@@ -109,7 +109,7 @@ def enable_fsdp_ram_efficient_loading() -> None:
 
 
 def disable_fsdp_ram_efficient_loading() -> None:
-    """Unset the variables that make transformers load a sharded model's weights on the first process only."""
+    """Set the variables so that transformers loads a sharded model's weights on each process."""
     set_variables({"FSDP_CPU_RAM_EFFICIENT_LOADING": "False"})
 
 
