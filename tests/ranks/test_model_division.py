@@ -160,6 +160,19 @@ def encoder_and_decoder(run: Run) -> None:
         run.print(loss)
 
 
+def optimizer_carried_by_the_model(run: Run) -> None:
+    class Carrying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    train(run, Carrying(), squared)
+
+
 def gradients_of_parameters(run: Run) -> None:
     model = mlp()
     run.models.append(model)
@@ -501,6 +514,7 @@ def gradients_assigned_by_data(run: Run) -> None:
 
 
 DIVIDED = [
+    optimizer_carried_by_the_model,
     gradients_assigned_by_data, temperature_with_its_own_optimizer, loaders_without_end,
     batch_norm, batch_norm_of_images, penalty_through_batch_norm, dropout, functional_noise, attention,
     noise_in_the_cell, hidden_states, adversarial_inputs, two_networks, encoder_and_decoder,

@@ -175,7 +175,25 @@ def branch_on_the_batch(run: Run) -> None:
     train(run, Two(), squared)
 
 
+def training_inside_of_the_call(run: Run) -> None:
+    class Training(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+            self.optimizers = [torch.optim.Adam(self.parameters(), lr=0.01)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            loss = self.inner(x).square().mean()
+            loss.backward()
+            self.optimizers[0].step()
+            self.optimizers[0].zero_grad()
+            return self.inner(x)
+
+    train(run, Training(), squared)
+
+
 UNDIVIDED = [
+    training_inside_of_the_call,
     branch_on_the_batch,
     samples_mixed_inside, value_stored_by_the_model, codebook_in_buffers, loss_that_compares_inside,
     tensor_that_is_no_parameter, codebook_in_parameters, parameter_written_by_the_model, embedding_of_limited_norm,

@@ -1,7 +1,8 @@
 """Code of a forward pass that acts in the backward pass: parts that are computed again, own functions, hooks.
 
 Inside of a divided call the gradients are those of the rows, times the number of ranks. Code that clips or stores them
-would see other values than on one device. A part that is computed again lies outside of the divided call.
+would see other values than on one device. A part that is computed again lies outside of the divided call. Code that
+trains inside of its forward pass must not run in calls that are undone: the state of optimizers stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch.autograd import Function
+from torch.optim import Optimizer
 
 from accel_nb.runtime.process.user_code import is_user_module
 
@@ -23,8 +25,14 @@ _APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 _HOOK = torch.Tensor.register_hook.__code__
 
 
+class TrainsItself(BaseException):
+    """Raised where a forward pass starts a backward pass or steps an optimizer; code with handlers lets it pass."""
+
+
 class BackwardCode:
     """Observes the calls in the block of `observe`.
+
+    `TrainsItself` is raised inside of the block where its code is about to run a backward pass or an optimizer's step.
 
     Attributes:
         has_checkpoints: whether a function of `torch.utils.checkpoint` was called, by whatever name.
@@ -34,6 +42,8 @@ class BackwardCode:
 
     def __init__(self) -> None:
         self.has_checkpoints = self.has_own_gradients = False
+        # In plain cells these are replacements of torch's functions.
+        self._backward = {torch.Tensor.backward.__code__, torch.autograd.backward.__code__}
 
     @contextmanager
     def observe(self) -> Iterator[None]:
@@ -59,10 +69,17 @@ class BackwardCode:
             self.has_own_gradients |= is_user_module(_caller_of(frame))
         elif code.co_filename == _CHECKPOINT:
             self.has_checkpoints = True
+        elif code in self._backward or (code.co_name == "step" and isinstance(_first_argument(frame), Optimizer)):
+            raise TrainsItself
 
     def _observe_apply(self, called_on: Any) -> None:
         if isinstance(called_on, type) and issubclass(called_on, Function):
             self.has_own_gradients |= is_user_module(called_on.__module__)
+
+
+def _first_argument(frame: FrameType) -> Any:
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
 def _caller_of(frame: FrameType) -> str | None:

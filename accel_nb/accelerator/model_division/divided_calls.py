@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
+from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
 from accel_nb.accelerator.model_division.call_observers import global_hooks, has_modes
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
@@ -31,6 +31,7 @@ from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, dro
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
 from accel_nb.accelerator.model_division.row_layout import (
+    TRAINS_ITSELF,
     DivisionRefusal,
     Reduction,
     RowLayout,
@@ -194,8 +195,11 @@ class DividedCalls:
         name = type(call.model).__name__
         snapshot = self._take_snapshot(call.model)
         observed = _RecordedReads()
-        whole, whole_effects = self._compute_compared(call, snapshot)
-        rows, problem = self._try_rows(call, observed)
+        try:
+            whole, whole_effects = self._compute_compared(call, snapshot)
+            rows, problem = self._try_rows(call, observed)
+        except TrainsItself:
+            whole, whole_effects, rows, problem = None, {}, None, TRAINS_ITSELF
         has_rows = problem is None
         if has_rows:
             problem = _difference(rows, whole, snapshot.effects(), whole_effects, self._tolerance)
@@ -218,7 +222,7 @@ class DividedCalls:
     def _compute_compared(self, call: _Call, snapshot: _Snapshot) -> tuple[Any, dict[str, Any]]:
         """Return the result of a whole call and its effects, which are undone; keep nothing for a backward pass."""
         shards_params = self._stepper.strategy.capabilities.shards_params
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), BackwardCode().observe():
             try:
                 with torch.no_grad() if shards_params else drop_saved_tensors():
                     whole = self._compute_whole(call.forward, call.args, call.kwargs)
@@ -399,8 +403,6 @@ class DividedCalls:
     ) -> RowLayout | DivisionRefusal:
         if self._has_hooks(model):
             return DivisionRefusal("hooks read or change its values")
-        if any(isinstance(value, Optimizer) for part in model.modules() for value in vars(part).values()):
-            return DivisionRefusal("it has an optimizer, which its code may step")
         if (other := find_other_trained(model)) is not None:
             return DivisionRefusal(f"its code uses `{other}`, which is no part of it")
         share = self._stepper.window.share

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accel_nb.accelerator.model_division.backward_code import BackwardCode
+from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.closed_gates import opened_gates
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
 from accel_nb.accelerator.model_division.random_reads import RandomReads
@@ -69,6 +69,9 @@ class DivisionRefusal:
     reason: str
     is_final: bool = True
     """Whether the reason holds for other batches too."""
+
+
+TRAINS_ITSELF = "its code runs a backward pass or steps an optimizer"
 
 
 def part_problem(error: BaseException) -> str:
@@ -184,6 +187,8 @@ class _LayoutCheck:
                 runs = self._compute_parts(rows, half)
         except (AccelNbError, KeyboardInterrupt):
             raise
+        except TrainsItself:
+            return DivisionRefusal(TRAINS_ITSELF)
         except Exception as error:  # the model's own code cannot compute some rows of the batch
             return DivisionRefusal(part_problem(error))
         reason = _reason_to_refuse(runs, self._tolerance)
@@ -345,6 +350,7 @@ class _LayoutCheck:
             if self._shards_params:
                 stack.enter_context(torch.no_grad())
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(BackwardCode().observe())
             self._forward(*args, **kwargs)
         return state.restore().of_user
 
