@@ -15,7 +15,8 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
 
     ``config.lr = 0.1`` and ``config.options["lr"] = 0.1`` set a known attribute. ``setattr(Model, name, function)``,
     a decorator such as ``@add_to_class(Model)`` and other calls may set attributes of their arguments, and so may a
-    decorator such as fastcore's ``@patch`` of the class in the annotation of its function.
+    decorator such as fastcore's ``@patch`` of the class in the annotation of its function. A method, as in
+    ``config.options.update(lr=0.1)``, may change its object.
     """
     found: set[AssignedAttribute] = set()
     for node in ast.walk(tree):
@@ -24,7 +25,7 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             found |= _find_targets([node.target])
         elif isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords), _owner_of(node.func)]
             found |= {AssignedAttribute(base) for base in map(_dotted_name, arguments) if base}
             for text in _sources_of_magic(node):
                 found |= find_assigned_attributes(text)
@@ -44,6 +45,14 @@ def _find_targets(targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
         if isinstance(target, ast.Attribute) and (base := _dotted_name(target.value)):
             found.add(AssignedAttribute(base, target.attr))
     return found
+
+
+def _owner_of(function: ast.expr) -> ast.expr | None:
+    """Return the attribute whose method a call runs, as ``config.options`` of ``config.options["a"].update``."""
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    while isinstance(owner, ast.Subscript):
+        owner = owner.value
+    return owner if isinstance(owner, ast.Attribute) else None
 
 
 def _sources_of_magic(call: ast.Call) -> Iterator[ast.Module]:

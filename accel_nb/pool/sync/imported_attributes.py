@@ -106,7 +106,8 @@ def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
 def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str, Any]) -> dict[ImportedPath, Any]:
     """Return by place the present values of attributes of imported modules and classes.
 
-    Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines.
+    Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines. A
+    list, dictionary or set that is itself an attribute is returned whole.
     """
     found: dict[ImportedPath, Any] = {}
     for base, name in assigned:
@@ -122,6 +123,8 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
             for key, value in list(vars(owner).items()):
                 if _is_from_notebook(value):
                     found[ImportedPath(place.module, prefix + key)] = value
+        elif isinstance(owner, CONTAINERS):
+            found[place] = owner
     return found
 
 
