@@ -152,7 +152,8 @@ class CellProgram:
         self._control_receiver.decide(action_id, count)
 
     def _run(self, request: RunRequest, payloads: Payloads) -> TaskResult:
-        self._apply_request(request, payloads)
+        with self._shell.as_notebook(request.shell_name):
+            self._apply_request(request, payloads)
         if request.is_idle:
             return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
         resolved = self._read_options(request.config)
@@ -205,7 +206,6 @@ class CellProgram:
             self._objects_to_prepare = ()
             self._incomplete.update(suspended)
         self._shell.register_sources(request.sources)
-        self._shell.set_class_name(request.shell_name)
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell or the call, to its end or to the step after which it is stopped; return its error, or None."""

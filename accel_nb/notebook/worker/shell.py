@@ -108,10 +108,16 @@ class WorkerShell(InteractiveShell):
     _is_formatting = False
     structured_traceback: list[str] = []
 
-    def set_class_name(self, name: str) -> None:
-        """Set the name of this class to that of the notebook's shell, by which code detects a notebook."""
-        if name:
-            type(self).__name__ = name
+    @contextmanager
+    def as_notebook(self, class_name: str) -> Iterator[None]:
+        """Let modules that are imported in the block detect a notebook, as those that a cell imports do.
+
+        They look for the builtin ``get_ipython`` and at the class name of the shell, which stays that of the notebook's.
+        """
+        if class_name:
+            type(self).__name__ = class_name
+        with self.builtin_trap:
+            yield
 
     def _update_code_co_name(self, code: Any) -> Any:
         """Leave a cell's code under the name ``<module>``, by which it is found; IPython 7 gives it another one."""
