@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import types
 from collections.abc import Iterable, Iterator
 
 from accel_nb.pool.sync.imported_attributes import AssignedAttribute
 
 _OWN_MAGIC = "accelerate"
+_CHANGING_METHODS = frozenset(
+    name
+    for kind, unchanging in ((list, tuple), (dict, types.MappingProxyType), (set, frozenset))
+    for name in {*dir(kind)} - {*dir(unchanging)}
+    if not name.startswith("_")
+)
 
 
 def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
@@ -15,8 +22,8 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
 
     ``config.lr = 0.1`` and ``config.options["lr"] = 0.1`` set a known attribute. ``setattr(Model, name, function)``,
     a decorator such as ``@add_to_class(Model)`` and other calls may set attributes of their arguments, and so may a
-    decorator such as fastcore's ``@patch`` of the class in the annotation of its function. A method, as in
-    ``config.options.update(lr=0.1)``, may change its object.
+    decorator such as fastcore's ``@patch`` of the class in the annotation of its function. Methods that change a list,
+    dictionary or set, as in ``config.options.update(lr=0.1)``, set the attribute.
     """
     found: set[AssignedAttribute] = set()
     for node in ast.walk(tree):
@@ -25,7 +32,9 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             found |= _find_targets([node.target])
         elif isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords), _owner_of(node.func)]
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
+                found |= _find_targets([node.func.value])
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             found |= {AssignedAttribute(base) for base in map(_dotted_name, arguments) if base}
             for text in _sources_of_magic(node):
                 found |= find_assigned_attributes(text)
@@ -45,14 +54,6 @@ def _find_targets(targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
         if isinstance(target, ast.Attribute) and (base := _dotted_name(target.value)):
             found.add(AssignedAttribute(base, target.attr))
     return found
-
-
-def _owner_of(function: ast.expr) -> ast.expr | None:
-    """Return the attribute whose method a call runs, as ``config.options`` of ``config.options["a"].update``."""
-    owner = function.value if isinstance(function, ast.Attribute) else None
-    while isinstance(owner, ast.Subscript):
-        owner = owner.value
-    return owner if isinstance(owner, ast.Attribute) else None
 
 
 def _sources_of_magic(call: ast.Call) -> Iterator[ast.Module]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import dump
+from accel_nb.runtime.process.user_code import is_user_module
 
 CONTAINERS = (dict, list, set)
 """Types of values whose content code changes in place, as by ``config.options["lr"] = 0.1``."""
@@ -107,7 +108,7 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
     """Return by place the present values of attributes of imported modules and classes.
 
     Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines. A
-    list, dictionary or set that is itself an attribute is returned whole.
+    list, dictionary or set of one of the user's modules is returned whole.
     """
     found: dict[ImportedPath, Any] = {}
     for base, name in assigned:
@@ -123,7 +124,7 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
             for key, value in list(vars(owner).items()):
                 if _is_from_notebook(value):
                     found[ImportedPath(place.module, prefix + key)] = value
-        elif isinstance(owner, CONTAINERS):
+        elif isinstance(owner, CONTAINERS) and is_user_module(place.module) and not place.path.endswith("__"):
             found[place] = owner
     return found
 

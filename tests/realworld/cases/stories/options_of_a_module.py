@@ -44,5 +44,12 @@ settings.OPTIONS.update(lr=0.1)
 # %%
 settings.LAYERS.append(2)
 
+
+def grow(layers):
+    layers.append(4)
+
+
+grow(settings.LAYERS)
+
 # %% accelerate
 train(2)
