@@ -110,9 +110,9 @@ class WorkerShell(InteractiveShell):
 
     @contextmanager
     def as_notebook(self, class_name: str) -> Iterator[None]:
-        """Let modules that are imported in the block detect a notebook, as those that a cell imports do.
+        """Show a notebook to modules that are imported in the block, as to those that a cell imports.
 
-        They look for the builtin ``get_ipython`` and at the class name of the shell, which stays that of the notebook's.
+        They look for the builtin ``get_ipython`` and for the class name of the shell, which stays the notebook's.
         """
         if class_name:
             type(self).__name__ = class_name
