@@ -195,12 +195,12 @@ def test(name: str, wheel: Path, tests: list[str], work: Path, *, records: bool)
     python = build(name)
     pip(python, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     report = work / f"{name}.json"
-    # The folder has the tests and no source: what is imported is the wheel.
+    # The folder has the tests and no source, and no link to where the source is: what is imported is the wheel.
     folder = work / "checkout"
     if not folder.exists():
-        folder.mkdir()
-        for part in ("tests", "notebooks", "docs", "pyproject.toml"):
-            (folder / part).symlink_to(ROOT / part)
+        for part in ("tests", "notebooks", "docs"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables = {"ENVIRONMENT_NAME": name, "ENVIRONMENT_REPORT": str(report), "OMP_WAIT_POLICY": "passive"}
     variables |= ENVIRONMENTS[name].variables
