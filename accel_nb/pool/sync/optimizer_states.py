@@ -71,7 +71,7 @@ def optimizer_state(
     ``before`` is the content that both have had; without it, hooks and replaced methods are left out.
     """
     with without_hooks(optimizer):
-        kept = optimizer.state_dict()["state"] if with_tensors else None
+        kept = _read_state(optimizer) if with_tensors else None
     if kept is not None:
         kept = {key: {name: _own_tensor(value) for name, value in values.items()} for key, values in kept.items()}
     inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
@@ -123,17 +123,36 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
         _optimizer_class().__setstate__(optimizer, {})
         own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
-        groups, kept = optimizer.param_groups, optimizer.state
         with without_hooks(optimizer):
-            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
-        if not _loads_state_itself(optimizer):
-            _restore_containers(optimizer, groups, kept)
+            _load_state(optimizer, own)
     for name, item in inner_optimizers(optimizer):
         set_optimizer_state(item, state["inner"][name])
     if state["hooks"] is not None:
         set_changed_hooks(optimizer, state["hooks"])
     if state["methods"] is not None:
         set_own_methods(optimizer, state["methods"])
+
+
+def _read_state(optimizer: Any) -> dict[Any, dict[str, Any]]:
+    """Return the state by the parameters' indices; of a wrapper whose state dict has another form, its own state."""
+    saved = optimizer.state_dict()
+    if "state" in saved:
+        return saved["state"]
+    indices = {value: number for number, value in enumerate(_parameters(optimizer))}
+    return {indices[key]: values for key, values in optimizer.state.items()}
+
+
+def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]]) -> None:
+    groups, kept = optimizer.param_groups, optimizer.state
+    saved = optimizer.state_dict()
+    if "state" not in saved:
+        parameters = _parameters(optimizer)
+        kept.clear()
+        kept.update({parameters[key]: values for key, values in state.items()})
+        return
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    if not _loads_state_itself(optimizer):
+        _restore_containers(optimizer, groups, kept)
 
 
 def own_values(optimizer: Any) -> dict[str, Any]:

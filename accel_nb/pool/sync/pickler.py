@@ -90,6 +90,11 @@ _VARY_WITHIN_TYPE = (
 """Types whose objects are not all reduced in the same way."""
 
 
+def _is_trained(value: Any) -> bool:
+    """Return whether a value is an object of training, which others hold too: a weak reference does not keep it."""
+    return is_tensor(value) or is_module(value) or is_optimizer(value)
+
+
 def _is_imported(module: types.ModuleType) -> bool:
     return sys.modules.get(module.__name__) is module
 
@@ -198,7 +203,7 @@ class Pickler(cloudpickle.Pickler):
             return reduce_optimizer(obj)
         if isinstance(obj, types.MethodType) and is_optimizer(obj.__self__) and is_replacement(obj):
             return reduce_replacement(obj)
-        if type(obj) is weakref.ref and is_optimizer(obj()):
+        if type(obj) is weakref.ref and _is_trained(obj()):
             return weakref.ref, (obj(),)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
