@@ -18,11 +18,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
 from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import LENGTH, VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+
+NO_STAGES = why_no_stages(num_stages=2, num_chunks=4, backend="gloo")
+pytestmark = pytest.mark.skipif(NO_STAGES is not None, reason=str(NO_STAGES))
 
 SIZES = (8, 8, 8, 3)
 CLOSE = 1e-9
