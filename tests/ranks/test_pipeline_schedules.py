@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.pipelining  # imported once, before ranks are forked
 import torch.distributed.tensor
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
@@ -22,7 +22,7 @@ from accel_nb.runtime.distributed.pipeline_stages import why_no_stages
 from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.mesh_models import LENGTH, VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
+from tests.ranks.mesh_models import LENGTH, VOCABULARY, Gpt, by_hand, flat, gpt, loss_of, optimizers, tokens
 from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
 
 NO_STAGES = why_no_stages(num_stages=2, num_chunks=4, backend="gloo")
@@ -96,6 +96,68 @@ def test_weights_and_losses_equal_those_of_one_process(size: int) -> None:
             assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)
             first = loss_of(gpt(num_blocks=2 * case[1]), *tokens(0, SIZES[0])).item()
             assert losses[0] == pytest.approx(first, rel=1e-9), (size, case, rank)
+
+
+class Turned(nn.Module):
+    """A block whose output, and whose gradient of the input, are not contiguous."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.mlp = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return turn(self.mlp(turn(x)))
+
+
+class Viewed(Turned):
+    """A block whose output is a view, which zero bubble could not detach in place between two stages of one rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x).flatten().view_as(x)
+
+
+def turn(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def wrapped(kind: type[Turned], num_blocks: int) -> Gpt:
+    model = gpt(num_blocks=num_blocks)
+    model.blocks = nn.ModuleList(map(kind, model.blocks))
+    return model
+
+
+FORMS: list[tuple[Any, int, torch.dtype, type[Turned]]] = [
+    ("gpipe", 1, torch.float64, Turned),
+    ("1f1b", 2, torch.float32, Turned),
+    ("zero_bubble", 1, torch.float64, Turned),
+    ("zero_bubble", 2, torch.float64, Viewed),
+]
+
+
+def train_forms(world: World) -> list[Tensor]:
+    found: list[Tensor] = []
+    for schedule, per_rank, dtype, kind in FORMS:
+        model = wrapped(kind, 2 * per_rank)
+        made = optimizers(model, "sgd")
+        accelerator = build(world, per_rank)
+        accelerator.prepare(model, *made)
+
+        def loss_of_type(output: Tensor, y: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return token_loss(output, y).to(dtype)
+
+        x, y = tokens(0)
+        accelerator.pipeline(model, loss_of_type, schedule=schedule).step(x, target=y)
+        made[0].step()
+        accelerator.close()
+        found.append(flat(model))
+    return found
+
+
+def test_losses_of_any_dtype_and_outputs_of_blocks_of_any_strides() -> None:
+    """A schedule gets what it has declared to PyTorch, and stages what they can send, whatever the blocks return."""
+    for found in run_ranks(train_forms, 2):
+        for (_, per_rank, _, kind), weights in zip(FORMS, found, strict=True):
+            assert (weights - by_hand(wrapped(kind, 2 * per_rank), "sgd", sizes=(8,))).abs().max() < CLOSE
 
 
 # --- one group of four ranks for everything else ---

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -45,6 +46,8 @@ _SCHEDULES: dict[tuple[str, bool], Any] = {
     ("zero_bubble", True): ScheduleInterleavedZeroBubble,
 }
 _MAX_SHAPES = 8
+_LOSS_DTYPE = torch.float32
+"""The dtype in which a schedule gets the loss of a micro-batch."""
 
 
 @dataclass
@@ -131,12 +134,13 @@ class TrainingSchedule:
 
         def receive() -> Tensor:
             assert received is not None, "a stage that is not the first receives a tensor"
-            return received
+            return _ContiguousGradient.apply(received)
 
         args, kwargs, target = part_of((call.args, call.kwargs, step.target), call.num_rows, start, step.size)
         output = self._pipeline.run_stage(stage, receive, args, kwargs)
         if stage.target is not None:
-            return output
+            # Stages send contiguous tensors, and zero bubble detaches them in place, which no view can be.
+            return output.clone(memory_format=torch.contiguous_format)
         with torch.autocast(self._pipeline.device.type, enabled=False):
             output = self._cast(output)
             if step.keeps_outputs:
@@ -146,7 +150,9 @@ class TrainingSchedule:
                 raise MisuseError("loss_fn must return the loss as a tensor of one value")
             step.losses[index] = loss.detach()
             step.weights[index] = self._weigh(loss, step.size)
-            return (loss * step.scale).reshape(1)
+            # The dtype that `_build` declares, whatever the loss has: PyTorch up to 2.11 raises where they differ. Of
+            # this tensor a schedule uses only the gradient, which is 1.
+            return (loss * step.scale).reshape(1).to(_LOSS_DTYPE)
 
     def own_parameters(self, stage: Stage) -> Iterator[nn.Parameter]:
         """Yield the parameters that a stage uses: those of its blocks, and all outside of blocks."""
@@ -242,9 +248,7 @@ class TrainingSchedule:
                 total,
                 pipeline.device,
                 input_args=() if stage_forms[0] is None else (self._example(stage_forms[0]),),
-                output_args=(
-                    torch.empty(1, device=pipeline.device) if stage_forms[1] is None else self._example(stage_forms[1]),
-                ),
+                output_args=(self._example(stage_forms[1] or ((1,), _LOSS_DTYPE)),),
                 group=pipeline.exchange.comm.process_group,
             )
             for module, stage_forms in zip(self._modules, forms, strict=True)
@@ -256,6 +260,18 @@ class TrainingSchedule:
 
     def _example(self, form: Form) -> Tensor:
         return torch.empty(form[0], dtype=form[1], device=self._pipeline.device, requires_grad=True)
+
+
+class _ContiguousGradient(Function):
+    """Returns a tensor whose gradient is contiguous, as stages send it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
 
 
 def _check_target(target: Any, num_rows: int) -> None:
