@@ -444,3 +444,71 @@ def test_a_method_of_a_list_changes_the_list_of_the_notebook(sides):
     assert (losses, names) == ([0.5], {"a"})
     sides.kernel["record"](0.25)
     assert losses == [0.5, 0.25]
+
+
+def test_a_view_of_what_both_sides_hold_is_sent_as_a_view(sides):
+    model, table, rows = nn.Linear(2, 3), torch.zeros(4, 2), np.zeros((4, 2))
+    sides.kernel = {"model": model, "table": table, "rows": rows}
+    sides.ship(*sides.kernel)
+    sides.kernel |= {"state": model.state_dict(), "row": table[2], "column": rows[:, 1], "tail": model.bias.data[1:]}
+    assert sides.ship("state", "row", "column", "tail") == ["state", "row", "column", "tail"]
+    held = sides.worker
+    with torch.no_grad():
+        held["model"].weight.fill_(5)
+        held["tail"].fill_(6)
+    held["table"].fill_(7)
+    held["rows"][:] = 8
+    assert held["state"]["weight"].eq(5).all()
+    assert held["model"].bias[1:].tolist() == [6, 6]
+    assert (held["row"].tolist(), held["column"].tolist()) == ([7, 7], [8] * 4)
+    assert sides.ship("state", "row", "column", "tail") == []
+
+
+def test_a_view_that_a_cell_makes_is_one_in_the_notebook(sides):
+    model = nn.Linear(2, 3)
+    sides.kernel = {"model": model}
+    sides.ship("model")
+    before = sides.snapshot("model")
+    held = sides.worker["model"]
+    sides.worker |= {"state": held.state_dict(), "array": held.bias.detach().numpy()[::-1]}
+    held.weight.data.fill_(2)
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["state"]["weight"].eq(2).all()
+    sides.kernel["state"]["bias"].fill_(3)
+    model.weight.data.fill_(4)
+    assert sides.kernel["array"].tolist() == [3, 3, 3]
+    assert sides.kernel["state"]["weight"].eq(4).all()
+
+
+def test_a_tensor_that_is_a_view_no_more_comes_back_apart(sides):
+    model = nn.Linear(2, 3)
+    sides.kernel = {"model": model, "weight": model.weight.data}
+    sides.ship("model", "weight")
+    before = sides.snapshot("model", "weight")
+    held = sides.worker["model"]
+    held.weight.data = torch.full((3, 2), 5.0)
+    assert sides.bring_back(before) == {}
+    assert model.weight.eq(5).all()
+    assert not sides.kernel["weight"].eq(5).any()
+
+
+def test_views_of_weights_of_another_dtype_come_back_as_views(sides):
+    model = nn.Linear(2, 3)
+    sides.kernel = {"model": model}
+    sides.ship("model")
+    before = sides.snapshot("model")
+    held = sides.worker["model"].double()
+    sides.worker["state"] = held.state_dict()
+    assert sides.bring_back(before) == {}
+    model.weight.data.fill_(4)
+    assert sides.kernel["state"]["weight"].dtype is torch.float64
+    assert sides.kernel["state"]["weight"].eq(4).all()
+
+
+def test_a_view_into_a_tensor_of_another_layout_is_refused(sides):
+    sides.kernel = {"model": nn.Linear(2, 3)}
+    sides.ship("model")
+    before = sides.snapshot("model")
+    sides.worker["row"] = sides.worker["model"].weight.data[1]
+    sides.kernel["model"].weight.data = torch.zeros(2, 3).T
+    assert "another layout" in sides.bring_back(before)["row"]

@@ -15,6 +15,7 @@ from accel_nb.pool.sync.imported_attributes import (
     describe_copy_problem,
     read_assigned,
 )
+from accel_nb.pool.sync.shared_ids import SharedObjects
 
 
 class ImportedReturns:
@@ -52,4 +53,4 @@ class ImportedReturns:
         """Return a fingerprint of a container's content; None for other values, which are compared by identity."""
         if not isinstance(value, CONTAINERS) or describe_copy_problem(value, self._namespace) is not None:
             return None
-        return fingerprint_of(value, self._namespace, {})
+        return fingerprint_of(value, self._namespace, SharedObjects())

@@ -15,6 +15,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_loader,
     is_module,
     is_optimizer,
+    is_plain_array,
     is_scheduler,
     is_sparse,
     is_tensor,
@@ -28,7 +29,8 @@ from accel_nb.pool.sync.optimizer_states import (
     state_tensors,
 )
 from accel_nb.pool.sync.pickling import digest, dump
-from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects
+from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
@@ -83,7 +85,7 @@ class Deleted:
     """The value of an attribute that the sender had before and has no more."""
 
 
-def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Fingerprint | None:
+def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -> Fingerprint | None:
     """Return a fingerprint that is equal while the value does not change; None for values compared by identity.
 
     Objects in ``refs`` have separate fingerprints: here only their identity counts. Raise errors of pickling.
@@ -106,8 +108,12 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
     if is_compared_by_identity(value):
         return None
     found = None if is_loader(value) else content_of(value)
+    place = refs.view_of(value) if is_tensor(value) or is_plain_array(value) else None
     if is_tensor(value):
-        parts = [value] if not value.is_leaf or value.grad is None else [value, value.grad]
+        own = () if place else (value,)  # the content of a view is that of the object that it is in
+        parts = own if not value.is_leaf or value.grad is None else (*own, value.grad)
+        if place:
+            return Fingerprint(("view", place), (tensor_fingerprints(parts, exact=True), value.requires_grad))
         return Fingerprint(found[0] if found else None, (tensor_fingerprints(parts, exact=True), value.requires_grad))
     if found is None:
         own = refs.pop(id(value), None)
@@ -117,6 +123,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: dict[int, Shared
             if own is not None:
                 refs[id(value)] = own
     kind, content = found
+    if place:
+        return Fingerprint(("view", place), None)
     return Fingerprint(kind, digest(content, namespace=namespace, shared=refs))
 
 
@@ -328,7 +336,7 @@ def _storage(tensor: Any) -> int | None:
 def module_state(module: Any) -> dict[str, Any]:
     """Return the state with which `set_module_state` makes another copy of the module equal to this one."""
     tensors = module_tensors(module)
-    return {"tensors": {path: tensor.detach() for path, tensor in tensors.items()}, **module_flags(module)}
+    return {"tensors": {path: OwnData(tensor.detach()) for path, tensor in tensors.items()}, **module_flags(module)}
 
 
 def module_flags(module: Any) -> dict[str, Any]:
@@ -339,22 +347,26 @@ def module_flags(module: Any) -> dict[str, Any]:
     }
 
 
-def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
-    """Copy tensors in place and set the flags ``training`` and ``requires_grad``."""
+def set_module_state(module: Any, state: Mapping[str, Any], *, is_borrowed: bool = False) -> None:
+    """Copy tensors in place and set the flags ``training`` and ``requires_grad``.
+
+    A tensor of another dtype or size gets the memory of its new value, in which other values that arrive with it may be
+    too; not so if that memory ``is_borrowed``.
+    """
     import torch
 
     frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
     with torch.no_grad():
         for path, tensor in _all_tensors(module).items():
             if path in state["tensors"]:
-                value = state["tensors"][path]
+                value = data_of(state["tensors"][path])
                 if is_sparse(tensor):
                     _set_sparse(module, path, tensor, value)
                     continue
                 if is_lazy(tensor):
                     tensor.materialize(value.shape, dtype=value.dtype)
                 if value.dtype != tensor.dtype or value.shape != full_shape(tensor):
-                    tensor.grad, tensor.data = None, torch.empty_like(value, device=tensor.device)
+                    tensor.grad, tensor.data = None, (value.clone() if is_borrowed else value).to(tensor.device)
                 fill_tensor(tensor, value)
             if tensor.is_leaf and tensor.is_floating_point():
                 tensor.requires_grad_(path not in frozen)

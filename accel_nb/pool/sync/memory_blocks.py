@@ -1,7 +1,8 @@
 """Blocks of memory in a stream of values: tensors and arrays in one block share memory on the receiving side too.
 
 A tensor's block is its storage, an array's is that of the array that it is a view of. An array and the tensor that
-`torch.from_numpy` makes of it are in one block, which is found by its address.
+`torch.from_numpy` makes of it are in one block, which is found by its address. What is in the memory of an object that
+the receiver holds is in a `SharedBlock` of that object.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import operator
 import sys
 from pickle import PickleBuffer
 from typing import Any
+
+from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.shared_memory import Place, SharedBlock, place_of_array, place_of_tensor
 
 _LARGE_BYTES = 2**20
 """Blocks above this size are not sent for a view of less than half of them."""
@@ -34,11 +38,13 @@ class MemoryBlock:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return MemoryBlock, (PickleBuffer(self.data),)
 
-    def storage(self) -> Any:
-        """Return the block as a storage of torch, always the same one."""
+    def tensor(self, dtype: str, layout: tuple[int, tuple[int, ...], tuple[int, ...]]) -> Any:
+        """Return the tensor with this layout in the block; ``layout`` begins with the offset in elements."""
+        import torch
+
         if self._storage is None:
-            self._storage = self._make_storage()
-        return self._storage
+            self._storage = self._make_storage()  # always the same one
+        return torch.empty(0, dtype=getattr(torch, dtype)).set_(self._storage, *layout)
 
     def _make_storage(self) -> Any:
         import torch
@@ -61,9 +67,20 @@ class MemoryBlock:
 class MemoryBlocks:
     """The blocks of one stream, by address. Each keeps its memory alive, so that no other gets its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, objects: SharedObjects) -> None:
+        self._objects = objects
+        # By the id of its object.
+        self._shared: dict[int, SharedBlock] = {}
         # By the number of a range of addresses: the start, the stop and the block of each that is in it, by start.
         self._ranges: dict[int, list[tuple[int, int, MemoryBlock]]] = {}
+
+    def share_tensor(self, tensor: Any) -> tuple[SharedBlock, tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
+        """Return the block of a tensor in the memory of an object that the receiver holds, and its place there."""
+        place = place_of_tensor(tensor)
+        block, offset = self._find_shared(place) if place is not None else (None, 0)
+        if block is None or offset % tensor.element_size():
+            return None
+        return block, (offset // tensor.element_size(), tuple(tensor.size()), tensor.stride())
 
     def place_tensor(self, data: Any) -> tuple[MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
         """Return the block of a tensor on the CPU, and its offset in elements, size and strides there."""
@@ -81,21 +98,18 @@ class MemoryBlocks:
             offset = data.storage_offset() * size
         return block, (offset // size, tuple(data.size()), data.stride())
 
-    def place_array(self, array: Any) -> tuple[Any, ...] | None:
+    def place_array(self, array: Any, *, as_data: bool = False) -> tuple[Any, ...] | None:
         """Return the arguments with which `rebuild_array` makes an array; None if it has no plain bytes.
 
-        The array is of NumPy's own class.
+        The array is of NumPy's own class. With ``as_data`` its block is none of an object that the receiver holds.
         """
         if array.dtype.hasobject or not array.nbytes:
             return None
         is_writeable = array.flags.writeable
-        start, before, num_bytes = _address(array), 0, array.nbytes
-        if not array.flags.contiguous:
-            spans = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
-            before = -sum(span for span in spans if span < 0)  # elements of negative strides are before the first one
-            num_bytes = before + sum(span for span in spans if span > 0) + array.itemsize
-        first = start - before
-        block, offset = self._find(first, num_bytes)
+        (first, num_bytes), before = place_of_array(array)
+        block, offset = (None, 0) if as_data else self._find_shared((first, num_bytes))
+        if block is None:
+            block, offset = self._find(first, num_bytes)
         if block is None:
             owner = array
             while type(owner.base) is type(array):
@@ -104,13 +118,22 @@ class MemoryBlocks:
             if not is_plain or _is_small_part(array.nbytes, owner.nbytes):
                 owner = array = array.copy()
                 first, before = _address(owner), 0
-            start = first if owner is array else _address(owner)
+            start = _address(owner)
             flat = (owner if owner.flags.c_contiguous else owner.T).reshape(-1)
             block, offset = self._add(start, flat.view("uint8")), first - start
         offset += before
         if is_writeable and array.flags.c_contiguous:
             return (block, array.dtype, array.shape, offset) if offset else (block, array.dtype, array.shape)
         return block, array.dtype, array.shape, offset, array.strides, is_writeable
+
+    def _find_shared(self, place: Place) -> tuple[SharedBlock | None, int]:
+        found = self._objects.find_owner(place)
+        if found is None:
+            return None, 0
+        owner, offset = found
+        if id(owner) not in self._shared:
+            self._shared[id(owner)] = SharedBlock.make(owner)
+        return self._shared[id(owner)], offset
 
     def _find(self, start: int, num_bytes: int) -> tuple[MemoryBlock | None, int]:
         """Return the block that contains these bytes, and their offset in it; None if there is none."""
@@ -132,7 +155,12 @@ class MemoryBlocks:
 
 
 def rebuild_array(
-    block: MemoryBlock, dtype: Any, shape: Any, offset: int = 0, strides: Any = None, is_writeable: bool = True
+    block: MemoryBlock | SharedBlock,
+    dtype: Any,
+    shape: Any,
+    offset: int = 0,
+    strides: Any = None,
+    is_writeable: bool = True,
 ) -> Any:
     """Return the array with this layout in a block."""
     import numpy

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_module
-from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
+from accel_nb.pool.sync.object_kinds import is_lazy, is_module, is_tensor
+from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, shared_ids
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -26,23 +26,32 @@ class RecordedParts:
         ids = shared_ids(modules)
         parts = {id(part): part for module in modules.values() for part in _parts_of(module)}
         self._parts = [
-            (weakref.ref(parts[key]), innermost_class(parts[key]), item) for key, item in ids.items() if key in parts
+            (weakref.ref(part), innermost_class(part), _dtype_and_size(part), item)
+            for key, item in ids.items()
+            if (part := parts.get(key)) is not None
         ]
 
-    def shared_ids(self, paths: Iterable[str]) -> dict[int, SharedId]:
+    def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
         """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
 
-        A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one.
+        A module whose class has changed, as that of a lazy layer in its first call, is taken for a new one. A tensor of
+        another dtype or size is no owner of memory: that of the receiver's is replaced.
         """
         from accel_nb.runtime.tensors.instance_patching import innermost_class
 
         wanted = set(paths)
-        living = ((reference(), kind, item) for reference, kind, item in self._parts if item[1] in wanted)
-        return {
-            id(part): item
-            for part, kind, item in living
+        living = [(reference(), kind, size, item) for reference, kind, size, item in self._parts if item[1] in wanted]
+        found = [
+            (part, size, item)
+            for part, kind, size, item in living
             if part is not None and (not is_module(part) or innermost_class(part) is kind)
-        }
+        ]
+        owners = [part for part, size, _ in found if is_tensor(part) and _dtype_and_size(part) == size]
+        return SharedObjects({id(part): item for part, _, item in found}, owners)
+
+
+def _dtype_and_size(part: Any) -> tuple[Any, ...] | None:
+    return (part.dtype, tuple(part.shape)) if is_tensor(part) and not is_lazy(part) else None
 
 
 def _parts_of(module: Any) -> Iterable[Any]:

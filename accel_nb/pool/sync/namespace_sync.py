@@ -50,7 +50,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_s
 from accel_nb.pool.sync.pickling import dump
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
-from accel_nb.pool.sync.shared_ids import OUTDATED, SharedId, shared_ids
+from accel_nb.pool.sync.shared_ids import OUTDATED, SharedId, SharedObjects, shared_ids
 from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids, next_number, reserve_numbers
 
 Namespace = dict[str, Any]
@@ -256,10 +256,10 @@ class SharedObjectRegistry:
         # By id, iterators of the notebook that workers have read from.
         self._outdated_iterators: dict[int, Any] = {}
 
-    def shared_ids(self) -> dict[int, SharedId]:
+    def shared_ids(self) -> SharedObjects:
         """Return the ids of the objects that both sides hold."""
         held = shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.is_worker_only})
-        return {**dict.fromkeys(self._outdated_iterators, OUTDATED), **held}
+        return SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED)).merge(held)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the names that both sides hold; with ``namespace`` only those whose value is still the one sent."""
@@ -316,7 +316,7 @@ class SharedObjectRegistry:
     def _write(
         self, names: list[str], namespace: Namespace, delta: NamespaceDelta, payloads: PayloadFactory
     ) -> BufferPayload | None:
-        references = ReferenceRecorder(self.shared_ids() if names else {})
+        references = ReferenceRecorder(self.shared_ids() if names else SharedObjects())
         problems: dict[str, str] = {}
         waiting, seen, has_lost_state = list(names), set(names), False
         while waiting:
@@ -343,11 +343,9 @@ class SharedObjectRegistry:
         if not delta:
             return None
         still_shared = ReferenceRecorder(
-            {
-                key: item
-                for key, item in references.items()
-                if not ((root := root_name(item[1])) in delta.values and self._is_shared(root, namespace))
-            }
+            references.select(
+                lambda item: (root := root_name(item[1])) not in delta.values or not self._is_shared(root, namespace)
+            )
         )
         try:
             worker_only = {name for name, entry in self._entries.items() if entry.is_worker_only}
@@ -387,7 +385,7 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if not entry.is_worker_only and not is_compared_by_identity(entry.value)
         }
-        shared = self.shared_ids() if changing else {}
+        shared = self.shared_ids() if changing else SharedObjects()
         for path, entry in changing.items():
             with suppress(Exception):  # a value that cannot be copied counts as changed
                 entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
@@ -537,7 +535,7 @@ def _add_change(
         delta.changed[path] = content[1]
 
 
-def _fingerprint(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Fingerprint | None:
+def _fingerprint(path: str, value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:
     if "@" in path and is_loader(value):
         return content_fingerprint(value, namespace, shared)
     fingerprint = fingerprint_of(value, namespace, shared)

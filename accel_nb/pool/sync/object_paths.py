@@ -31,6 +31,7 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.process_objects import is_of_process
+from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.generators import argument_values
@@ -261,9 +262,13 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if is_tensor(value):
         if not value.is_leaf or kind.__module__.partition(".")[0] != "torch":
             return None
-        return ("tensor", tuple(value.shape), str(value.dtype)), (value.detach(), value.requires_grad, value.grad)
+        return ("tensor", tuple(value.shape), str(value.dtype)), (
+            OwnData(value.detach()),
+            value.requires_grad,
+            value.grad,
+        )
     if _is_array(value):
-        return ("array", value.shape, str(value.dtype)), value.view()
+        return ("array", value.shape, str(value.dtype)), OwnData(value.view())
     if isinstance(value, list):
         return kind, (list(value), own)
     if isinstance(value, set):
@@ -298,12 +303,12 @@ def set_content(value: Any, content: Any) -> None:
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):
         data, requires_grad, gradient = content
-        overwrite(value.data, data)
+        overwrite(value.data, data_of(data))
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
         value.grad = gradient
     elif _is_array(value):
-        value[...] = content
+        value[...] = data_of(content)
     elif isinstance(value, list | bytearray):
         value[:], own = content
         _set_attributes(value, own)

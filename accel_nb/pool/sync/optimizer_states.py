@@ -11,6 +11,7 @@ from typing import Any
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
 from accel_nb.pool.sync.object_paths import set_attribute
 from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES
+from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.user_hooks import (
     HookId,
     changed_hooks,
@@ -93,12 +94,12 @@ def optimizer_state(
 
 
 def _own_tensor(value: Any) -> Any:
-    """Return a whole tensor as another object: a loaded state dict that other names hold may have the same one.
+    """Return a whole tensor as data: a loaded state dict that other names hold may have the same one.
 
     A reference to that one would stand for its value of before the cell.
     """
     full = full_tensor(value)
-    return full.detach() if is_tensor(full) else full
+    return OwnData(full.detach()) if is_tensor(full) else full
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
@@ -122,7 +123,10 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         parameters = _parameters(optimizer)
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
         _optimizer_class().__setstate__(optimizer, {})
-        own = {key: shard_state(values, parameters[key]) for key, values in state["state"].items()}
+        own = {
+            key: shard_state({name: data_of(value) for name, value in values.items()}, parameters[key])
+            for key, values in state["state"].items()
+        }
         with without_hooks(optimizer):
             _load_state(optimizer, own)
     for name, item in inner_optimizers(optimizer):

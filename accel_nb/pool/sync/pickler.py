@@ -53,9 +53,10 @@ from accel_nb.pool.sync.object_reduction import (
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId
+from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedObjects
+from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
-from accel_nb.pool.sync.tensor_reduction import reduce_generator, reduce_tensor
+from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_replacement
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
@@ -121,7 +122,7 @@ class Pickler(cloudpickle.Pickler):
         self._kept_names = kept_names
         # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
         self._is_returned = kept_names is None
-        self._blocks = MemoryBlocks()
+        self._blocks = MemoryBlocks(shared if isinstance(shared, SharedObjects) else SharedObjects())
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
         # By id, the tensors and modules that were sent so far.
@@ -166,9 +167,15 @@ class Pickler(cloudpickle.Pickler):
             self._sent[id(obj)] = obj
         if is_plain_array(obj):
             return self._reduce_array(obj)
+        if type(obj) is OwnData:
+            if is_plain_array(obj.value):
+                return self._reduce_array(obj.value, as_data=True)
+            return reduce_data(full_tensor(obj.value), self._blocks)
         if is_memory_map(obj):
             return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
         torch = sys.modules.get("torch")
+        if is_sharded(obj) and (view := reduce_sharded_view(obj, self._blocks)) is not None:
+            return view
         if is_sharded(obj):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
             found = full_tensor(obj)
@@ -252,9 +259,11 @@ class Pickler(cloudpickle.Pickler):
         state = plain, {**slots, "__closure__": None, "__globals__": used}
         return make, (code, names, None, None, func.__closure__), state, listed, mapped, set_function_state
 
-    def _reduce_array(self, array: Any) -> Any:
-        arguments = self._blocks.place_array(array)
-        return NotImplemented if arguments is None else (rebuild_array, arguments)
+    def _reduce_array(self, array: Any, *, as_data: bool = False) -> Any:
+        arguments = self._blocks.place_array(array, as_data=as_data)
+        if arguments is None:
+            return array.__reduce_ex__(5) if as_data else NotImplemented
+        return rebuild_array, arguments
 
 
 class Unpickler(pickle.Unpickler):

@@ -11,7 +11,7 @@ from accel_nb.pool.sync.change_detection import is_compared_by_identity
 from accel_nb.pool.sync.object_kinds import is_module, is_tensor, training_kinds
 from accel_nb.pool.sync.object_paths import content_of, referenced_objects, root_name
 from accel_nb.pool.sync.pickling import dump
-from accel_nb.pool.sync.shared_ids import SharedId, shared_ids
+from accel_nb.pool.sync.shared_ids import SharedObjects, shared_ids
 
 Namespace = dict[str, Any]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -19,11 +19,11 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 _PARTS = ("_modules", "_parameters", "_buffers")
 
 
-class ReferenceRecorder(dict[int, SharedId]):
+class ReferenceRecorder(SharedObjects):
     """A table of the ids of shared objects, which records the paths that a pickler looks up."""
 
-    def __init__(self, ids: Mapping[int, SharedId]) -> None:
-        super().__init__(ids)
+    def __init__(self, objects: SharedObjects) -> None:
+        super().__init__(objects, objects.owners.values())
         self.looked_up: dict[str, None] = {}
 
     def get(self, key: int, default: Any = None) -> Any:

@@ -74,7 +74,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import Trial
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError
-from accel_nb.pool.sync.shared_ids import SharedId, has_identity, shared_ids
+from accel_nb.pool.sync.shared_ids import SharedObjects, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -175,7 +175,7 @@ class NamespaceSnapshot:
         found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
         return {path: value for path, value in found.items() if value is not None}
 
-    def shared_ids(self, changed: Collection[str] = ()) -> dict[int, SharedId]:
+    def shared_ids(self, changed: Collection[str] = ()) -> SharedObjects:
         """Return the ids of objects that both sides hold and that are still alive.
 
         ``changed`` are the paths of modules with other parts than before: of these, parts that are new have no id.
@@ -183,7 +183,8 @@ class NamespaceSnapshot:
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
         objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
         unchanged = {path: value for path, value in objects.items() if path not in changed}
-        return {**self.parts.shared_ids(changed), **shared_ids(unchanged)} if changed else shared_ids(unchanged)
+        found = shared_ids(unchanged)
+        return self.parts.shared_ids(changed).merge(found) if changed else found
 
     def changed_modules(self) -> list[str]:
         """Return the paths of modules that both sides hold whose parts the cell has changed, to be changed in place."""
@@ -330,6 +331,13 @@ class ResultSender:
             if fingerprint == held.fingerprint and not is_wanted:
                 continue
             was = held.fingerprint if held.is_tracked else fingerprint
+            if (
+                was
+                and isinstance(was.kind, tuple)
+                and was.kind[:1] == ("view",)
+                and shared.has_moved(was.kind[1], value)
+            ):
+                continue  # the receiver's value is still a view of the object that was moved here
             if path in restructured:
                 delta.structures[path] = module_parts(value, path, shared)
                 delta.modules[path] = module_state(value)
@@ -356,7 +364,7 @@ class ResultSender:
         ):
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
-        outside = {key: item for key, item in shared.items() if root_name(item[1]) not in whole}
+        outside = shared.select(lambda item: root_name(item[1]) not in whole)
         del trial  # it holds copies of values in other memory, such as a GPU's
         packed = self._pack(delta, weights, kept, rng_digest, namespace, outside)
         packed.record.replaced.extend(name for name in replaced if name not in packed.record.kept)
@@ -373,7 +381,7 @@ class ResultSender:
         name: str,
         value: Any,
         namespace: Namespace,
-        shared: Mapping[int, SharedId],
+        shared: SharedObjects,
         trial: Trial,
         delta: NamespaceDelta,
         kept: dict[str, str],
@@ -382,7 +390,7 @@ class ResultSender:
     ) -> None:
         own = shared.get(id(value))
         if own and own[1] == name:  # else another name of an object that the kernel holds
-            trial = Trial(namespace, {key: item for key, item in shared.items() if root_name(item[1]) != name})
+            trial = Trial(namespace, shared.select(lambda item: root_name(item[1]) != name))
         reason = _try_value(value, trial, None if is_wanted else LARGE_BYTES)
         if reason is None:
             delta.values[name] = value
@@ -396,7 +404,7 @@ class ResultSender:
         fingerprint: Fingerprint,
         known: Fingerprint,
         namespace: Namespace,
-        shared: Mapping[int, SharedId],
+        shared: SharedObjects,
         delta: NamespaceDelta,
         weights: dict[str, Any],
         kept: dict[str, str],
@@ -450,7 +458,7 @@ class ResultSender:
         kept: dict[str, str],
         rng_digest: str | None,
         namespace: Namespace,
-        shared: Mapping[int, SharedId],
+        shared: SharedObjects,
     ) -> PackedReturn:
         payloads: dict[str, Payload] = {}
         while delta:
@@ -588,7 +596,8 @@ class ResultReceiver:
             if entry.offset < 0 or entry.offset + num_bytes > self._used_bytes:
                 raise ValueError(f"the weights of {entry.path!r} are outside of the region")
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
-        set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
+        state = {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating}
+        set_module_state(module, state, is_borrowed=True)
 
 
 def _kept_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
@@ -626,7 +635,7 @@ def _ignored_warning() -> Iterator[None]:
         yield
 
 
-def _tracked_fingerprint(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Fingerprint | None:
+def _tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:
     """Return the fingerprint of a value; None if its changes are not tracked."""
     if is_compared_by_identity(value):
         return None

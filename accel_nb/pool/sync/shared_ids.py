@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor
+from accel_nb.pool.sync.shared_memory import Place, SharedMemory, layout_of, place_of
 from accel_nb.pool.sync.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
 
 SharedId = tuple[str, str, str]
@@ -21,16 +23,69 @@ ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
 
 
-def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
+class SharedObjects(dict[int, SharedId]):
+    """The ids of objects that both sides hold. Of these, ``owners`` are tensors and arrays that others may be views of.
+
+    It is valid while none of the objects is changed.
+    """
+
+    def __init__(self, ids: Mapping[int, SharedId] | None = None, owners: Iterable[Any] = ()) -> None:
+        super().__init__(ids or {})
+        self.owners = {id(owner): owner for owner in owners}
+
+    @cached_property
+    def memory(self) -> SharedMemory:
+        """The memory of the owners; of a parameter and a tensor in the same memory, the tensor is the view."""
+        parts = [key for key in self.owners if key in self and self[key][0] in ("parameter", "buffer")]
+        return SharedMemory(self.owners[key] for key in dict.fromkeys([*parts, *self.owners]))
+
+    def find_owner(self, place: Place) -> tuple[Any, int] | None:
+        """Return the object whose memory contains a place, and the offset there in bytes; None if there is none."""
+        found = self.memory.find(place)
+        return None if found is None or self.get(id(found[0])) is None else found
+
+    def select(self, keep: Callable[[SharedId], bool]) -> SharedObjects:
+        """Return the objects whose id is to be kept."""
+        kept = {key: item for key, item in self.items() if keep(item)}
+        return SharedObjects(kept, [owner for key, owner in self.owners.items() if key in kept])
+
+    def merge(self, other: SharedObjects) -> SharedObjects:
+        """Return these objects and those of ``other``, of which an object that is in both has the id."""
+        return SharedObjects({**self, **other}, [*self.owners.values(), *other.owners.values()])
+
+    def view_of(self, value: Any) -> tuple[Any, ...] | None:
+        """Return, of a tensor or array in the memory of another one, the id of that object here and the place in it."""
+        place = place_of(value)
+        found = None if place is None else self.find_owner(place)
+        if found is None or found[0] is value:
+            return None
+        layout = layout_of(value) if is_tensor(value) else (str(value.dtype), value.shape, value.strides)
+        return id(found[0]), found[1], layout
+
+    def has_moved(self, kind: Any, value: Any) -> bool:
+        """Return whether the object that a value was a view of is on another device now.
+
+        ``kind`` is that of the value's fingerprint from before.
+        """
+        owner: Any = self.owners.get(kind[1][0]) if type(kind) is tuple and kind[:1] == ("view",) else None
+        if not is_tensor(owner):
+            return False
+        return owner.device != value.device if is_tensor(value) else not owner.is_cpu
+
+
+def shared_ids(objects: Mapping[str, Any]) -> SharedObjects:
     """Return ids for ``objects`` (by name) and their parts.
 
     These are the submodules, parameters and buffers of modules, and the dicts that hold hooks.
     """
     ids: dict[int, SharedId] = {}
+    owners: list[Any] = []
     for name, value in objects.items():
         if not has_identity(value):
             continue
         ids.setdefault(id(value), ("name", name, ""))
+        if is_tensor(value) or is_plain_array(value):
+            owners.append(value)
         if is_module(value):
             for path, part in value.named_modules():
                 ids.setdefault(id(part), ("module", name, path))
@@ -41,16 +96,18 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
                         ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_parameters():
                 ids.setdefault(id(part), ("parameter", name, path))
+                owners.append(part)
                 for attribute in GRADIENT_HOOKS:
                     if part.is_leaf and (held := getattr(part, attribute)):
                         ids.setdefault(id(held), ("gradient hooks", name, f"{path}:{attribute}"))
             for path, part in value.named_buffers():
                 ids.setdefault(id(part), ("buffer", name, path))
+                owners.append(part)
         elif is_optimizer(value):
             for attribute in OPTIMIZER_HOOKS:
                 if attribute in vars(value):
                     ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
-    return ids
+    return SharedObjects(ids, owners)
 
 
 def has_identity(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
+from accel_nb.pool.sync.shared_memory import SharedBlock
 from accel_nb.pool.sync.user_hooks import gradient_hooks, reserve_numbers
 from accel_nb.runtime.devices.registry import default_type
 
@@ -16,10 +17,11 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) ->
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
     data = tensor.detach()
-    device = "cpu" if data.is_cpu else "worker"
-    if not data.is_cpu:
-        data = data.cpu()
-    held, layout = blocks.place_tensor(data)
+    device = "cpu"
+    if (shared := blocks.share_tensor(data)) is not None:
+        held, layout = shared
+    else:
+        device, held, layout = _place(data, blocks)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     name = str(data.dtype).removeprefix("torch.")
     if not tensor.is_leaf:
@@ -33,6 +35,34 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) ->
     if not hooks and gradient is None and not own:
         return _rebuild_tensor, arguments
     return _rebuild_tensor, arguments, (hooks, gradient, own), None, None, _set_tensor_state
+
+
+def reduce_data(tensor: Any, blocks: MemoryBlocks) -> Any:
+    """Reduce a tensor without gradients to its data, even if the receiver holds an object with the same memory."""
+    import torch
+
+    data = tensor.detach()
+    if data.layout is not torch.strided or data.is_meta or data.is_quantized:
+        return data.__reduce_ex__(5)
+    device, held, layout = _place(data, blocks)
+    return _rebuild_tensor, (held, str(data.dtype).removeprefix("torch."), layout, False, False, device)
+
+
+def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
+    """Reduce a sharded tensor in the memory of one that the receiver holds; None for any other."""
+    found = blocks.share_tensor(tensor)
+    if found is None or found[1][0] or not found[0].is_like(tensor):
+        return None
+    import torch
+
+    (block, layout), name = found, str(tensor.dtype).removeprefix("torch.")
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return _rebuild_tensor, (block, name, layout, tensor.requires_grad and tensor.is_leaf, is_parameter, "cpu")
+
+
+def _place(data: Any, blocks: MemoryBlocks) -> tuple[str, MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    held, layout = blocks.place_tensor(data if data.is_cpu else data.cpu())
+    return "cpu" if data.is_cpu else "worker", held, layout
 
 
 def tensor_attributes(tensor: Any) -> dict[str, Any]:
@@ -52,11 +82,16 @@ def _set_tensor_state(tensor: Any, state: tuple[dict[str, dict[int, Any]], Any, 
 
 
 def _rebuild_tensor(
-    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
+    block: MemoryBlock | SharedBlock,
+    dtype: str,
+    layout: tuple[Any, Any, Any],
+    requires_grad: bool,
+    is_parameter: bool,
+    device: str,
 ) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(block.storage(), *layout)
+    tensor = block.tensor(dtype, layout)
     if device == "worker":
         tensor = tensor.to(default_type().name)
     if is_parameter:
@@ -65,7 +100,7 @@ def _rebuild_tensor(
 
 
 def _rebuild_inner_tensor(
-    block: MemoryBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
+    block: MemoryBlock | SharedBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
 ) -> Any:
     """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
     from accel_nb.pool.sync.foreign_graphs import as_computed_elsewhere
