@@ -6,6 +6,7 @@ metaclass fills would then have a class that nothing else uses.
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,6 @@ def _find_or_make(make: Callable[..., type], arguments: tuple[Any, ...]) -> type
     if found is None:
         bases = next(item for item in arguments if isinstance(item, tuple))
         # What ``__init_subclass__`` has changed is sent, its arguments are not.
-        with without_subclass_hooks(bases):
+        with without_subclass_hooks(types.resolve_bases(bases)):
             found = _CLASSES[arguments[-2]] = make(*arguments)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def with_slots(kind: type, reduced: Any) -> Any:
@@ -10,4 +10,6 @@ def with_slots(kind: type, reduced: Any) -> Any:
     if "__slots__" not in vars(kind) or not isinstance(reduced, tuple) or len(reduced[1]) != 6:
         return reduced  # a class without slots, one that can be imported, or an enum
     make, (metaclass, name, bases, body, *rest), *state = reduced
+    if NamedTuple in bases:
+        return reduced  # it is made with slots, and must not name them
     return make, (metaclass, name, bases, {**body, "__slots__": vars(kind)["__slots__"]}, *rest), *state
