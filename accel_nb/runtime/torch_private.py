@@ -253,10 +253,11 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "module_hooks",
-        ("pool/sync/module_hooks.py",),
+        ("pool/sync/module_hooks.py", "pool/sync/shared_ids.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
+            "Module._buffers",
             "Module._forward_hooks",
             "Module._forward_hooks_always_called",
             "Module._forward_hooks_with_kwargs",
@@ -265,6 +266,7 @@ PRIVATE_USES = (
             "Module._is_full_backward_hook",
             "Module._load_state_dict_post_hooks",
             "Module._load_state_dict_pre_hooks",
+            "Module._parameters",
             "Module._state_dict_hooks",
             "Module._state_dict_pre_hooks",
         ),

@@ -24,7 +24,7 @@ class RecordedParts:
 
         modules = {path: value for path, value in objects.items() if is_module(value)}
         ids = shared_ids(modules)
-        parts = {id(part): part for module in modules.values() for part in _parts_of(module)}
+        parts = {id(part): part for module in modules.values() for part in module.modules()} | ids.owners
         self._parts = [
             (weakref.ref(part), innermost_class(part), _dtype_and_size(part), item)
             for key, item in ids.items()
@@ -52,12 +52,6 @@ class RecordedParts:
 
 def _dtype_and_size(part: Any) -> tuple[Any, ...] | None:
     return (part.dtype, tuple(part.shape)) if is_tensor(part) and not is_lazy(part) else None
-
-
-def _parts_of(module: Any) -> Iterable[Any]:
-    yield from module.modules()
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -87,27 +87,38 @@ def shared_ids(objects: Mapping[str, Any]) -> SharedObjects:
         if is_tensor(value) or is_plain_array(value):
             owners.append(value)
         if is_module(value):
-            for path, part in value.named_modules():
-                ids.setdefault(id(part), ("module", name, path))
-                own = vars(part)
-                for attribute in (*HOOKS, *FLAGS):
-                    # The handle of a hook refers to the dicts of flags too, which may be empty.
-                    if (held := own.get(attribute)) or own.get(FLAGS.get(attribute)):
-                        ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
-            for path, part in value.named_parameters():
-                ids.setdefault(id(part), ("parameter", name, path))
-                owners.append(part)
-                for attribute in GRADIENT_HOOKS:
-                    if part.is_leaf and (held := getattr(part, attribute)):
-                        ids.setdefault(id(held), ("gradient hooks", name, f"{path}:{attribute}"))
-            for path, part in value.named_buffers():
-                ids.setdefault(id(part), ("buffer", name, path))
-                owners.append(part)
+            owners += _add_parts(ids, name, value)
         elif is_optimizer(value):
             for attribute in OPTIMIZER_HOOKS:
                 if attribute in vars(value):
                     ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
     return SharedObjects(ids, owners)
+
+
+def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any]:
+    """Add the ids of a module's parts, in one walk, since cells wait for it; yield the parameters and buffers."""
+    for path, part in module.named_modules():
+        ids.setdefault(id(part), ("module", name, path))
+        own, prefix = vars(part), f"{path}." if path else ""
+        for attribute in HOOKS:
+            if held := own.get(attribute):
+                ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
+        for attribute, hooks in FLAGS.items():
+            # The handle of a hook refers to the dicts of flags too, which may be empty.
+            if (held := own.get(attribute)) or own.get(hooks):
+                ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
+        for key, value in part._parameters.items():
+            if value is None:
+                continue
+            ids.setdefault(id(value), ("parameter", name, prefix + key))
+            yield value
+            for attribute in GRADIENT_HOOKS:
+                if value.is_leaf and (held := getattr(value, attribute)):
+                    ids.setdefault(id(held), ("gradient hooks", name, f"{prefix}{key}:{attribute}"))
+        for key, value in part._buffers.items():
+            if value is not None:
+                ids.setdefault(id(value), ("buffer", name, prefix + key))
+                yield value
 
 
 def has_identity(value: Any) -> bool:
