@@ -14,8 +14,10 @@ from torch import nn
 
 from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
+from accel_nb.pool.sync.change_detection import fingerprint_of
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
 from accel_nb.pool.sync.result_transfer import NamespaceSnapshot, ResultReceiver, ResultSender, ReturnRecord
+from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime.process.typed_records import build_record
 
 
@@ -512,3 +514,14 @@ def test_a_view_into_a_tensor_of_another_layout_is_refused(sides):
     sides.worker["row"] = sides.worker["model"].weight.data[1]
     sides.kernel["model"].weight.data = torch.zeros(2, 3).T
     assert "another layout" in sides.bring_back(before)["row"]
+
+
+def test_a_view_whose_owner_was_moved_to_another_device_is_recognized():
+    weight = nn.Parameter(torch.zeros(3, 2))
+    view, ids = weight.data, {id(weight): ("parameter", "model", "weight")}
+    before = fingerprint_of(view, {}, SharedObjects(ids, [weight]))
+    now = SharedObjects(ids, [weight])
+    assert not now.has_moved(before.kind, view)
+    now.owners[id(weight)] = weight.to("meta")  # on a machine without a GPU no parameter can be moved in place
+    assert now.has_moved(before.kind, view)
+    assert not now.has_moved(fingerprint_of(torch.zeros(2), {}, now).kind, view)

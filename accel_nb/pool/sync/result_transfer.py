@@ -331,12 +331,7 @@ class ResultSender:
             if fingerprint == held.fingerprint and not is_wanted:
                 continue
             was = held.fingerprint if held.is_tracked else fingerprint
-            if (
-                was
-                and isinstance(was.kind, tuple)
-                and was.kind[:1] == ("view",)
-                and shared.has_moved(was.kind[1], value)
-            ):
+            if was and shared.has_moved(was.kind, value):
                 continue  # the receiver's value is still a view of the object that was moved here
             if path in restructured:
                 delta.structures[path] = module_parts(value, path, shared)
