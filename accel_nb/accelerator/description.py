@@ -21,7 +21,7 @@ def describe_run(components: Components, chosen: Collection[int] | None = None) 
     preparer, stepper = components.preparer, components.stepper
     objects = [item for item in preparer.objects if chosen is None or id(item) in chosen]
     namespace: Mapping[str, Any] = stepper.namespace or vars(sys.modules["__main__"])
-    names = {id(value): name for name, value in namespace.items() if not name.startswith("_")}
+    names = {id(value): name for name, value in dict(namespace).items() if not name.startswith("_")}
     return {
         "rank": components.world.rank,
         "num_processes": components.world.size,

@@ -230,7 +230,9 @@ def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) 
     """Return a session with its own workers, to which only its own GPUs are visible."""
     kinds = [kind for spec in specs if (kind := device_type(spec.device)).one_per_worker]
     overrides = kinds[0].visible_variables(first, len(kinds)) if kinds else {}
-    return Session(main.namespace, main.start_engine, main.hidden_names, overrides=overrides)
+    return Session(
+        main.namespace, main.start_engine, main.hidden_names, overrides=overrides, namespace_lock=main.namespace_lock
+    )
 
 
 def _set_remote_traceback(error: BaseException) -> None:

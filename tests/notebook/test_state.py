@@ -460,3 +460,33 @@ def test_an_optimizer_that_wraps_another_continues_on_both_sides(kernel):
     done(kernel, loop)
     assert kernel.value("net.weight.tolist()[0]") == pytest.approx(expected, abs=1e-12)
     assert kernel.value("(opt.count, opt.state is opt.base.state)") == (12, True)
+
+
+CHURN = """
+import itertools, sys, threading
+stop = threading.Event()
+def churn():
+    for number in itertools.count():
+        globals()[f'made_{number % 500}'] = number
+        globals().pop(f'made_{(number + 250) % 500}', None)
+        if stop.is_set():
+            return
+interval = sys.getswitchinterval()
+sys.setswitchinterval(1e-6)
+thread = threading.Thread(target=churn)
+thread.start()
+"""
+TRAIN_BESIDE = """
+for step in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+"""
+STOP_CHURN = "\nstop.set()\nthread.join()\nsys.setswitchinterval(interval)"
+
+
+@pytest.mark.parametrize("where", ["", "%%accelerate --cpus 2"], ids=["notebook", "workers"])
+def test_a_thread_may_bind_names_while_cells_run(kernel, where):
+    setup(kernel, "import torch\nmodel = torch.nn.Linear(2, 1)")
+    setup(kernel, where + CHURN)
+    outputs = [kernel.run(f"%%accelerate --cpus 2{TRAIN_BESIDE}") for _ in range(5)]
+    setup(kernel, where + STOP_CHURN)
+    assert [output.traceback for output in outputs if output.error is not None] == []

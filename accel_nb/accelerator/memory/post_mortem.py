@@ -77,7 +77,7 @@ def attribute_memory(
     held = MemoryAttribution(device)
     held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
     lines = _bound_at(source)
-    names = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    names = {name: value for name, value in dict(namespace).items() if not name.startswith("_")}
     held.add_variables({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
     return held, models
 

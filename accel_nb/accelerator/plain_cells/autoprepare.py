@@ -86,7 +86,7 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
     objects = accelerator.prepared_objects
     if not objects:
         return
-    reachable = {id(item) for item in chain(find_training_objects(namespace.values()), within)}
+    reachable = {id(item) for item in chain(find_training_objects(list(namespace.values())), within)}
     reachable |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in reachable}
     accelerator.components.preparer.release([item for item in objects if id(item) not in reachable])
 

@@ -20,7 +20,7 @@ def name_in_models(models: Iterable[nn.Module], parameter: Tensor) -> str | None
 
 def name_in_namespace(parameter: Tensor, namespace: Mapping[str, Any]) -> str | None:
     """Return the name by which a notebook's namespace leads to a parameter, itself or in a model."""
-    for name, value in namespace.items():
+    for name, value in dict(namespace).items():
         if value is parameter:
             return name
         if isinstance(value, nn.Module):

@@ -438,7 +438,7 @@ class _ResolvedNames:
 
 def _public_names(namespace: Mapping[str, Any]) -> Iterable[str]:
     """Return the names that code may look up by a computed text: no private ones, which IPython binds for outputs."""
-    return [name for name in namespace if not name.startswith("_")]
+    return [name for name in list(namespace) if not name.startswith("_")]
 
 
 def _resolve_names(names: Iterable[str], namespace: Mapping[str, Any], *, is_wide: bool = False) -> _ResolvedNames:

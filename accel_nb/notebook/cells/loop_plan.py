@@ -18,7 +18,7 @@ def find_loop_plan(tree: ast.Module, namespace: Mapping[str, Any]) -> LoopPlan |
 
     The range's bounds must be numbers in the code, or names of numbers in the notebook or the cell.
     """
-    scope = {**_integers(namespace.items()), **_assigned_integers(tree)}
+    scope = {**_integers(dict(namespace).items()), **_assigned_integers(tree)}
     found = [(loop, total) for loop in _outer_loops(tree) if (total := _range_length(loop.iter, scope))]
     if len(found) != 1:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 class UserNames(Mapping[str, Any]):
     """A view of a namespace without the names that the shell, Python and this package bind in it.
 
-    Nothing is copied and a look-up is O(1), since a long session has thousands of names.
+    A look-up copies nothing and is O(1), since a long session has thousands of names.
     """
 
     def __init__(self, namespace: Mapping[str, Any], hidden: Collection[str]) -> None:
@@ -25,7 +25,7 @@ class UserNames(Mapping[str, Any]):
         return name in self._namespace and self._is_user_name(name)
 
     def __iter__(self) -> Iterator[str]:
-        return filter(self._is_user_name, self._namespace)
+        return filter(self._is_user_name, list(self._namespace))  # other threads may bind names meanwhile
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -82,6 +82,8 @@ class Session:
     """The options of `%accelerate connect`, over those of the notebook."""
     device_claims: DeviceReservations = field(default_factory=DeviceReservations)
     """Devices in use by the launches and cells of this notebook that run concurrently."""
+    namespace_lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while values are packed or applied; the sessions of one notebook share it."""
     background: BackgroundRun | None = None
     """The cell that runs in the background, or the last one that did."""
     last_run: CellRun | None = None
@@ -221,7 +223,7 @@ class Session:
         self.namespace.update({name: background.values_at_start[name] for name in (*deleted, *rebound)})
         names: set[str] = set()
         try:
-            with count_interrupts():
+            with count_interrupts(), self.namespace_lock:
                 lines = self.namespace_session.apply_answers(background.answers, names)
         finally:
             self.namespace.update({name: value for name, value in rebound.items() if name not in names})
@@ -324,7 +326,8 @@ class Session:
                 answers = _without_returns(answers)
             error = self._determine_error(running, answers, reason)
             try:
-                with count_interrupts():  # an interrupt here would leave partly copied weights in the notebook
+                # An interrupt here would leave partly copied weights in the notebook.
+                with count_interrupts(), self.namespace_lock:
                     running.closing_lines += self.namespace_session.apply_answers(answers)
                     returned = [read_result(results[rank], self.namespace) for rank in sorted(results)]
             finally:
@@ -381,7 +384,7 @@ class Session:
         if error is not None:
             self._reset_if_worker_died(answers)
             raise error
-        with count_interrupts():
+        with count_interrupts(), self.namespace_lock:
             lines = self.namespace_session.apply_answers(answers)
         if lines:
             raise PoolError("; ".join(lines))
@@ -512,7 +515,8 @@ class Session:
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
         running.output.set_phase(SENDING)
-        packed, notes = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts)
+        with self.namespace_lock:
+            packed, notes = self.namespace_session.pack_cell(cell, running.names, resolved, pool, facts)
         lines += notes
         return packed
 

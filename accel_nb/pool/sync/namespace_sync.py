@@ -469,7 +469,7 @@ class SharedObjectRegistry:
         chosen = {*names, *self._bindings}
         return [
             name
-            for name, value in namespace.items()
+            for name, value in dict(namespace).items()
             if id(value) in lost and name not in chosen and not name.startswith("_")
         ]
 

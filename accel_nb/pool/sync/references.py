@@ -46,8 +46,9 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
     """
     chosen, kinds = set(names), training_kinds()
-    # Filter by type first: in a long session IPython has bound thousands of names.
-    trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
+    # Filter by type first: in a long session IPython has bound thousands of names. The copy is of one moment: other
+    # threads may bind names.
+    trained = [(name, value) for name, value in dict(namespace).items() if isinstance(value, kinds)]
     others = {name: value for name, value in trained if name not in chosen and name in visible}
     references = ReferenceRecorder(shared_ids(others))
     for name in chosen if others else ():

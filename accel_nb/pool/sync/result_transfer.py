@@ -120,33 +120,33 @@ class NamespaceSnapshot:
         ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly, so that
         a cell that creates a new model can use the memory of the old one.
         """
-        shared = dict.fromkeys(name for name in shared if name in namespace)
+        bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
+        shared = dict.fromkeys(name for name in shared if name in bound)
         rebound = frozenset(rebound)
-        known = {id(namespace[name]) for name in shared}
+        known = {id(bound[name]) for name in shared}
         parts: dict[str, dict[str, Any]] = {}
         for name in shared:
             found = {
-                path: part for path, part in referenced_objects(name, namespace[name]).items() if id(part) not in known
+                path: part for path, part in referenced_objects(name, bound[name]).items() if id(part) not in known
             }
             if found:
                 known.update(map(id, found.values()))
                 parts[name] = found
-        waiting, seen = [name for name in used if name in namespace], set(used)
-        objects = _objects(namespace, shared, parts) if waiting else {}
+        waiting, seen = [name for name in used if name in bound], set(used)
+        objects = _objects(bound, shared, parts) if waiting else {}
         references = ReferenceRecorder(shared_ids(objects))
         fingerprints: dict[str, Fingerprint | None] = {}
         tracked: dict[str, Any] = {}
         while waiting:
             name = waiting.pop()
-            tracked[name] = namespace[name]
-            for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
+            tracked[name] = bound[name]
+            for path, value in ((name, bound[name]), *parts.get(name, {}).items()):
                 fingerprints[path] = _tracked_fingerprint(value, namespace, references)
-            references.look_up_parts(namespace[name])
+            references.look_up_parts(bound[name])
             further = {root_name(path) for path in references.looked_up} - seen
             waiting += further
             seen |= further
             references.looked_up.clear()
-        bound = dict(namespace)
         for name in rebound & bound.keys():
             bound[name] = _to_weak(bound[name])
         held = {
@@ -314,7 +314,7 @@ class ResultSender:
         restructured = before.changed_modules()
         shared = before.shared_ids(restructured)
         trial = Trial(namespace, shared)
-        for name, value in namespace.items():
+        for name, value in dict(namespace).items():  # threads of the cell may bind names meanwhile
             is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
             if is_new and not hidden(name, value):
                 self._add_whole(name, value, namespace, shared, trial, delta, kept, is_wanted=name in wanted)
