@@ -13,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
+from benchmarks.measure import (
+    Figure,
+    Report,
+    main,
+    on_two_ranks,
+    open_group,
+    quantile,
+    quiet_difference,
+    shuffled_rounds,
+)
 
 DATA, MODEL = "workers read shares", "models compute rows"
 ALONE, DIVIDED = "evaluation by one process", "evaluation by two workers"
@@ -54,7 +63,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     try:
         torch.manual_seed(0)
         ways = {DATA: _training(rank, "data"), MODEL: _training(rank, "model"), **_evaluations(rank)}
@@ -72,7 +81,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             (folder / "0.json").write_text(json.dumps({"times": times, "parameters": count}))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        group.close()
 
 
 def _network(classes: int) -> Any:

@@ -16,7 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
+from benchmarks.measure import (
+    Figure,
+    Report,
+    main,
+    on_two_ranks,
+    open_group,
+    quantile,
+    quiet_difference,
+    shuffled_rounds,
+)
 
 HAND, OURS, PEER = "hand-written DDP", "accel_nb", "accelerate"
 WINDOWS, METRICS, LARGE = "accumulate 2 and schedule", "clip and gathered metric", "forward and backward of 5 ms"
@@ -68,7 +77,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     try:
         ways = {**_windows(), **_metrics(), **_large()}
         for run in ways.values():
@@ -86,7 +95,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             (folder / "0.json").write_text(json.dumps(times))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        group.close()
 
 
 Run = Callable[[int], None]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, shuffled_rounds
+from benchmarks.measure import Figure, Report, main, on_two_ranks, open_group, quantile, shuffled_rounds
 
 QUIET = 0.2
 STEPS = 400
@@ -49,7 +49,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     try:
         ways = _ways(rank)
         for loader in ways.values():
@@ -63,7 +63,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             (folder / "0.json").write_text(json.dumps(times))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        group.close()
 
 
 def _epoch(loader: Iterable[Any]) -> tuple[float, float, float]:

@@ -117,6 +117,14 @@ def shuffled_rounds(names: Sequence[str], num_rounds: int, *, seed: int = 0) -> 
         yield order
 
 
+def open_group(rank: int, folder: Path) -> Any:
+    """Open the group of two ranks as workers do, on the processor; return it, to be closed."""
+    from accel_nb.runtime.distributed.process_group import DefaultGroup
+    from accel_nb.runtime.world import World
+
+    return DefaultGroup.open(World(rank, 2, rank, 2), folder / "store")
+
+
 def on_two_ranks(module: str, rounds: int, *, timeout_s: float = 400) -> Any:
     """Run ``python -m module --rank R FOLDER ROUNDS`` as two gloo ranks; return rank 0's file ``0.json``."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, median_interval, on_two_ranks, shuffled_rounds
+from benchmarks.measure import Figure, Report, main, median_interval, on_two_ranks, open_group, shuffled_rounds
 
 LEAN, PLAIN = "LeanDdp", "torch's DDP"
 STEPS = 50
@@ -53,7 +53,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     from accel_nb.strategies.ddp.lean_ddp import LeanDdp
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
 
     def build(kind: Any) -> Callable[[int], None]:
@@ -82,7 +82,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     if rank == 0:
         (folder / "0.json").write_text(json.dumps(times))
     dist.barrier()
-    dist.destroy_process_group()
+    group.close()
 
 
 if __name__ == "__main__":

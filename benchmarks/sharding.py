@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
+from benchmarks.measure import (
+    Figure,
+    Report,
+    main,
+    on_two_ranks,
+    open_group,
+    quantile,
+    quiet_difference,
+    shuffled_rounds,
+)
 
 HAND, OURS = "hand-written fully_shard", "accel_nb"
 QUIET = 0.2
@@ -70,7 +79,7 @@ def run_rank(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     try:
         ways = ways_of()
         for way in ways.values():
@@ -92,7 +101,7 @@ def run_rank(
             (folder / "0.json").write_text(json.dumps(measured))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        group.close()
 
 
 def make_network() -> tuple[Any, Any, Any]:

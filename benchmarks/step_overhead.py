@@ -17,7 +17,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
+from benchmarks.measure import (
+    Figure,
+    Report,
+    main,
+    on_two_ranks,
+    open_group,
+    quantile,
+    quiet_difference,
+    shuffled_rounds,
+)
 
 HAND, EXPLICIT, PLAIN, PEER = "hand-written DDP", "accel_nb, explicit", "accel_nb, plain cell", "accelerate"
 WITH_LOADER = ", with loader"
@@ -73,7 +82,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    group = open_group(rank, folder)
     try:
         ways = _ways(rank)
         for run, context in ways.values():
@@ -94,7 +103,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             (folder / "0.json").write_text(json.dumps(times))
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        group.close()
 
 
 Way = tuple[Callable[[int], None], Callable[[], AbstractContextManager[Any]]]

@@ -94,3 +94,13 @@ def test_modules_that_the_architecture_names_exist(project: Path) -> None:
 
 def _is_module(path: Path) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_the_index_of_decisions_lists_each_page_once_and_nothing_else() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "decisions"
+    _, _, sections = (folder / "index.md").read_text().partition("\n## ")
+    lines = [line for line in sections.splitlines()[1:] if line and not line.startswith("## ")]
+    listed = [re.fullmatch(r"- (\d{4}) \[.+\]\((\1-[a-z0-9-]+\.md)\)", line) for line in lines]
+    assert [line for line, match in zip(lines, listed, strict=True) if match is None] == []
+    pages = [match[2] for match in listed if match is not None]
+    assert sorted(pages) == sorted(path.name for path in folder.glob("[0-9]*.md"))

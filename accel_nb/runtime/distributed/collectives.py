@@ -396,6 +396,10 @@ class VerifiedComm:
         self._collectives.verify(f"scatter from rank {source}", tensor)
         return self._comm.scatter(tensor, parts, source)
 
+    def sums_at_once(self, tensor: Tensor) -> bool:
+        """See `Communicator.sums_at_once`."""
+        return self._comm.sums_at_once(tensor)
+
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """See `Communicator.start_any`."""
         self._collectives.verify("start_any", None)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.distributed.memory_exchange import MemoryExchange
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.tensors.overlap import overwrite
 from accel_nb.runtime.world import World
@@ -24,6 +25,14 @@ from accel_nb.runtime.world import World
 Operation = Literal["sum", "mean", "max", "min"]
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+_IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "max": lambda total, part: torch.maximum(total, part, out=total),
+    "min": lambda total, part: torch.minimum(total, part, out=total),
+}
+_SUMMED_BYTES = 1 << 16
+"""The largest tensor that is summed from all ranks' values: in several steps each rank would send less."""
 
 
 class Communicator(Protocol):
@@ -52,6 +61,10 @@ class Communicator(Protocol):
 
         All parts have the shape and dtype of ``tensor``; on other ranks ``parts`` is None.
         """
+        ...
+
+    def sums_at_once(self, tensor: Tensor) -> bool:
+        """Whether `all_reduce` sends a tensor in one message, for which running it asynchronously gains nothing."""
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
@@ -104,6 +117,10 @@ class LocalComm:
         """Replace the tensor by the only part."""
         return overwrite(tensor, _parts_of(parts, 1)[0])
 
+    def sums_at_once(self, tensor: Tensor) -> bool:
+        """Return True: nothing is sent."""
+        return True
+
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Return a function that returns the flag."""
         return lambda: flag
@@ -145,19 +162,25 @@ class TorchComm:
         """Replace ``tensor`` by its reduction over all ranks, and return it."""
         operation = _operation(op)
         work = self._to_sendable(tensor)
-        dist.all_reduce(work, operation, group=self._subgroup)
+        if self.sums_at_once(work):
+            self._sum_in_order(work.detach(), op)
+        else:
+            dist.all_reduce(work, operation, group=self._subgroup)
         if op == "mean":
             work.div_(self.world.size)
-        return tensor if work is tensor else overwrite(tensor, work)
+        return _overwrite(tensor, work)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, on the device of ``tensor``."""
         if tensor.is_complex():
             return [torch.view_as_complex(part) for part in self.all_gather(torch.view_as_real(tensor))]
         work = self._to_sendable(tensor.detach())
-        gathered = [torch.empty_like(work) for _ in range(self.world.size)]
-        # Call the group directly: the wrapper in torch.distributed needs as much CPU time as the collective.
-        self.process_group.allgather([gathered], [work]).wait()
+        if (exchange := self._exchange_for(work)) is not None:
+            gathered = exchange.all_gather(work)
+        else:
+            gathered = [torch.empty_like(work) for _ in range(self.world.size)]
+            # Call the group directly: the wrapper in torch.distributed needs as much CPU time as the collective.
+            self.process_group.allgather([gathered], [work]).wait()
         return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
 
     def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
@@ -183,8 +206,11 @@ class TorchComm:
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace the content of ``tensor`` by that of rank ``source``'s tensor, and return it."""
         work = self._to_sendable(tensor)
+        if (exchange := self._exchange_for(work)) is not None:
+            work = exchange.broadcast(work.detach(), source)
+            return tensor if self.world.rank == source else _overwrite(tensor, work)
         dist.broadcast(work, self._global_rank(source), group=self._subgroup)
-        return tensor if work is tensor else overwrite(tensor, work)
+        return _overwrite(tensor, work)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
         """Replace ``tensor`` by this rank's part, and return it."""
@@ -195,6 +221,17 @@ class TorchComm:
         else:
             dist.scatter(work, None, self._global_rank(source), group=self._subgroup)
         return tensor if work is tensor else overwrite(tensor, work)
+
+    def sums_at_once(self, tensor: Tensor) -> bool:
+        """Whether `all_reduce` gathers a tensor and adds the ranks' values in their order, at the same cost as a sum.
+
+        The result is then the same to the bit on one machine, through memory, and on several. Every rank must call.
+        """
+        if self._subgroup is not None or self._sends_device_only or not (tensor.is_cpu and _is_plain(tensor)):
+            return False
+        if tensor.numel() * tensor.element_size() <= _SUMMED_BYTES:
+            return True
+        return self.world.size == 2 and self._exchange_for(tensor) is not None  # any order of two has the same sum
 
     def start_send(self, tensor: Tensor, target: int) -> Callable[[], object]:
         """Start to send a tensor to one rank; return a function that waits, until which it must not be changed."""
@@ -279,6 +316,20 @@ class TorchComm:
         assert group is not None
         return group
 
+    def _exchange_for(self, tensor: Tensor) -> MemoryExchange | None:
+        """Return the memory through which all ranks exchange a tensor; None if it is sent by torch."""
+        exchange = self.group.exchange() if self._subgroup is None else None
+        return exchange if exchange is not None and exchange.accepts(tensor) else None
+
+    def _sum_in_order(self, tensor: Tensor, op: Operation) -> None:
+        """Replace a tensor by the ranks' sum, maximum or minimum, computed in rank order."""
+        add = _IN_PLACE.get(op, Tensor.add_)
+        if (exchange := self._exchange_for(tensor)) is not None:
+            exchange.all_reduce(tensor, add)
+            return
+        for rank, part in enumerate(self.all_gather(tensor)):
+            (add if rank else Tensor.copy_)(tensor, part)
+
     def _global_rank(self, rank: int) -> int:
         return self._ranks[rank] if self._ranks else rank
 
@@ -301,6 +352,17 @@ class TorchComm:
             raise problem
         if ranks:
             raise MisuseError(f"rank {ranks[0]} tried to send a value that is not JSON; its error has details")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex()
+
+
+def _overwrite(tensor: Tensor, result: Tensor) -> Tensor:
+    """Copy a result into ``tensor``, which may be a parameter, unless it is the same; return ``tensor``."""
+    if result is not tensor:
+        overwrite(tensor.detach(), result)
+    return tensor
 
 
 def _operation(op: str) -> Any:

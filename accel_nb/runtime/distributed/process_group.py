@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.devices.registry import device_type, type_of_backend
+from accel_nb.runtime.distributed.memory_exchange import LastExchange, MemoryExchange, create_memory, is_supported
 from accel_nb.runtime.distributed.shared_group import original_function
 from accel_nb.runtime.process.environment import launch_store
 from accel_nb.runtime.world import World
@@ -39,6 +41,8 @@ GLOO_RELEASE_TIMEOUT_S = 2.0
 
 _DESCRIPTORS = "/proc/self/fd"
 _NOTES = "accel_nb/notes"
+_OF_ALL = "default_pg"
+"""torch's description of the default group."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _GROUP_FACTORY = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
@@ -49,6 +53,10 @@ class DefaultGroup:
     Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have called.
     ``cut_connections`` may be called from any thread, on any rank.
     """
+
+    # The memory through which the ranks of the open group exchange small tensors, with this group of torch. It is of
+    # the class as the group is of the process: `adopt` gives other objects for it.
+    _exchange: ClassVar[tuple[Any, MemoryExchange] | None] = None
 
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
         self.world = world
@@ -101,13 +109,25 @@ class DefaultGroup:
         """Return the name of the backend of the open default group."""
         return dist.get_backend()
 
-    @staticmethod
-    def num_collectives() -> int | None:
+    @classmethod
+    def exchange(cls) -> MemoryExchange | None:
+        """Return the memory through which all ranks exchange small tensors; None if there is none."""
+        if cls._exchange is None or cls._exchange[0] is not dist.group.WORLD:
+            return None
+        return cls._exchange[1]
+
+    @classmethod
+    def num_collectives(cls) -> int | None:
         """Return how many collectives this rank has started in the open group; None if its backend does not count."""
         try:
-            return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+            return int(dist.group.WORLD._get_sequence_number_for_group()) + cls._num_exchanges()  # type: ignore[union-attr]
         except RuntimeError:
             return None
+
+    @classmethod
+    def _num_exchanges(cls) -> int:
+        exchange = cls.exchange()
+        return 0 if exchange is None else exchange.num_exchanges
 
     @staticmethod
     def world_of_open_group() -> World:
@@ -130,6 +150,8 @@ class DefaultGroup:
         The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send over
         a closed connection, and the receiver then waits until the group's timeout.
         """
+        if self._is_owner and (exchange := self.exchange()) is not None:
+            exchange.leave()
         cut = _shut_down(self._sockets)
         if self._is_owner and self.backend == "nccl":
             try:
@@ -161,19 +183,40 @@ class DefaultGroup:
         """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
 
         ``is_open`` states whether the collective has not finished and belongs to the current group, ``is_of_all``
-        whether all ranks are in its group. The source is torch's flight recorder; None if it has no record for the
-        backend. Any thread may call.
+        whether all ranks are in its group. The source is torch's flight recorder, and the exchange through memory,
+        which is counted with the collectives of all ranks; None if neither has a record. Any thread may call.
         """
-        last = _last_record() if self.is_open() else None
+        records = _flight_records() if self.is_open() else []
+        last = max(records, key=lambda record: record["record_id"], default=None)
+        exchange = self.exchange() if self.is_open() else None
+        newest = None if exchange is None else exchange.last
+        if exchange is not None and newest is not None and (last is None or last["time_created_ns"] < newest.began_ns):
+            return self._describe_exchange(exchange, newest, records)
         if last is None:
             return None
+        is_of_all = last["process_group"][1] == _OF_ALL
         return {
             "group": last["process_group"][0],
-            "sequence": last["collective_seq_id"],
+            "sequence": last["collective_seq_id"] + (self._num_exchanges() if is_of_all else 0),
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
             "is_open": last.get("retired") is False and last["time_created_ns"] > self._opened_ns,
-            "is_of_all": last["process_group"][1] == "default_pg",
+            "is_of_all": is_of_all,
+        }
+
+    @staticmethod
+    def _describe_exchange(
+        exchange: MemoryExchange, last: LastExchange, records: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        of_all = [record["collective_seq_id"] for record in records if record["process_group"][1] == _OF_ALL]
+        default: Any = dist.group.WORLD
+        return {
+            "group": default.group_name,
+            "sequence": max(of_all, default=0) + exchange.num_exchanges,
+            "operation": last.operation,
+            "sizes": last.sizes,
+            "is_open": last.is_open,
+            "is_of_all": True,
         }
 
     def replace_default_group(self) -> None:
@@ -182,6 +225,7 @@ class DefaultGroup:
         Waiting collectives of the old group fail. Flags are lost.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
+        has_exchange = self._close_exchange()
         self._opened_ns = time.time_ns()
         if backend == "nccl":
             c10d._abort_process_group()
@@ -194,12 +238,15 @@ class DefaultGroup:
             store=dist.PrefixStore("renewed", store),  # pyright: ignore[reportPrivateImportUsage]
             timeout=timedelta(seconds=self._timeout_s),
         )
+        if has_exchange:
+            self._open_exchange()
 
     def close(self) -> None:
         """Destroy the group and its subgroups; does nothing if it is closed already or was opened by other code."""
         if not self._is_owner:
             return
         atexit.unregister(self._close_at_exit)  # a group that is open at exit may belong to other code
+        self._close_exchange()
         if self._original_factory is not None:
             setattr(c10d, _GROUP_FACTORY, self._original_factory)
             self._original_factory = None
@@ -237,11 +284,42 @@ class DefaultGroup:
                 timeout=timedelta(seconds=self._timeout_s),
                 **init_options,
             )
-            if self.backend == "gloo":  # an early exit would close connections that others are still opening
-                c10d.barrier()
+            if self.backend == "gloo":
+                self._open_exchange()
         except BaseException:
             self.close()
             raise
+
+    def _open_exchange(self) -> None:
+        """Open the memory of the group's ranks, if all are on this machine; every rank must call, and waits for all."""
+        rank, size = self.world.rank, self.world.size
+        is_local = self.world.local_size == size > 1 and is_supported(size)
+        store, key = c10d._get_default_store(), f"{_NOTES}/exchange"
+        descriptor, exchange = None, None
+        try:
+            if is_local and rank == 0:
+                descriptor, path, token = create_memory(size)
+                store.set(key, f"{token.hex()} {path}")
+            if is_local:
+                token, _, path = store.get(key).decode().partition(" ")
+                exchange = MemoryExchange(path, bytes.fromhex(token), rank, size, timeout_s=self._timeout_s)
+        except OSError as error:  # the ranks are on several machines after all, or may not read each other's files
+            logger.debug("no memory for exchanges: %s", error)
+        # This wait is needed without an exchange too: an early exit would close connections that others still open.
+        has_opened = torch.tensor([exchange is not None], dtype=torch.int32)
+        c10d.all_reduce(has_opened, c10d.ReduceOp.MIN)
+        if descriptor is not None:
+            os.close(descriptor)
+        if exchange is not None and has_opened.item():
+            DefaultGroup._exchange = dist.group.WORLD, exchange
+
+    @classmethod
+    def _close_exchange(cls) -> bool:
+        """Close the memory of the group's ranks; return whether there was any."""
+        exchange, DefaultGroup._exchange = cls.exchange(), None
+        if exchange is not None:
+            exchange.close()
+        return exchange is not None
 
     def _file_store(self, path: str) -> Any:
         """Return a store over a file, with separate keys for each group that is opened over the same file."""
@@ -279,11 +357,10 @@ def wait_for_gloo_threads() -> None:
         time.sleep(0.001)  # sleep releases the GIL, which these threads need
 
 
-def _last_record() -> dict[str, Any] | None:
-    """Return the newest entry of torch's flight recorder; None if there is none."""
+def _flight_records() -> list[dict[str, Any]]:
+    """Return the entries of torch's flight recorder."""
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
-    entries = [] if dump is None else json.loads(dump(True, False)).get("entries") or []
-    return max(entries, key=lambda entry: entry["record_id"], default=None)
+    return [] if dump is None else json.loads(dump(True, False)).get("entries") or []
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:

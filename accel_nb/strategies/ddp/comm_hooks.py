@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.config.sections import DdpOptions
 from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.torch_private import is_checked
 
 _HOOKS: dict[str, Any] = {
@@ -47,14 +49,32 @@ def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
     ddp.register_comm_hook(state, _for_gloo(hook) if device_type(ddp.device_type).is_host else hook)
 
 
-def average_buckets(ddp: DistributedDataParallel) -> None:
+def average_buckets(ddp: DistributedDataParallel, comm: Communicator) -> None:
     """Register the hook that averages whole buckets, without compression; every rank must call."""
+    if device_type(ddp.device_type).is_host:
+        ddp.register_comm_hook(None, _for_small_buckets(comm))
+        return
     if not is_checked("ddp.builtin_hook"):
         ddp.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
         return
     from torch._C._distributed_c10d import BuiltinCommHookType
 
     ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+
+
+def _for_small_buckets(comm: Communicator) -> Callable[[Any, Any], Any]:
+    """Return the hook for tensors on the host, which averages a small bucket by one exchange, and waits for it."""
+
+    def average(state, bucket):  # without annotations: DDP compares them, and here they would be strings
+        gradients = bucket.buffer()
+        if not comm.sums_at_once(gradients):
+            group: Any = dist.group.WORLD
+            return default_hooks.allreduce_hook(group, bucket)
+        future = torch.futures.Future()
+        future.set_result(comm.all_reduce(gradients.div_(comm.world.size)))
+        return future
+
+    return average
 
 
 def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -80,6 +80,7 @@ class Ddp(ReplicaStrategy):
                     self._window,
                     self._stop_ddp,
                     self.options,
+                    self._comm,
                     has_ddp=has_ddp,
                     has_bucket_views=not self._averages_every_pass,
                 )
@@ -91,7 +92,7 @@ class Ddp(ReplicaStrategy):
                 self._replicas[id(model)] = replica
             elif self.precision.policy.compute is not None:
                 replace_forward(model, forward)
-                self._replicas[id(model)] = _Replica(model, forward, self._window, self._stop_ddp, None)
+                self._replicas[id(model)] = _Replica(model, forward, self._window, self._stop_ddp, None, self._comm)
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -298,6 +299,7 @@ class _Replica:
         window: _Window,
         stop_ddp: Callable[[_Replica], None],
         options: DdpOptions | None,
+        comm: Communicator,
         *,
         has_ddp: bool = True,
         has_bucket_views: bool = True,
@@ -326,6 +328,7 @@ class _Replica:
         self._plain_forward = forward
         self._stop_ddp = stop_ddp
         self._options = options
+        self._comm = comm
         # Gradients are views of DDP's buckets: the next backward pass overwrites those that code has kept.
         self._has_bucket_views = has_bucket_views
         if options is not None and has_ddp:
@@ -396,7 +399,7 @@ class _Replica:
         elif not options.static_graph:
             # Without a hook DDP divides gradients when they enter a bucket; with one, when the bucket is reduced. Then
             # gradients of a bucket that never fills are left unchanged, and are averaged afterwards.
-            average_buckets(self.ddp)
+            average_buckets(self.ddp, self._comm)
         self._ddp_forward = self.ddp.forward
         # DDP divides and sums a sparse gradient in place. An embedding shares its values with the gradient of its
         # output, and so with other embeddings.
