@@ -2,7 +2,8 @@
 
 Two gloo ranks train the same tiny network, so small that Python dominates, in every way; each way has its own copy of
 it. Blocks of steps alternate in a random order inside of each round. What is measured is the processor time of the
-training thread; other work on the machine can only add to it, so the quietest fifth of the blocks of each way counts.
+process, with gloo's threads; other work on the machine can only add to it, so the quietest fifth of the blocks of each
+way counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def step_overhead(quick: bool = False) -> Report:
     report = Report(
         "Step overhead",
         f"Extra processor time of a training step over hand-written DDP (2 gloo ranks, a network of 3 small layers, "
-        f"{pairs} pairs of processes with {rounds} rounds of {STEPS} steps; rank 0's training thread, lower quintile "
+        f"{pairs} pairs of processes with {rounds} rounds of {STEPS} steps; all threads of rank 0, lower quintile "
         "of the blocks of each, mean of the pairs).",
         ["", "CPU us/step", "extra CPU us", "95 % interval", "wall us/step", "extra wall us"],
     )
@@ -95,9 +96,9 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
                 with context():
                     run(NUM_WARM_UP)
                     dist.barrier()
-                    cpu, wall = time.thread_time(), time.perf_counter()
+                    cpu, wall = time.process_time(), time.perf_counter()
                     run(STEPS)
-                    cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+                    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
                 times[name].append((cpu / STEPS * 1e6, wall / STEPS * 1e6))
         if rank == 0:
             (folder / "0.json").write_text(json.dumps(times))
