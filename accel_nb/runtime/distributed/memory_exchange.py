@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -50,12 +50,12 @@ class _Timespec(ctypes.Structure):
 
 @dataclass(slots=True)
 class LastExchange:
-    """The last exchange that this rank has begun."""
+    """The last exchange that this rank has begun; the values by default are those before the first one."""
 
-    operation: str
-    sizes: list[list[int]]
-    began_ns: int
-    is_open: bool = True
+    operation: str = "none"
+    sizes: list[list[int]] = field(default_factory=list[list[int]])
+    began_ns: int = 0
+    is_open: bool = False
 
 
 class MemoryExchange:
@@ -76,7 +76,7 @@ class MemoryExchange:
             os.close(descriptor)
         self.num_exchanges = 0
         """How many exchanges this rank has begun."""
-        self.last: LastExchange | None = None
+        self.last = LastExchange()
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._words = (ctypes.c_uint32 * (_HEADER_BYTES // 4)).from_buffer(self._memory)
@@ -153,7 +153,7 @@ class MemoryExchange:
             ctypes.memmove(self._first + slots + self._rank * MAX_BYTES, tensor.data_ptr(), num_bytes)
         code = zlib.crc32(operation.encode())
         words[line + _SIZE + half], words[line + _CODE + half] = num_bytes, code
-        last = self.last = LastExchange(operation, [list(tensor.shape)], time.time_ns())
+        last = self.last = LastExchange(operation, [list(tensor.shape)], time.time_ns(), is_open=True)
         self.num_exchanges += 1
         words[line + _COUNTER] = number
         self._wake(self._counters[self._rank])

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.devices.registry import device_type, type_of_backend
-from accel_nb.runtime.distributed.memory_exchange import LastExchange, MemoryExchange, create_memory, is_supported
+from accel_nb.runtime.distributed.memory_exchange import MemoryExchange, create_memory, is_supported
 from accel_nb.runtime.distributed.shared_group import original_function
 from accel_nb.runtime.process.environment import launch_store
 from accel_nb.runtime.world import World
@@ -189,9 +189,8 @@ class DefaultGroup:
         records = _flight_records() if self.is_open() else []
         last = max(records, key=lambda record: record["record_id"], default=None)
         exchange = self.exchange() if self.is_open() else None
-        newest = None if exchange is None else exchange.last
-        if exchange is not None and newest is not None and (last is None or last["time_created_ns"] < newest.began_ns):
-            return self._describe_exchange(exchange, newest, records)
+        if exchange is not None and (last is None or last["time_created_ns"] < exchange.last.began_ns):
+            return self._describe_exchange(exchange, records)
         if last is None:
             return None
         is_of_all = last["process_group"][1] == _OF_ALL
@@ -205,9 +204,8 @@ class DefaultGroup:
         }
 
     @staticmethod
-    def _describe_exchange(
-        exchange: MemoryExchange, last: LastExchange, records: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _describe_exchange(exchange: MemoryExchange, records: list[dict[str, Any]]) -> dict[str, Any]:
+        last = exchange.last
         of_all = [record["collective_seq_id"] for record in records if record["process_group"][1] == _OF_ALL]
         default: Any = dist.group.WORLD
         return {
