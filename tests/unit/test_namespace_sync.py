@@ -179,6 +179,45 @@ def test_equal_numbers_are_not_taken_for_one_object(sides):
     assert sides.worker["fresh"] == [1, (1, 2)]
 
 
+def test_large_gradients_stay_unless_wanted(sides, monkeypatch):
+    monkeypatch.setattr("accel_nb.pool.sync.result_transfer.LARGE_BYTES", 64)
+    sides.kernel["model"], sides.kernel["small"] = torch.nn.Linear(8, 4), torch.nn.Linear(2, 1)
+    sides.ship("model", "small")
+    before = sides.snapshot("model", "small")
+    sides.worker["new"] = torch.nn.Linear(8, 4)
+    for name, size in (("model", 8), ("small", 2), ("new", 8)):
+        sides.worker[name](torch.ones(3, size)).sum().backward()
+    assert sides.bring_back(before) == {"model.grad": "144 B is large", "new.grad": "144 B is large"}
+    assert sides.kernel["model"].weight.grad is None
+    assert sides.kernel["new"].weight.grad is None
+    assert torch.equal(sides.kernel["small"].weight.grad, torch.full((1, 2), 3.0))
+
+    sides.bring_back(sides.snapshot(), wanted=["model"])
+    assert torch.equal(sides.kernel["model"].weight.grad, sides.worker["model"].weight.grad)
+
+
+def test_gradients_that_are_not_of_one_process_stay(sides):
+    sides.kernel["model"] = torch.nn.Linear(2, 1)
+    sides.ship("model")
+    before = sides.snapshot("model")
+    sides.worker["new"] = torch.nn.Linear(2, 1)
+    for name in ("model", "new"):
+        sides.worker[name](torch.ones(3, 2)).sum().backward()
+    assert sides.bring_back(before, returns_gradients=False) == {}
+    assert sides.kernel["model"].weight.grad is None
+    assert sides.kernel["new"].weight.grad is None
+
+
+def test_sparse_gradients_come_back(sides):
+    sides.kernel["table"] = torch.nn.Embedding(4, 2, sparse=True)
+    sides.ship("table")
+    before = sides.snapshot("table")
+    sides.worker["table"](torch.tensor([1, 1])).sum().backward()
+    assert sides.bring_back(before) == {}
+    assert torch.equal(sides.kernel["table"].weight.grad.to_dense(), sides.worker["table"].weight.grad.to_dense())
+    assert sides.ship("table") == []
+
+
 def test_large_values_stay_unless_wanted(sides):
     before = sides.snapshot()
     sides.worker["big"] = np.zeros(20_000_000)

@@ -243,7 +243,7 @@ class PlainCells:
             self._stepper.window.has_unequal_shares = False
             warn_unequal_shares(self._accelerator)
         self._stepper.window.set_share(None)
-        if self._passes.has_unused_gradients:
+        if self._passes.has_unused_gradients and not self._accelerator.has_whole_gradients:
             warn_gradients_left(self._accelerator)
 
     @property

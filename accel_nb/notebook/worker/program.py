@@ -257,6 +257,7 @@ class CellProgram:
                 wanted=resolved.config.pull,
                 rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
+                returns_gradients=all(known.has_whole_gradients for known in self._open_accelerators()),
             )
 
         packed = None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.module_gradients import gradients_of
 from accel_nb.pool.sync.module_hooks import HookPlace, module_hook_ids
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -69,6 +70,7 @@ class ModuleContent:
 
     weights: tuple[tuple[Any, ...], tuple[bool, ...]]
     """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
+    gradients: tuple[Any, ...]
     attributes: AttributesContent
     hooks: dict[HookPlace, int]
 
@@ -93,11 +95,12 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
+        weights, gradients = (tensor_fingerprints(tensors.values()), flags), gradients_of(value)
         attributes = _attributes_fingerprint(value, namespace, refs)
-        return Fingerprint(
-            _structure(value, tensors),
-            ModuleContent((tensor_fingerprints(tensors.values()), flags), attributes, module_hook_ids(value)),
+        content = ModuleContent(
+            weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)
         )
+        return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
@@ -112,9 +115,10 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
     if is_tensor(value):
         own = () if place else (value,)  # the content of a view is that of the object that it is in
         parts = own if not value.is_leaf or value.grad is None else (*own, value.grad)
-        if place:
-            return Fingerprint(("view", place), (tensor_fingerprints(parts, exact=True), value.requires_grad))
-        return Fingerprint(found[0] if found else None, (tensor_fingerprints(parts, exact=True), value.requires_grad))
+        attributes = tensor_attributes(value)
+        code = digest(attributes, namespace=namespace, shared=refs) if attributes else None
+        content = (tensor_fingerprints(parts, exact=True), value.requires_grad, code)
+        return Fingerprint(("view", place) if place else found[0] if found else None, content)
     if found is None:
         own = refs.pop(id(value), None)
         try:

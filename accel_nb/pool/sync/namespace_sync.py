@@ -25,6 +25,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_state,
 )
 from accel_nb.pool.sync.iterators import is_iterator
+from accel_nb.pool.sync.module_gradients import gradient_state, set_gradients
 from accel_nb.pool.sync.module_hooks import changed_module_hooks, set_changed_module_hooks
 from accel_nb.pool.sync.module_parts import set_module_parts
 from accel_nb.pool.sync.object_kinds import (
@@ -72,6 +73,8 @@ class NamespaceDelta:
     structures: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The direct parts of the modules in modules whose structure was changed."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The gradients of modules."""
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The attributes of modules other than tensors and flags."""
     hooks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class NamespaceDelta:
         return list(
             dict.fromkeys(
                 [
-                    *(*self.values, *self.changed, *self.structures, *self.modules, *self.attributes),
+                    *(*self.values, *self.changed, *self.structures, *self.modules, *self.gradients, *self.attributes),
                     *(*self.hooks, *self.optimizers, *self.schedulers),
                 ]
             )
@@ -120,11 +123,13 @@ class NamespaceDelta:
         namespace: Namespace,
         shared: Mapping[int, SharedId],
         payloads: PayloadFactory,
+        *,
         kept_names: Collection[str] | None = None,
+        has_gradient: Callable[[Any], bool] | None = None,
     ) -> BufferPayload:
         """Serialize into a payload; raise SectionError if a value cannot be copied: its key ends in the path.
 
-        ``kept_names`` is as in `dump_sections`.
+        ``kept_names`` and ``has_gradient`` are as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed, next_number())}
         for field_name in _PACKING_ORDER:
@@ -132,7 +137,11 @@ class NamespaceDelta:
             # Values that may fail to be rebuilt come last: if one fails, so do later ones that share an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
-        return payloads.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
+        return payloads.write(
+            *dump_sections(
+                sections, namespace=namespace, shared=shared, kept_names=kept_names, has_gradient=has_gradient
+            )
+        )
 
     @classmethod
     def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[NamespaceDelta, dict[str, Exception]]:
@@ -166,6 +175,7 @@ class NamespaceDelta:
             (self.structures, set_module_parts),
             (self.changed, set_content),
             (self.modules, set_module_state),
+            (self.gradients, set_gradients),
             (self.attributes, set_module_attributes),
             (self.hooks, set_changed_module_hooks),
             (self.optimizers, set_optimizer_state),
@@ -192,7 +202,10 @@ def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, 
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
 
 
-_PACKING_ORDER = "structures", "modules", "optimizers", "schedulers", "values", "changed", "attributes", "hooks"
+_PACKING_ORDER = (
+    *("structures", "modules", "gradients", "optimizers", "schedulers"),
+    *("values", "changed", "attributes", "hooks"),
+)
 
 
 def _packing_order(value: Any) -> tuple[int, int]:
@@ -349,7 +362,9 @@ class SharedObjectRegistry:
         )
         try:
             worker_only = {name for name, entry in self._entries.items() if entry.is_worker_only}
-            payload = delta.pack(namespace, still_shared, payloads, worker_only)
+            payload = delta.pack(
+                namespace, still_shared, payloads, kept_names=worker_only, has_gradient=lambda parameter: True
+            )
         except SectionError as error:
             raise _Unsendable(_find_problems(delta.values, namespace, still_shared, error)) from None
         further = {root_name(path) for path in still_shared.looked_up} - seen
@@ -520,6 +535,8 @@ def _add_change(
     if is_module(value):
         if fingerprint.content.weights != before.content.weights:
             delta.modules[path] = module_state(value)
+        if fingerprint.content.gradients != before.content.gradients:
+            delta.gradients[path] = gradient_state(value)
         if fingerprint.content.attributes != before.content.attributes:
             delta.attributes[path] = module_attributes(value, namespace, shared, before.content.attributes)
         if fingerprint.content.hooks != before.content.hooks:

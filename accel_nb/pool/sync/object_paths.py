@@ -32,6 +32,7 @@ from accel_nb.pool.sync.object_kinds import (
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.tensor_reduction import set_tensor_attributes, tensor_attributes
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.generators import argument_values
@@ -266,6 +267,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
             OwnData(value.detach()),
             value.requires_grad,
             value.grad,
+            tensor_attributes(value),
         )
     if _is_array(value):
         return ("array", value.shape, str(value.dtype)), OwnData(value.view())
@@ -302,11 +304,12 @@ def set_content(value: Any, content: Any) -> None:
     elif isinstance(value, functools.partial):
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):
-        data, requires_grad, gradient = content
+        data, requires_grad, gradient, own = content
         overwrite(value.data, data_of(data))
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
         value.grad = gradient
+        set_tensor_attributes(value, own)
     elif _is_array(value):
         value[...] = data_of(content)
     elif isinstance(value, list | bytearray):

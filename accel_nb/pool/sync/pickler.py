@@ -11,7 +11,7 @@ import pickle
 import sys
 import types
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -112,6 +112,7 @@ class Pickler(cloudpickle.Pickler):
         *,
         by_identity: bool = False,
         kept_names: Collection[str] | None = None,
+        has_gradient: Callable[[Any], bool] | None = None,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=on_buffer)
         # cloudpickle maps the id of a function's globals to a dict: that of the namespace becomes the receiver's.
@@ -120,8 +121,9 @@ class Pickler(cloudpickle.Pickler):
         self._shared = shared
         self._by_identity = by_identity
         self._kept_names = kept_names
-        # The notebook sends gradients with a model; workers return its weights only, since that would double the data.
         self._is_returned = kept_names is None
+        # Whether the gradient of a parameter is a part of it; without this, of none: a copy is measured or compared.
+        self._has_gradient = has_gradient
         self._blocks = MemoryBlocks(shared if isinstance(shared, SharedObjects) else SharedObjects())
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
@@ -147,6 +149,9 @@ class Pickler(cloudpickle.Pickler):
                 f"workers have read from this {type(obj).__qualname__}, and the place that they got to is lost"
             )
         return found
+
+    def _omits_gradient(self, parameter: Any) -> bool:
+        return self._has_gradient is None or not self._has_gradient(parameter)
 
     def _id_of_text(self, text: str) -> SharedId | str | None:
         if text is argparse.SUPPRESS:
@@ -180,11 +185,13 @@ class Pickler(cloudpickle.Pickler):
             is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
             found = full_tensor(obj)
             held = torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found  # type: ignore[union-attr]
-            return reduce_tensor(held, self._blocks, omits_gradient=self._is_returned)
+            if not self._omits_gradient(obj) and obj.grad is not None:
+                held.grad = full_tensor(obj.grad)
+            return reduce_tensor(held, self._blocks, omits_gradient=False)
         if hasattr(type(obj), "_accel_nb_reduce"):
             return obj._accel_nb_reduce()
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
-            return reduce_tensor(obj, self._blocks, omits_gradient=self._is_returned)
+            return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
         if torch is not None and isinstance(obj, torch.Generator):
             return reduce_generator(obj)
         if isinstance(obj, types.CellType):

@@ -48,6 +48,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_state,
 )
 from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
+from accel_nb.pool.sync.module_gradients import ReturnedGradients, gradient_state
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts, module_parts, paths_before
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
@@ -300,11 +301,13 @@ class ResultSender:
         wanted: Collection[str] = (),
         rng: Any = None,
         rng_digest: str | None = None,
+        returns_gradients: bool = True,
     ) -> PackedReturn:
         """Pack the values that the cell has bound or changed; those of ``wanted`` names are returned whatever the size.
 
         Names for which ``hidden`` returns True are never returned. ``rng`` are generator states to return, and
-        ``rng_digest`` identifies this process's states, even if they need not be returned.
+        ``rng_digest`` identifies this process's states, even if they need not be returned. Without
+        ``returns_gradients`` the gradients of models stay here.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
         delta, weights, kept = NamespaceDelta(rng=rng, removed=removed), {}, {}
@@ -312,6 +315,7 @@ class ResultSender:
         wanted, self._deferred_weights = {*wanted, *self._deferred_weights}, set()
         living = before.living()
         restructured = before.changed_modules()
+        gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, kept)
         shared = before.shared_ids(restructured)
         trial = Trial(namespace, shared)
         for name, value in dict(namespace).items():  # threads of the cell may bind names meanwhile
@@ -336,6 +340,8 @@ class ResultSender:
             if path in restructured:
                 delta.structures[path] = module_parts(value, path, shared)
                 delta.modules[path] = module_state(value)
+                if gradients.includes(path, value, is_wanted=is_wanted):
+                    delta.gradients[path] = gradient_state(value)
                 assert was is not None, "a module with changed parts has a fingerprint"
                 moved = paths_before(value, path, shared)
                 delta.attributes[path] = module_attributes(value, namespace, shared, was.content.attributes, moved)
@@ -346,7 +352,9 @@ class ResultSender:
                 kept[path] = WAS_READ
                 continue
             if root in before.shared and fingerprint and was and (is_optimizer(value) or fingerprint.can_update(was)):
-                self._add_change(path, value, fingerprint, was, namespace, shared, delta, weights, kept, is_wanted)
+                self._add_change(
+                    path, value, fingerprint, was, namespace, shared, delta, weights, gradients, kept, is_wanted
+                )
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
                 if path == root and is_module(value) and root in delta.values:
@@ -354,14 +362,17 @@ class ResultSender:
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
         for changes in (
-            *(delta.structures, delta.modules, delta.changed, delta.attributes, delta.hooks),
+            *(delta.structures, delta.modules, delta.gradients, delta.changed, delta.attributes, delta.hooks),
             *(delta.optimizers, delta.schedulers, weights),
         ):
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = shared.select(lambda item: root_name(item[1]) not in whole)
         del trial  # it holds copies of values in other memory, such as a GPU's
-        packed = self._pack(delta, weights, kept, rng_digest, namespace, outside)
+        for name, value in delta.values.items():
+            if is_module(value):
+                gradients.includes(name, value, is_wanted=name in wanted)
+        packed = self._pack(delta, weights, gradients, kept, rng_digest, namespace, outside)
         packed.record.replaced.extend(name for name in replaced if name not in packed.record.kept)
         return packed
 
@@ -402,6 +413,7 @@ class ResultSender:
         shared: SharedObjects,
         delta: NamespaceDelta,
         weights: dict[str, Any],
+        gradients: ReturnedGradients,
         kept: dict[str, str],
         is_wanted: bool,
     ) -> None:
@@ -415,6 +427,9 @@ class ResultSender:
                     delta.modules[path] = module_state(value)
                 else:
                     weights[path] = value
+            has_changed = is_wanted or fingerprint.content.gradients != known.content.gradients
+            if has_changed and gradients.includes(path, value, is_wanted=is_wanted):
+                delta.gradients[path] = gradient_state(value)
             if is_wanted or fingerprint.content.attributes != known.content.attributes:
                 delta.attributes[path] = module_attributes(value, namespace, shared, known.content.attributes)
             if is_wanted or fingerprint.content.hooks != known.content.hooks:
@@ -450,6 +465,7 @@ class ResultSender:
         self,
         delta: NamespaceDelta,
         modules: Mapping[str, Any],
+        gradients: ReturnedGradients,
         kept: dict[str, str],
         rng_digest: str | None,
         namespace: Namespace,
@@ -458,7 +474,9 @@ class ResultSender:
         payloads: dict[str, Payload] = {}
         while delta:
             try:
-                payloads[CHANGES] = delta.pack(namespace, shared, self._payloads)
+                payloads[CHANGES] = delta.pack(
+                    namespace, shared, self._payloads, has_gradient=gradients.includes_that_of
+                )
             except SectionError as error:  # the other sections can be returned without this one
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"

@@ -29,15 +29,17 @@ def dump_sections(
     namespace: dict[str, Any],
     shared: Mapping[int, SharedId],
     kept_names: Collection[str] | None = None,
+    has_gradient: Callable[[Any], bool] | None = None,
 ) -> tuple[bytes, list[memoryview]]:
     """Return one stream with a section for each value, and the out-of-band buffers; read by `load_sections`.
 
     A later section refers to an object of an earlier one instead of repeating it. With ``kept_names``, loading the
     stream also binds the functions and classes of ``namespace`` that a value refers to, under their names, so that the
-    receiver can pickle them by reference; names in ``kept_names`` are not rebound. Raise SectionError.
+    receiver can pickle them by reference; names in ``kept_names`` are not rebound. Parameters for which
+    ``has_gradient`` returns True keep their gradients. Raise SectionError.
     """
     stream, buffers = io.BytesIO(), []
-    pickler = Pickler(stream, buffers.append, namespace, shared, kept_names=kept_names)
+    pickler = Pickler(stream, buffers.append, namespace, shared, kept_names=kept_names, has_gradient=has_gradient)
     table: list[tuple[Any, int, int]] = []
     for key, value in values.items():
         start, num_buffers = stream.tell(), len(buffers)

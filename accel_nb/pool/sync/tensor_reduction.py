@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
@@ -26,7 +27,9 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) ->
     name = str(data.dtype).removeprefix("torch.")
     if not tensor.is_leaf:
         gradient = tensor.grad if tensor.retains_grad else None
-        return _rebuild_inner_tensor, (held, name, layout, device, gradient)
+        rebuilt = _rebuild_inner_tensor, (held, name, layout, device, gradient)
+        own = tensor_attributes(tensor)
+        return (*rebuilt, ({}, gradient, own), None, None, _set_tensor_state) if own else rebuilt
     arguments = held, name, layout, tensor.requires_grad, is_parameter, device
     hooks, gradient = gradient_hooks(tensor), None if is_parameter and omits_gradient else tensor.grad
     if gradient is not None and type(gradient) is not torch.Tensor:
@@ -71,6 +74,13 @@ def tensor_attributes(tensor: Any) -> dict[str, Any]:
     if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
         own = own["__getstate__"]()
     return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
+
+
+def set_tensor_attributes(tensor: Any, own: Mapping[str, Any]) -> None:
+    """Set the attributes of a tensor to those that `tensor_attributes` returned for another."""
+    for name in tensor_attributes(tensor).keys() - own.keys():
+        delattr(tensor, name)
+    vars(tensor).update(own)
 
 
 def _set_tensor_state(tensor: Any, state: tuple[dict[str, dict[int, Any]], Any, dict[str, Any]]) -> None:

@@ -1,5 +1,5 @@
 # Gradient accumulation by hand without a division: gradients add up over three batches.
-# outcome: told without a step
+# outcome: equal
 # compare: model
 # %%
 import torch

@@ -1,5 +1,5 @@
 # Saliency eval.
-# outcome: told without a step
+# outcome: equal
 # compare: gw
 # %%
 

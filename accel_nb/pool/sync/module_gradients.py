@@ -1,0 +1,65 @@
+"""Gradients of models: parts of a model that are sent beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.config.byte_sizes import size_text
+from accel_nb.pool.sync.object_kinds import is_sparse
+from accel_nb.pool.sync.shared_memory import OwnData, data_of
+from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, is_sharded
+from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
+
+
+def gradients_of(module: Any) -> dict[str, Any]:
+    """Return by path the gradients of a module's parameters that have one."""
+    return {path: value.grad for path, value in module.named_parameters() if value.grad is not None}
+
+
+def gradient_state(module: Any) -> dict[str, Any]:
+    """Return the gradients of a module, for `set_gradients` of another copy of it."""
+    return {path: OwnData(value) for path, value in gradients_of(module).items()}
+
+
+def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
+    """Set the gradient of each parameter to the one in ``state``; those of others to None."""
+    import torch
+
+    for path, parameter in module.named_parameters():
+        value = data_of(state.get(path))
+        if value is None or is_sparse(value):
+            parameter.grad = value
+        elif value.shape == full_shape(parameter):
+            gradient = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+            fill_tensor(gradient, value)
+            parameter.grad = gradient
+
+
+@dataclass(slots=True)
+class ReturnedGradients:
+    """The gradients that go back to the notebook: those of a model if they are not large."""
+
+    limit: int | None
+    """The bytes above which the gradients of a model are large; None: no gradient of a parameter goes back."""
+    kept: dict[str, str]
+    """By path, why a value stays on the workers."""
+    _left: set[int] = field(default_factory=set[int])
+
+    def includes(self, path: str, module: Any, *, is_wanted: bool = False) -> bool:
+        """Return whether the gradients of the module at a path go back; wanted ones do whatever their size."""
+        if self.limit is None:
+            return False
+        found = gradients_of(module)
+        size = sum(value.numel() * value.element_size() for value in found.values())
+        is_divided = any(is_sharded(value) for value in found.values()) and not can_read_full()
+        if not is_divided and (is_wanted or size <= self.limit):
+            return True
+        self._left.update(map(id, module.parameters()))
+        self.kept[f"{path}.grad"] = f"{size_text(size)} is {'divided' if is_divided else 'large'}"
+        return False
+
+    def includes_that_of(self, parameter: Any) -> bool:
+        """Return whether a parameter that goes back has its gradient."""
+        return self.limit is not None and id(parameter) not in self._left
