@@ -191,7 +191,10 @@ def has_references(value: Any) -> bool:
 
 
 def is_plain_object(value: Any) -> bool:
-    """Return whether a value is defined by its attributes: its class defines no pickling or copying methods."""
+    """Return whether a value is defined by its attributes: these are what pickle would save.
+
+    What the class's ``__setstate__`` does to attributes that arrive is not needed: here they are those of the other side.
+    """
     kind = type(value)
     return (
         attributes_of(value) is not None
@@ -202,7 +205,6 @@ def is_plain_object(value: Any) -> bool:
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
         and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
-        and not hasattr(kind, "__setstate__")
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and not is_training_object(value)
