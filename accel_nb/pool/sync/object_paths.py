@@ -193,7 +193,7 @@ def has_references(value: Any) -> bool:
 def is_plain_object(value: Any) -> bool:
     """Return whether a value is defined by its attributes: these are what pickle would save.
 
-    What the class's ``__setstate__`` does to attributes that arrive is not needed: here they are those of the other side.
+    What the class's ``__setstate__`` does to attributes that arrive is not needed: they are those of the other side.
     """
     kind = type(value)
     return (
