@@ -218,6 +218,13 @@ def test_sparse_gradients_come_back(sides):
     assert sides.ship("table") == []
 
 
+def test_handles_of_hooks_whose_module_is_gone_are_sent(sides):
+    handle = nn.Linear(1, 1).register_forward_hook(lambda *values: None)
+    sides.kernel["handles"] = [handle]
+    assert sides.ship("handles") == ["handles"]
+    sides.worker["handles"][0].remove()
+
+
 def test_large_values_stay_unless_wanted(sides):
     before = sides.snapshot()
     sides.worker["big"] = np.zeros(20_000_000)

@@ -95,7 +95,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
     if is_module(value):
         tensors = module_tensors(value)
         flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
-        weights, gradients = (tensor_fingerprints(tensors.values()), flags), gradients_of(value)
+        weights, gradients = (tensor_fingerprints(tensors.values()), flags), gradients_of(tensors.items())
         attributes = _attributes_fingerprint(value, namespace, refs)
         content = ModuleContent(
             weights, (*gradients, *tensor_fingerprints(gradients.values())), attributes, module_hook_ids(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +13,14 @@ from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, is_s
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 
 
-def gradients_of(module: Any) -> dict[str, Any]:
-    """Return by path the gradients of a module's parameters that have one."""
-    return {path: value.grad for path, value in module.named_parameters() if value.grad is not None}
+def gradients_of(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return by path the gradients of the tensors that have one, such as the ``named_parameters`` of a module."""
+    return {path: value.grad for path, value in tensors if value.is_leaf and value.grad is not None}
 
 
 def gradient_state(module: Any) -> dict[str, Any]:
     """Return the gradients of a module, for `set_gradients` of another copy of it."""
-    return {path: OwnData(value) for path, value in gradients_of(module).items()}
+    return {path: OwnData(value) for path, value in gradients_of(module.named_parameters()).items()}
 
 
 def set_gradients(module: Any, state: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class ReturnedGradients:
         """Return whether the gradients of the module at a path go back; wanted ones do whatever their size."""
         if self.limit is None:
             return False
-        found = gradients_of(module)
+        found = gradients_of(module.named_parameters())
         size = sum(value.numel() * value.element_size() for value in found.values())
         is_divided = any(is_sharded(value) for value in found.values()) and not can_read_full()
         if not is_divided and (is_wanted or size <= self.limit):

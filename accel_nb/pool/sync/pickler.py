@@ -57,7 +57,7 @@ from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedOb
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
-from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_replacement
+from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
@@ -219,6 +219,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_replacement(obj)
         if type(obj) is weakref.ref and _is_trained(obj()):
             return weakref.ref, (obj(),)
+        if is_hook_handle(obj):
+            return reduce_hook_handle(obj)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
         if is_weak_mapping(obj):

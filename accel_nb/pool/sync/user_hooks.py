@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 import types
 from collections import OrderedDict
@@ -171,3 +172,16 @@ def replaced_method(optimizer: Any, name: str, method: Any) -> Any:
         return inner
     # That of a scheduler names the function of a bound method.
     return None if inner in (None, getattr(type(optimizer), name)) else types.MethodType(inner, optimizer)
+
+
+def is_hook_handle(value: Any) -> bool:
+    """Return whether a value is the handle of a hook that code has registered."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.utils.hooks.RemovableHandle
+
+
+def reduce_hook_handle(handle: Any) -> Any:
+    """Reduce a handle; torch's own state of one whose module was freed cannot be rebuilt."""
+    hooks, number, *others = handle.__getstate__()
+    living = [tuple(held for held in extra if held is not None) for extra in others]
+    return copyreg.__newobj__, (type(handle),), (hooks, number, *living)  # type: ignore[attr-defined]
