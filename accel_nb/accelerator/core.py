@@ -189,9 +189,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
     def has_whole_gradients(self) -> bool:
         """Whether ``parameter.grad`` is that of all ranks: not within windows, scaled, or held by the strategy."""
         strategy, window = self._stepper.strategy, self._stepper.window
-        return window.size == 1 and not (
-            strategy.capabilities.hides_gradients or strategy.precision.policy.loss_scaling
-        )
+        if window.size > 1 or strategy.capabilities.hides_gradients or strategy.precision.policy.loss_scaling:
+            return False
+        return self.components.groups.mesh.has_one_dimension
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
@@ -204,10 +204,9 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
             cast(LayerDividing, self._stepper.strategy).share_state()
 
     def sharded_tensors(self) -> list[Tensor]:
-        """Return the sharded parameters, gradients and tensors of optimizer state, in the same order on every rank."""
+        """Return the sharded parameters and tensors of optimizer state, in the same order on every rank."""
         bundle = self._stepper.bundle
         found = [value for model in bundle.models for value in model.parameters()]
-        found += [value.grad for value in found if value.grad is not None]
         for optimizer in bundle.optimizers:
             entries = [optimizer.state.get(value, {}) for value in stepped_parameters(optimizer)]
             found += [value for values in entries for value in values.values()]

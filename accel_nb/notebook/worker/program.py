@@ -311,10 +311,11 @@ class CellProgram:
             return None
 
     def _find_sharded_values(self, comm: Communicator, known: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sharded tensors of the namespace that are not ``known``, if they are the same on all ranks."""
+        """Return the gradients of ``known``, and other sharded tensors of names, if they are the same on all ranks."""
         values = [value for name, value in sorted(self._namespace.items()) if not self._is_hidden(name, value)]
         is_known = set(map(id, known))
-        found = [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
+        found = [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
+        found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
         first, *others = comm.all_gather_json([list(tensor.shape) for tensor in found])
         return found if all(shapes == first for shapes in others) else []
 
