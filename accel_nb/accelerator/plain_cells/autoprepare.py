@@ -178,11 +178,9 @@ class PlainCells:
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
         has_optimizers = self._accelerator.has_optimizers
-        if self._stepper.is_outdated():
-            self._accelerator.components.preparer.refresh()
+        self._accelerator.components.preparer.refresh()
         if not (found.optimizers or (has_optimizers and (found.loaders or found.schedulers))):
             return UnpreparedObjects()
-        self._accelerator.components.preparer.refresh()
         self._prepare(found.objects)
         return found
 
@@ -265,6 +263,7 @@ class PlainCells:
         if self._divided_calls.is_on:
             replace((torch.autograd,), "grad", self._passes.wrap_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
+        replace((Optimizer,), "add_param_group", self._wrap_add_param_group)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(replace_clip_norm, accelerator))
         replace(clip, "clip_grad_value_", functools.partial(replace_clip_value, accelerator))
@@ -478,6 +477,7 @@ class PlainCells:
         """
         if not (self._pending or self._has_unnamed_objects):
             return
+        self._accelerator.components.preparer.refresh()  # a new optimizer may step layers that a model did not have
         pending = self._forget_pending(list(self._pending.values()))
         local = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
         within = list(find_training_objects(local))
@@ -586,6 +586,17 @@ class PlainCells:
             vars(optimizer)["zero_grad"] = types.MethodType(zero_grad, optimizer)
 
         return construct
+
+    def _wrap_add_param_group(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return a method that also prepares again models with new layers, whose parameters a group may hold."""
+
+        @functools.wraps(plain)
+        def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            plain(optimizer, *args, **kwargs)
+            if optimizer in self._accelerator.components.preparer:
+                self._accelerator.components.preparer.refresh()
+
+        return add
 
     def _wrap_loader_iter(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Return an ``__iter__`` that shards a loader that no name of the cell references, if the loop trains."""

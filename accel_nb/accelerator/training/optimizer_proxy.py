@@ -7,6 +7,7 @@ attributes would become part of its state dict, which is its ``__dict__``.
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -64,7 +65,9 @@ class OptimizerProxy:
         self._stepping = stepping
         self._is_stepping = False
         self._closure: Callable[[], Any] | None = None
-        self._result: Any = None
+        # What the cell has passed to ``step``, and what the optimizer's own method returned; None if it did not run.
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.result: Any = None
         self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
         self._step = optimizer.step
         self._zero_grad = optimizer.zero_grad
@@ -96,7 +99,7 @@ class OptimizerProxy:
         try:
             return step(self.optimizer)
         finally:
-            self._is_stepping = False
+            self._is_stepping, self._closure = False, None
 
     def step_directly(self) -> bool:
         """Call the optimizer's original step; return True, since it ran."""
@@ -104,7 +107,7 @@ class OptimizerProxy:
         optimizer._opt_called = True  # read by schedulers for the warning about the order of calls
         self._is_stepping = True
         try:
-            self._stepping.run_step(self.optimizer, self._step)
+            self._run_step()
         finally:
             self._is_stepping = False
         return True
@@ -129,26 +132,43 @@ class OptimizerProxy:
 
     def _install_step(self) -> None:
         # A function and not a method of the proxy, since it is bound to the optimizer.
-        def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._is_stepping:
-                return self._stepping.step(self, closure)
+                self._arguments, self.result = (args, kwargs), None
+                return self._stepping.step(self, _closure_in(args, kwargs))
             optimizer._opt_called = True
-            if self._closure is not None:
-                return self._step(self._closure)
-            return self._stepping.run_step(self.optimizer, self._step)
+            return self._run_step()
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
         self._install("step", step)
 
+    def _run_step(self) -> Any:
+        """Call the optimizer's own step with the cell's arguments; return its result."""
+        args, kwargs = self._arguments
+        if self._closure is not None:
+            own, self_closure = _closure_in(args, kwargs), self._closure
+            args = tuple(self_closure if item is own else item for item in args)
+            kwargs = {name: self_closure if item is own else item for name, item in kwargs.items()}
+            self.result = self._step(*args, **kwargs)
+        else:
+            self.result = self._stepping.run_step(self.optimizer, functools.partial(self._step, *args, **kwargs))
+        return self.result
+
     def _install(self, name: str, method: Callable[..., Any]) -> None:
-        # An optimizer is sent to other processes with the user's method.
-        vars(method)["__wrapped__"] = self._saved[name]
+        # An optimizer is sent to other processes with the user's method. Torch's `GradScaler` reads the signature.
+        vars(method)["__wrapped__"] = self._saved[name] or getattr(type(self.optimizer), name)
         setattr(self.optimizer, name, types.MethodType(method, self.optimizer))
 
     def _restore(self, name: str) -> None:
         vars(self.optimizer).pop(name, None)
         if self._saved[name] is not None:
             setattr(self.optimizer, name, self._saved[name])
+
+
+def _closure_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure in the arguments of an optimizer's ``step``; classes of the user may take others."""
+    first = args[0] if args else kwargs.get("closure")
+    return first if callable(first) else None
 
 
 class ScheduleObserver(Protocol):

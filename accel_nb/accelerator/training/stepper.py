@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -131,16 +130,6 @@ class Stepper:
             for model in self.bundle.models
             if self._trainable(model) != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
-
-    def is_outdated(self) -> bool:
-        """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
-        # Called before each statement that could train: it visits classes and parameters, not the modules.
-        if any(code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)):
-            return True
-        if self.strategy.capabilities.shards_params:
-            return False
-        known = chain.from_iterable(self._parameters[id(model)] for model in self.bundle.models)
-        return any(value.dtype != dtype or value.requires_grad != flag for value, dtype, flag in known)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
@@ -320,7 +309,7 @@ class Stepper:
             proxy.needs_check = False
             first_step_check.verify()
             self.meter.restart_clock()
-        return None
+        return proxy.result
 
     def run_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
         """Call ``step``, the own method of an optimizer, as the strategy does."""
@@ -469,7 +458,7 @@ class Stepper:
             nonlocal number
             with torch.enable_grad():
                 loss = self._evaluate(closure)
-            _, number, factor = self.window.begin_step()
+            _, number, factor = self.window.begin_step() if self.window.has_backward else self.window.step_decision()
             self._finish(proxy, number, factor)
             if self._clip is not None:
                 self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
@@ -483,9 +472,10 @@ class Stepper:
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call an optimizer's closure and return its loss as that of the whole batch.
 
-        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value.
+        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. An optimizer that steps
+        another one passes its closure on: the loss is then that of the inner call.
         """
-        if self.world.size == 1 or self.is_joined:
+        if self.world.size == 1 or self.is_joined or self._closure_loss is not None:
             return closure()
         self._closure_loss = start = torch.zeros((), device=self.world.device)
         try:

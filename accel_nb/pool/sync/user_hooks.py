@@ -169,7 +169,7 @@ def replaced_method(optimizer: Any, name: str, method: Any) -> Any:
     """Return the method that torch or an engine has replaced on an optimizer; None for that of its class."""
     inner = getattr(method, "__wrapped__", None)
     if isinstance(method, types.MethodType):
-        return inner
+        return None if inner is getattr(type(optimizer), name) else inner
     # That of a scheduler names the function of a bound method.
     return None if inner in (None, getattr(type(optimizer), name)) else types.MethodType(inner, optimizer)
 
