@@ -30,6 +30,7 @@ from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsB
 from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, drop_saved_tensors
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
 from accel_nb.accelerator.model_division.reachable_state import find_other_trained
+from accel_nb.accelerator.model_division.related_outputs import RelatedOutputs
 from accel_nb.accelerator.model_division.row_layout import (
     TRAINS_ITSELF,
     DivisionRefusal,
@@ -99,6 +100,7 @@ class DividedCalls:
         # only, and the stages draw from generators of their own.
         self._has_stages = has_stages
         self.exchange = RowExchange(comm)
+        self.related = RelatedOutputs(self.exchange)
         self.is_on = False
         # A loader process that this one forks may call models too, and takes part in no collective.
         self._process = os.getpid()
@@ -281,8 +283,12 @@ class DividedCalls:
             per_row, remainder = divmod(tensor.shape[dim], own)
             if remainder:
                 raise MisuseError(_UNEXPECTED_ROWS.format(name=name, shape=tuple(tensor.shape), own=own))
-            return exchange.gather(tensor, dim, [size * per_row for size in sizes])
+            numbers = [size * per_row for size in sizes]
+            whole = exchange.gather(tensor, dim, numbers)
+            gathered.append((whole, tensor, dim, numbers))
+            return whole
 
+        gathered: list[tuple[Tensor, Tensor, int, list[int]]] = []
         rows = map_tensors(select_rows, (list(call.args), dict(call.kwargs)))
         result: Any = None
         failure: Exception | None = None
@@ -305,7 +311,9 @@ class DividedCalls:
                 raise _ResultMayDiffer from failure
         if sum(1 for _ in find_tensors(result)) != len(layout.outputs):
             raise MisuseError(_UNEXPECTED_OUTPUT.format(name=name))
-        return map_tensors(gather, result)
+        result = map_tensors(gather, result)
+        self.related.record(gathered)
+        return result
 
     def _reduce(self, part: Tensor, reduction: Reduction, sizes: Sequence[int]) -> Tensor:
         """Return the value of all rows from those of the ranks' rows."""

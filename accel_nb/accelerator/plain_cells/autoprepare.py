@@ -262,6 +262,7 @@ class PlainCells:
         replace((Tensor,), "register_hook", self._wrap_register_hook)
         if self._divided_calls.is_on:
             replace((torch.autograd,), "grad", self._passes.wrap_grad)
+            replace((Tensor,), "retain_grad", self._divided_calls.related.replace_retain_grad)
         replace((Optimizer,), "__init__", self._wrap_optimizer_init)
         replace((Optimizer,), "add_param_group", self._wrap_add_param_group)
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
@@ -562,7 +563,7 @@ class PlainCells:
                 self._loss_check.record_hook()
                 if tensor.is_leaf:
                     self._divided_calls.clear_layouts()
-            return plain(tensor, hook)
+            return self._divided_calls.related.register_hook(plain, tensor, hook)
 
         return register_hook
 

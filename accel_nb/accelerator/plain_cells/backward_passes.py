@@ -136,13 +136,14 @@ class BackwardPasses:
     def wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
         stepper, exchange = self._stepper, self._calls.exchange
+        grad_of_related = self._calls.related.replace_grad(plain)
 
         @functools.wraps(plain)
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             listed = _listed(inputs)
-            gradients = plain(outputs, listed, *args, **kwargs)
             if stepper.window.is_divided or self._calls.is_inside:
-                return gradients
+                return plain(outputs, listed, *args, **kwargs)
+            gradients = grad_of_related(outputs, listed, *args, **kwargs)
             averaged = stepper.averaged_parameters
             return tuple(
                 exchange.average(gradient) if gradient is not None and id(item) in averaged else gradient

@@ -1,0 +1,101 @@
+"""Outputs of a divided call from which the model may have computed its other outputs, such as features beside scores.
+
+A call returns the gathered rows of all ranks. The scores depend on this rank's rows of the features, not on the
+gathered features: their gradient is that of the rows, gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from accel_nb.runtime.distributed.row_exchange import RowExchange
+
+
+@dataclass(frozen=True)
+class _Rows:
+    tensor: Tensor
+    dim: int
+    sizes: tuple[int, ...]
+    version: int
+    """That of the gathered tensor: another one has been changed in place, and no longer consists of these rows."""
+
+
+class RelatedOutputs:
+    """Differentiates with respect to an output of a divided call, also through the other outputs of the call."""
+
+    def __init__(self, exchange: RowExchange) -> None:
+        self._exchange = exchange
+        self._rows = WeakTensorKeyDictionary()
+
+    def record(self, gathered: Sequence[tuple[Tensor, Tensor, int, Sequence[int]]]) -> None:
+        """Record the gathered outputs of one call, with their rows; a single one is not related to another."""
+        if len(gathered) > 1:
+            for whole, rows, dim, sizes in gathered:
+                if rows.requires_grad:
+                    self._rows[whole] = _Rows(rows, dim, tuple(sizes), whole._version)
+
+    def replace_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``torch.autograd.grad`` of a list of inputs, some of which may be such outputs."""
+
+        @functools.wraps(plain)
+        def grad(outputs: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+            known = [None if kwargs.get("is_grads_batched") else self._rows_of(item) for item in inputs]
+            places = [item if rows is None else rows.tensor for item, rows in zip(inputs, known, strict=True)]
+            return tuple(
+                gradient if rows is None or gradient is None else self._gather(rows, gradient)
+                for rows, gradient in zip(known, plain(outputs, places, *args, **kwargs), strict=True)
+            )
+
+        return grad
+
+    def replace_retain_grad(self, plain: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Return a ``Tensor.retain_grad``."""
+
+        @functools.wraps(plain)
+        def retain_grad(tensor: Tensor) -> None:
+            rows = self._rows_of(tensor)
+            plain(tensor)
+            if rows is None:
+                return
+            reference, retained = weakref.ref(tensor), None
+
+            def keep(gradient: Tensor) -> None:
+                nonlocal retained
+                whole = self._gather(rows, gradient.detach())
+                retained = whole if retained is None else retained + whole
+                if (output := reference()) is not None:
+                    output.grad = retained
+
+            rows.tensor.register_hook(keep)
+
+        return retain_grad
+
+    def register_hook(self, plain: Callable[..., Any], tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+        """Register a hook on a tensor, which may be such an output; return its handle."""
+        rows = self._rows_of(tensor)
+        if rows is None:
+            return plain(tensor, hook)
+
+        @functools.wraps(hook)
+        def call(gradient: Tensor) -> Tensor | None:
+            changed = hook(self._gather(rows, gradient))
+            if changed is None:
+                return None
+            return self._exchange.take(changed, rows.dim, rows.sizes) * self._exchange.num_ranks
+
+        return plain(rows.tensor, call)
+
+    def _rows_of(self, tensor: Any) -> _Rows | None:
+        rows = self._rows.get(tensor) if isinstance(tensor, Tensor) else None
+        return rows if rows is not None and rows.version == tensor._version else None
+
+    def _gather(self, rows: _Rows, gradient: Tensor) -> Tensor:
+        """Return the gradient of the output from that of its rows, which has a factor (see `RowExchange`)."""
+        return self._exchange.gather(gradient, rows.dim, rows.sizes) / self._exchange.num_ranks
