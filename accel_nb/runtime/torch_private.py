@@ -353,6 +353,7 @@ PRIVATE_USES = (
             "accelerator/model_division/tensor_writes.py",
             "accelerator/model_division/random_reads.py",
             "accelerator/model_division/reachable_state.py",
+            "accelerator/model_division/related_outputs.py",
             "accelerator/model_division/row_layout.py",
             "accelerator/model_division/row_random.py",
             "accelerator/model_division/value_reads.py",
