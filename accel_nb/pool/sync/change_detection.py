@@ -30,7 +30,7 @@ from accel_nb.pool.sync.optimizer_states import (
     state_tensors,
 )
 from accel_nb.pool.sync.pickling import digest, dump
-from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects
+from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
@@ -104,7 +104,9 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
     if is_optimizer(value):
         groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
-        content = OptimizerContent(tensor_fingerprints(state_tensors(value)), groups, hooks, methods)
+        tensors = tensor_fingerprints(state_tensors(value))
+        state = {part: id(tensor) for part, tensor in state_parts(value).items()}
+        content = OptimizerContent(tensors, groups, hooks, methods, state)
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))

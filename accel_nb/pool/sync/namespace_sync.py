@@ -271,7 +271,13 @@ class SharedObjectRegistry:
 
     def shared_ids(self) -> SharedObjects:
         """Return the ids of the objects that both sides hold."""
-        held = shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.is_worker_only})
+        entries = {path: entry for path, entry in self._entries.items() if not entry.is_worker_only}
+        states = {
+            path: entry.fingerprint.content.state if entry.fingerprint else {}
+            for path, entry in entries.items()
+            if is_optimizer(entry.value)
+        }
+        held = shared_ids({path: entry.value for path, entry in entries.items()}, states)
         return SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED)).merge(held)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
@@ -400,10 +406,14 @@ class SharedObjectRegistry:
             for path, entry in entries.items()
             if not entry.is_worker_only and not is_compared_by_identity(entry.value)
         }
-        shared = self.shared_ids() if changing else SharedObjects()
-        for path, entry in changing.items():
-            with suppress(Exception):  # a value that cannot be copied counts as changed
-                entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+        # Those of optimizers have the parts of their states that both sides hold, to which other values may refer.
+        optimizers = {path: entry for path, entry in changing.items() if is_optimizer(entry.value)}
+        others = {path: entry for path, entry in changing.items() if path not in optimizers}
+        for entries in (optimizers, others):
+            shared = self.shared_ids() if entries else SharedObjects()
+            for path, entry in entries.items():
+                with suppress(Exception):  # a value that cannot be copied counts as changed
+                    entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""

@@ -50,6 +50,11 @@ def is_optimizer(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.optim.Optimizer)
 
 
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters of an optimizer's groups."""
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
 def is_scheduler(value: Any) -> bool:
     """Return whether the value is a torch learning-rate scheduler."""
     torch = sys.modules.get("torch")

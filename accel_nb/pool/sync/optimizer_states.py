@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
+from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor, parameters_of
 from accel_nb.pool.sync.object_paths import set_attribute
 from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES
+from accel_nb.pool.sync.shared_ids import DIVIDED, StatePart, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.user_hooks import (
     HookId,
@@ -36,6 +37,8 @@ class OptimizerContent:
     groups: bytes
     hooks: tuple[HookId, ...]
     methods: tuple[tuple[str, int], ...]
+    state: dict[StatePart, int]
+    """The ids of the tensors in the state."""
 
 
 def group_sizes(optimizer: Any) -> tuple[int, ...]:
@@ -86,6 +89,8 @@ def optimizer_state(
         "groups": hyperparameters(optimizer),
         "params": params,
         "state": kept,
+        "is_divided": any(is_sharded(tensor) for tensor in state_tensors(optimizer)),
+        "held": [] if before is None else _held_places(optimizer, before),
         "own": own_values(optimizer),
         "inner": inner,
         "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
@@ -102,6 +107,11 @@ def _own_tensor(value: Any) -> Any:
     return OwnData(full.detach()) if is_tensor(full) else full
 
 
+def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
+    """Return the places in the state that have the same tensors as before."""
+    return [part[0] for part, tensor in state_parts(optimizer).items() if before.state.get(part) == id(tensor)]
+
+
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
     """Return by attribute the optimizers that an optimizer wraps, as SAM does."""
     return [(name, item) for name, item in vars(optimizer).items() if is_optimizer(item) and item is not optimizer]
@@ -109,6 +119,7 @@ def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Set hyperparameters and own values in place, and load the state of the parameters if it is given."""
+    (DIVIDED.add if state["is_divided"] else DIVIDED.discard)(optimizer)
     groups = optimizer.param_groups
     del groups[len(state["params"]) :]
     groups += [{} for _ in state["params"][len(groups) :]]
@@ -116,11 +127,11 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         if params is not None:
             group["params"] = params
     for name, value in state["own"].items():
-        set_attribute(optimizer, name, _with_keys(value, dict(enumerate(_parameters(optimizer)))))
+        set_attribute(optimizer, name, _with_keys(value, dict(enumerate(parameters_of(optimizer)))))
     for group, values in zip(groups, state["groups"], strict=True):
         group.update(values)
     if state["state"] is not None:
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.
         _optimizer_class().__setstate__(optimizer, {})
         own = {
@@ -128,7 +139,7 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
             for key, values in state["state"].items()
         }
         with without_hooks(optimizer):
-            _load_state(optimizer, own)
+            _load_state(optimizer, own, state["held"])
     for name, item in inner_optimizers(optimizer):
         set_optimizer_state(item, state["inner"][name])
     if state["hooks"] is not None:
@@ -142,21 +153,29 @@ def _read_state(optimizer: Any) -> dict[Any, dict[str, Any]]:
     saved = optimizer.state_dict()
     if "state" in saved:
         return saved["state"]
-    indices = {value: number for number, value in enumerate(_parameters(optimizer))}
+    indices = {value: number for number, value in enumerate(parameters_of(optimizer))}
     return {indices[key]: values for key, values in optimizer.state.items()}
 
 
-def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]]) -> None:
+def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]], places: Collection[str]) -> None:
+    """Load a state; the tensors at ``places``, to which a state dict of the user may refer, are changed in place."""
     groups, kept = optimizer.param_groups, optimizer.state
+    held = {part[0]: tensor for part, tensor in state_parts(optimizer).items()}
     saved = optimizer.state_dict()
     if "state" not in saved:
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         kept.clear()
         kept.update({parameters[key]: values for key, values in state.items()})
-        return
-    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
-    if not _loads_state_itself(optimizer):
-        _restore_containers(optimizer, groups, kept)
+    else:
+        optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+        if not _loads_state_itself(optimizer):
+            _restore_containers(optimizer, groups, kept)
+    parameters = parameters_of(optimizer)
+    for part, loaded in state_parts(optimizer).items():
+        known = held.get(part[0])
+        if part[0] in places and known is not None and _is_alike(known, loaded):
+            number, _, name = part[0].partition(":")
+            optimizer.state[parameters[int(number)]][name] = known.copy_(loaded)
 
 
 def own_values(optimizer: Any) -> dict[str, Any]:
@@ -166,7 +185,7 @@ def own_values(optimizer: Any) -> dict[str, Any]:
     dict is returned as its `ParameterIndex`.
     """
     hides_private = all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__)
-    indices = {value: ParameterIndex(number) for number, value in enumerate(_parameters(optimizer))}
+    indices = {value: ParameterIndex(number) for number, value in enumerate(parameters_of(optimizer))}
     return {
         name: _with_keys(value, indices)
         for name, value in vars(optimizer).items()
@@ -179,10 +198,6 @@ def own_values(optimizer: Any) -> dict[str, Any]:
 
 class ParameterIndex(int):
     """The index of a parameter among those of its optimizer."""
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [value for group in optimizer.param_groups for value in group["params"]]
 
 
 def _is_data(value: Any, parameters: Mapping[Any, Any]) -> bool:
@@ -232,3 +247,8 @@ def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dic
         state.clear()
         state.update(loaded_state)
     optimizer.param_groups, optimizer.state = groups, state
+
+
+def _is_alike(tensor: Any, other: Any) -> bool:
+    names = ("dtype", "shape", "device", "layout")
+    return type(tensor) is type(other) and all(getattr(tensor, name) == getattr(other, name) for name in names)

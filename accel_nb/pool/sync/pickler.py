@@ -53,7 +53,7 @@ from accel_nb.pool.sync.object_reduction import (
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedObjects
+from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
@@ -308,6 +308,8 @@ class Unpickler(pickle.Unpickler):
             return value.get_parameter(path)
         if kind == "buffer":
             return value.get_buffer(path)
+        if kind == "state":
+            return resolve_state_part(value, path)
         if kind == "attribute":
             return vars(value)[path]
         if kind == "hooks":

@@ -184,7 +184,13 @@ class NamespaceSnapshot:
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
         objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
         unchanged = {path: value for path, value in objects.items() if path not in changed}
-        found = shared_ids(unchanged)
+        fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
+        states = {
+            path: found.content.state if (found := fingerprints[path]) else {}
+            for path, value in unchanged.items()
+            if path in fingerprints and is_optimizer(value)
+        }
+        found = shared_ids(unchanged, states)
         return self.parts.shared_ids(changed).merge(found) if changed else found
 
     def changed_modules(self) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
 from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
 from accel_nb.pool.sync.shared_memory import Place, SharedMemory, layout_of, place_of
 from accel_nb.pool.sync.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
+from accel_nb.runtime.distributed.sharded import is_sharded
 
 SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
@@ -19,8 +21,15 @@ SharedId = tuple[str, str, str]
 OUTDATED: SharedId = ("outdated", "", "")
 """The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
 
+StatePart = tuple[str, str, tuple[int, ...]]
+"""A tensor in the state of an optimizer: its place, as ``0:exp_avg``, its dtype and its shape."""
+
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
+
+
+DIVIDED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Optimizers of the notebook whose states the workers have divided: these are copies in no place."""
 
 
 class SharedObjects(dict[int, SharedId]):
@@ -54,10 +63,13 @@ class SharedObjects(dict[int, SharedId]):
         return SharedObjects({**self, **other}, [*self.owners.values(), *other.owners.values()])
 
     def view_of(self, value: Any) -> tuple[Any, ...] | None:
-        """Return, of a tensor or array in the memory of another one, the id of that object here and the place in it."""
+        """Return, of a tensor or array in the memory of another one, the id of that object here and the place in it.
+
+        A tensor in the state of an optimizer is one too: its content is that of the optimizer.
+        """
         place = place_of(value)
         found = None if place is None else self.find_owner(place)
-        if found is None or found[0] is value:
+        if found is None or (found[0] is value and self[id(value)][0] != "state"):
             return None
         layout = layout_of(value) if is_tensor(value) else (str(value.dtype), value.shape, value.strides)
         return id(found[0]), found[1], layout
@@ -73,10 +85,13 @@ class SharedObjects(dict[int, SharedId]):
         return owner.device != value.device if is_tensor(value) else not owner.is_cpu
 
 
-def shared_ids(objects: Mapping[str, Any]) -> SharedObjects:
+def shared_ids(
+    objects: Mapping[str, Any], states: Mapping[str, Mapping[StatePart, int]] | None = None
+) -> SharedObjects:
     """Return ids for ``objects`` (by name) and their parts.
 
-    These are the submodules, parameters and buffers of modules, and the dicts that hold hooks.
+    These are the submodules, parameters and buffers of modules, the dicts that hold hooks, and the tensors in the
+    states of optimizers: of one in ``states`` only the tensors of then, which the receiver holds too.
     """
     ids: dict[int, SharedId] = {}
     owners: list[Any] = []
@@ -92,7 +107,33 @@ def shared_ids(objects: Mapping[str, Any]) -> SharedObjects:
             for attribute in OPTIMIZER_HOOKS:
                 if attribute in vars(value):
                     ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
+            for part, tensor in state_parts(value).items():
+                is_held = states is None or name not in states or states[name].get(part) == id(tensor)
+                if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
+                    ids[id(tensor)] = "state", name, part[0]
+                    owners.append(tensor)
     return SharedObjects(ids, owners)
+
+
+def state_parts(optimizer: Any) -> dict[StatePart, Any]:
+    """Return the tensors in the state of an optimizer's parameters; none if the state is divided among the workers."""
+    found: dict[StatePart, Any] = {}
+    if optimizer in DIVIDED:
+        return found
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        for key, value in (optimizer.state.get(parameter) or {}).items():
+            if is_sharded(value):
+                return {}
+            if is_tensor(value):
+                found[f"{number}:{key}", str(value.dtype), tuple(value.shape)] = value
+    return found
+
+
+def resolve_state_part(optimizer: Any, place: str) -> Any:
+    """Return the tensor at a place in the state of an optimizer; raise LookupError if there is none."""
+    number, _, key = place.partition(":")
+    state = optimizer.state.get(parameters_of(optimizer)[int(number)]) or {}
+    return next(value for name, value in state.items() if str(name) == key)
 
 
 def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any]:
