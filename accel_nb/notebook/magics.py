@@ -27,6 +27,7 @@ from accel_nb.config import (
 )
 from accel_nb.config.engine_section import ENGINES
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
+from accel_nb.notebook.cells.own_magics import replace_magics
 from accel_nb.notebook.cells.run_magic import insert_scripts
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.engines import start_engine
@@ -147,6 +148,7 @@ class AccelerateMagics(Magics):
     def _parse(self, line: str, text: str) -> Cell:
         """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
         source = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
+        source = replace_magics(source, self._shell, self._shell.user_ns)
         number = self._shell.displayhook.prompt_count  # IPython 9 increments execution_count before it runs a cell
         name = f"<accelerate cell {number}>"
         try:
