@@ -132,6 +132,8 @@ class TaskReply:
     memory: OutOfMemoryReport | None = None
     fingerprints: tuple[Any, ...] | None = None
     """Digests of the trained weights."""
+    values: dict[str, int] = field(default_factory=dict)
+    """Digests of plain values of a plain cell, by name."""
     lines: tuple[str, ...] = ()
     """Lines to show below the output."""
     modules: dict[str, Any] = field(default_factory=dict)

@@ -81,6 +81,8 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
     for owner, name, make in _replacements_of_os(files):
         yield from _with_holders(owner, name, make)
     yield shutil, "rmtree", files.make_rmtree
+    for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile"):
+        yield tempfile, name, files.make_temporary
 
 
 def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:
@@ -240,6 +242,8 @@ class PrivateFiles(_CellFiles):
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
+        # Temporary files and folders that only this rank has, under names of its own.
+        self._temporary: set[str] = set()
 
     def discard(self) -> None:
         """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
@@ -368,6 +372,19 @@ class PrivateFiles(_CellFiles):
         vars(rmtree).update(vars(plain))
         return rmtree
 
+    def make_temporary(self, plain: Function) -> Function:
+        """Return a function of `tempfile` that records the path, whose writes are not redirected."""
+
+        @functools.wraps(plain)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = plain(*args, **kwargs)
+            path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
+            if self._is_active and _is_path(path):
+                self._temporary.add(_abspath(path))
+            return made
+
+        return make
+
     def make_rename(self, plain: Function) -> Function:
         """Return a function that renames a path for this rank only."""
 
@@ -464,7 +481,7 @@ class PrivateFiles(_CellFiles):
         if not (self._is_active and _is_path(path) and self._is_called_by_cell()):
             return False
         full = _abspath(path)
-        if full.startswith(_SYSTEM):
+        if full.startswith(_SYSTEM) or any(_is_in(full, path) for path in self._temporary):
             return False
         try:
             kind = _stat(full).st_mode

@@ -24,6 +24,7 @@ from accel_nb.notebook.session.log_handlers import seek_ends
 from accel_nb.notebook.session.module_sync import ImportedModuleRecord
 from accel_nb.notebook.session.own_modules import OwnModules
 from accel_nb.notebook.session.process_settings import apply_settings
+from accel_nb.notebook.session.replica_check import find_different_names
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.notebook.session.set_order import SetOrder
 from accel_nb.pool.engine import EngineFacts
@@ -185,7 +186,7 @@ class NamespaceSession:
         self._environment.reset()
         self._own_modules.clear()
 
-    def apply_answers(self, answers: Iterable[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
+    def apply_answers(self, answers: Collection[RankAnswer], changed_names: set[str] | None = None) -> list[str]:
         """Apply the values and settings that rank 0 returned; return lines about values that were replaced or not sent.
 
         Names whose values changed are added to ``changed_names``.
@@ -226,6 +227,7 @@ class NamespaceSession:
                 "it has the model of before"
                 for name in received.replaced
             ]
+        self._registry.record_different(find_different_names(list(answers)))
         return lines
 
     def _capture_random_states(self, *, always: bool) -> tuple[str | None, Any]:

@@ -1,10 +1,18 @@
-"""Detection, at the end of a cell, of replicas that have diverged on the workers."""
+"""Detection, at the end of a cell, of replicas and values that have diverged on the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from accel_nb.notebook.messages import RankAnswer
+
+
+def find_different_names(answers: Sequence[RankAnswer]) -> list[str]:
+    """Return the names whose values differ among the ranks, if all have finished the cell."""
+    if not answers or any(answer.outcome != "done" for answer in answers):
+        return []
+    first, *others = [answer.reply.values for answer in answers]
+    return [name for name, digest in first.items() if any(values.get(name) != digest for values in others)]
 
 
 def describe_divergence(answers: Sequence[RankAnswer]) -> list[str]:

@@ -39,6 +39,7 @@ from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
+from accel_nb.notebook.worker.rank_values import digest_values
 from accel_nb.notebook.worker.sent_modules import SentModules
 from accel_nb.notebook.worker.shell import (
     PACKAGE_FOLDER,
@@ -235,7 +236,16 @@ class CellProgram:
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
         if request.is_partial:
             return "done", TaskReply()
-        return "done", TaskReply(fingerprints=tuple(known.fingerprint() for known in self._open_accelerators()))
+        fingerprints = tuple(known.fingerprint() for known in self._open_accelerators())
+        return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
+
+    def _digest_values(self, request: RunRequest) -> dict[str, int]:
+        """Return digests of the values of names in a cell that has the same ones on all ranks; else none."""
+        if not request.is_plain or request.may_depend_on_rank or self._worker.world.size == 1:
+            return {}
+        has_shares = self._plain is not None and self._plain[1].last_share is not None
+        names = [name for name in (*request.bound, *request.used) if name not in self._shell_names]
+        return digest_values(self._namespace, names, with_numbers=not has_shares)
 
     def _pack_changes(
         self, request: RunRequest, resolved: Resolved, before: NamespaceSnapshot | None, *, is_whole: bool

@@ -421,6 +421,20 @@ class SharedObjectRegistry:
         self._bindings[name] = namespace.get(name, _ABSENT)
         self._entries[name] = _Entry(namespace.get(name), None, is_worker_only=True)
 
+    def record_different(self, names: Iterable[str]) -> None:
+        """Record that workers have other values of some names: a cell that uses these is sent the notebook's."""
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is None or entry.is_worker_only:
+                continue
+            if entry.fingerprint is None or entry.fingerprint.kind is None:
+                self.forget([name])
+                continue
+            for path in (name, *self._parts.get(name, ())):
+                part = self._entries[path]
+                if part.fingerprint is not None and not is_training_object(part.value) and not is_tensor(part.value):
+                    part.fingerprint = Fingerprint(part.fingerprint.kind, None)
+
     def record_read(self, path: str, namespace: Namespace) -> bool:
         """Record that workers have read from the notebook's iterator at a path; return False for any other value.
 
