@@ -27,6 +27,7 @@ from accel_nb.config import (
 )
 from accel_nb.config.engine_section import ENGINES
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
+from accel_nb.notebook.cells.outputs import KEPT_NAMES
 from accel_nb.notebook.cells.own_magics import replace_magics
 from accel_nb.notebook.cells.run_magic import insert_scripts
 from accel_nb.notebook.session.background import BackgroundRun
@@ -67,7 +68,7 @@ class AccelerateMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell: Any = shell
-        self.session = Session(shell.user_ns, start_engine, hidden_names=frozenset(shell.user_ns_hidden))
+        self.session = Session(shell.user_ns, start_engine, hidden_names=frozenset(shell.user_ns_hidden) - KEPT_NAMES)
         self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
         self._last_resolved: tuple[object, Resolved] | None = None

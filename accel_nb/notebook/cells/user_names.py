@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from accel_nb.notebook.cells.outputs import KEPT_NAMES
+
 
 class UserNames(Mapping[str, Any]):
     """A view of a namespace without the names that the shell, Python and this package bind in it.
@@ -31,4 +33,5 @@ class UserNames(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def _is_user_name(self, name: Any) -> bool:
-        return name not in self._hidden and not name.startswith("__") and name != "accelerator"
+        is_special = name.startswith("__") and name not in KEPT_NAMES
+        return name not in self._hidden and not is_special and name != "accelerator"

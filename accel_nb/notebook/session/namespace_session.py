@@ -16,6 +16,7 @@ from accel_nb.config import Resolved
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
+from accel_nb.notebook.cells.outputs import OUTPUT_NAME, keep_output
 from accel_nb.notebook.cells.user_names import UserNames
 from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
@@ -206,6 +207,8 @@ class NamespaceSession:
             self._registry.record_deleted(received.removed)
             if self.namespace.pop(RETURNED_NAME, None) is not None:
                 self._registry.record_deleted([RETURNED_NAME])
+            if keep_output(self.namespace, is_of_this_cell=changed_names is None):
+                self._registry.record_deleted([OUTPUT_NAME])
             arrived = {root_name(name) for name in (*names, *received.removed)}
             if changed_names is not None:
                 changed_names |= arrived

@@ -33,6 +33,7 @@ from accel_nb.accelerator.training.run_control import (
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
+from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
 from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
@@ -389,6 +390,7 @@ class CellProgram:
             shell.execution_count = request.execution_count
             with self._worker.interruptible():
                 result = shell.run_cell(request.source, store_history=False)
+                bind_output(self._namespace, result.result)
                 if result.success:
                     self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
@@ -631,7 +633,8 @@ def warm() -> None:
     request = RunRequest("int()", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
     program.handle("run", to_body(request), {})
     program.on_group_reopened()
-    program._namespace.pop("accelerator", None)
+    for name in ("accelerator", OUTPUT_NAME):
+        program._namespace.pop(name, None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
         rules.clear_lru_cache()  # init_process_group clears it too; an empty cache is not copied in each worker
 
