@@ -28,12 +28,14 @@ class Channel:
     """One end of a message pair; not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)  # the notebook may have called `socket.setdefaulttimeout`
         self._socket = sock
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
         """Create a pair: this process's end as a channel, the other as a socket to pass to another process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.settimeout(None)
         return cls(ours), theirs
 
     @classmethod

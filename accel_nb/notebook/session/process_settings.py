@@ -6,11 +6,15 @@ read only if the process has imported it.
 
 from __future__ import annotations
 
+import decimal
+import functools
+import gc
 import importlib
 import locale
 import logging
 import os
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +34,11 @@ _OWN_PLOT_PARAMETERS = frozenset(
     {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
 )
 """Parameters of matplotlib that belong to a process and its windows."""
+
+_PANDAS_OPTION = re.compile(
+    r"^([a-z_.]+) :(?:(?!^[a-z_.]+ :).)*?\[default: (.*?)\] \[currently: (.*?)\]", re.MULTILINE | re.DOTALL
+)
+"""An option in the text that pandas has of all: its name, its default and its value."""
 
 EXIT_WARNING = "To exit: use"
 """IPython's warning at ``SystemExit``, which workers ignore: they report the code of the exit."""
@@ -83,6 +92,13 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "argv": [str(item) for item in sys.argv],
         "recursion_limit": sys.getrecursionlimit(),
+        "switch_interval": sys.getswitchinterval(),
+        "traceback_limit": getattr(sys, "tracebacklimit", None),
+        "collects_garbage": gc.isenabled(),
+        "garbage_thresholds": list(gc.get_threshold()),
+        "decimals": [decimal.getcontext().prec, decimal.getcontext().rounding],
+        "socket_timeout": socket.getdefaulttimeout(),
+        "log_disabled": logging.root.manager.disable,
         "locale": locale.setlocale(locale.LC_ALL),
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
         # A level that was unset since the previous call is 0.
@@ -98,11 +114,16 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
         found["torch_grad"] = torch.is_grad_enabled()
         found["torch_matmul"] = torch.get_float32_matmul_precision()
+        cudnn = torch.backends.cudnn
+        found["torch_cudnn"] = [cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
         deterministic = torch.are_deterministic_algorithms_enabled()
         found["torch_anomaly"] = [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
+        found["plots_at_once"] = matplotlib.is_interactive()
+    if hasattr(pandas := sys.modules.get("pandas"), "options"):
+        found["pandas"] = _read_pandas(pandas, before.get("pandas", ()))
     return found
 
 
@@ -135,6 +156,47 @@ def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
             continue
         found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
     return found
+
+
+def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
+    """Return the options of pandas that differ from its defaults, or that did at the previous call.
+
+    Without any, workers need not import it.
+    """
+    options = _flat_options(pandas.options.d)
+    listed = {*before, *_set_options(repr(options))}
+    return {name: value for name, value in options.items() if name in listed}
+
+
+def _flat_options(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            found |= _flat_options(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | float | str | None):
+            found[prefix + name] = value
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _set_options(values: str) -> frozenset[str]:
+    """Return the names of the options of pandas that differ from its defaults; ``values`` are those of all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at an option that is deprecated
+        text = importlib.import_module("pandas").describe_option("", _print_desc=False)
+    found = _PANDAS_OPTION.findall(text)
+    return frozenset(name for name, default, value in found if default != value)
+
+
+def _set_pandas(options: Mapping[str, Any]) -> None:
+    if not options:
+        return
+    pandas = importlib.import_module("pandas")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at an option that is deprecated
+        for name, value in options.items():
+            with suppress(Exception):  # an option that another version or engine of pandas does not have
+                pandas.set_option(name, value)
 
 
 def _set_plot_style(values: Mapping[str, Any]) -> None:
@@ -191,6 +253,22 @@ def _set_log_levels(levels: Mapping[str, int]) -> None:
             logger.setLevel(level)
 
 
+def _set_traceback_limit(limit: int | None) -> None:
+    if limit is not None:
+        sys.tracebacklimit = limit
+    elif hasattr(sys, "tracebacklimit"):
+        del sys.tracebacklimit
+
+
+def _set_decimals(values: tuple[int, str]) -> None:
+    decimal.getcontext().prec, decimal.getcontext().rounding = values
+
+
+def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
+    cudnn = _torch().backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = values
+
+
 def _torch() -> Any:
     return importlib.import_module("torch")
 
@@ -221,6 +299,16 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "folder": _set_folder,
     "sys_path": lambda value: sys.path.__setitem__(slice(None), value),
     "variables": set_variables,
+    "switch_interval": sys.setswitchinterval,
+    "traceback_limit": _set_traceback_limit,
+    "collects_garbage": lambda value: gc.enable() if value else gc.disable(),
+    "garbage_thresholds": lambda value: gc.set_threshold(*value),
+    "decimals": _set_decimals,
+    "socket_timeout": socket.setdefaulttimeout,
+    "log_disabled": logging.disable,
+    "torch_cudnn": _set_cudnn,
+    "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
+    "pandas": _set_pandas,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
     "torch_print": lambda value: _torch().set_printoptions(**value),

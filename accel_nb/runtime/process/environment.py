@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -75,6 +76,8 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if "TZ" in changes:
+        time.tzset()
 
 
 def zygote_environment() -> dict[str, str]:

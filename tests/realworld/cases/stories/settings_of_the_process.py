@@ -1,0 +1,62 @@
+# Settings of the interpreter, libraries and torch that the notebook or a cell makes hold on the other side.
+# outcome: equal
+# compare: model, in_cell, after
+# %%
+import decimal
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+
+import matplotlib
+import torch
+from torch import nn, optim
+
+torch.manual_seed(0)
+inputs, targets = torch.randn(12, 4), torch.randn(12, 1)
+model = nn.Linear(4, 1)
+
+
+def read():
+    return {
+        "decimals": decimal.getcontext().prec,
+        "garbage": (gc.isenabled(), gc.get_threshold()),
+        "disabled": logging.root.manager.disable,
+        "timeout": socket.getdefaulttimeout(),
+        "limits": (getattr(sys, "tracebacklimit", None), round(sys.getswitchinterval(), 4)),
+        "zone": time.tzname[0],
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "plots": matplotlib.is_interactive(),
+    }
+
+
+decimal.getcontext().prec = 6
+gc.set_threshold(500, 5, 5)
+sys.tracebacklimit = 3
+socket.setdefaulttimeout(20)
+os.environ["TZ"] = "Asia/Tokyo"
+time.tzset()
+torch.backends.cudnn.benchmark = True
+matplotlib.interactive(True)
+# %% accelerate
+in_cell = read()
+opt = optim.SGD(model.parameters(), lr=0.05)
+for _ in range(2):
+    loss = ((model(inputs) - targets) ** 2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+decimal.getcontext().prec = 9
+gc.disable()
+logging.disable(logging.INFO)
+sys.setswitchinterval(0.02)
+del sys.tracebacklimit
+matplotlib.interactive(False)
+# %%
+after = read()
+gc.enable()
+sys.setswitchinterval(0.005)
+logging.disable(logging.NOTSET)
+socket.setdefaulttimeout(None)
