@@ -32,7 +32,7 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             found |= _find_targets([node.target])
         elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
+            if isinstance(node.func, ast.Attribute) and _changes_in_place(node.func.attr):
                 found |= _find_targets([node.func.value])
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             found |= {AssignedAttribute(base) for base in map(_dotted_name, arguments) if base}
@@ -42,6 +42,11 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
             annotations = [item.annotation for item in (*node.args.posonlyargs, *node.args.args)[:1]]
             found |= {AssignedAttribute(base) for base in map(_dotted_name, annotations) if base}
     return found
+
+
+def _changes_in_place(method: str) -> bool:
+    """Return whether a method changes its object: one of containers, or of tensors, whose names end so."""
+    return method in _CHANGING_METHODS or (method.endswith("_") and not method.startswith("_"))
 
 
 def _find_targets(targets: Iterable[ast.AST]) -> set[AssignedAttribute]:

@@ -8,11 +8,11 @@ from typing import Any
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME
 from accel_nb.pool.sync.change_detection import fingerprint_of
 from accel_nb.pool.sync.imported_attributes import (
-    CONTAINERS,
     AssignedAttribute,
     ImportedAttributes,
     ImportedPath,
     describe_copy_problem,
+    is_changed_in_place,
     read_assigned,
 )
 from accel_nb.pool.sync.shared_ids import SharedObjects
@@ -50,7 +50,7 @@ class ImportedReturns:
         return {path: (value, self._fingerprint(value)) for path, value in found.items()}
 
     def _fingerprint(self, value: Any) -> Any:
-        """Return a fingerprint of a container's content; None for other values, which are compared by identity."""
-        if not isinstance(value, CONTAINERS) or describe_copy_problem(value, self._namespace) is not None:
+        """Return a fingerprint of what is changed in place; None for other values, which are compared by identity."""
+        if not is_changed_in_place(value) or describe_copy_problem(value, self._namespace) is not None:
             return None
         return fingerprint_of(value, self._namespace, SharedObjects())

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accel_nb.pool.sync.object_kinds import is_plain_array, is_tensor
 from accel_nb.pool.sync.object_paths import content_of, set_content
 from accel_nb.pool.sync.pickling import dump
 from accel_nb.runtime.process.user_code import is_user_module
@@ -79,7 +80,7 @@ class ImportedAttributes:
 
 
 def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttributes:
-    """Set attributes; a list, dictionary or set is updated in place, as code may have imported it by its own name."""
+    """Set attributes; what code changes in place is updated so, as code may have imported it by its own name."""
     found: dict[ImportedPath, Any] = {}
     for place, value in values:
         path, _, name = place.path.rpartition(".")
@@ -87,12 +88,18 @@ def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttribute
         owner = operator.attrgetter(path)(imported) if path else imported
         current = getattr(owner, name, None)
         content = content_of(value)
-        if isinstance(value, CONTAINERS) and type(current) is type(value) and content is not None:
+        held = content_of(current) if is_changed_in_place(value) else None
+        if held is not None and content is not None and held[0] == content[0]:
             set_content(current, content[1])
         else:
             setattr(owner, name, value)
         found[place] = getattr(owner, name)
     return ImportedAttributes(found)
+
+
+def is_changed_in_place(value: Any) -> bool:
+    """Return whether code changes the content of a value: of a list, dictionary, set, tensor or array."""
+    return isinstance(value, CONTAINERS) or is_tensor(value) or is_plain_array(value)
 
 
 def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
@@ -118,7 +125,7 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
         prefix = f"{place.path}." if place.path else ""
         if name is not None:
             value = getattr(owner, name, _MISSING) if not isinstance(owner, type) else vars(owner).get(name, _MISSING)
-            if value is not _MISSING:
+            if value is not _MISSING and not isinstance(value, types.ModuleType):  # as of torch.nn.init.zeros_()
                 found[ImportedPath(place.module, prefix + name)] = value
         elif isinstance(owner, type | types.ModuleType):
             for key, value in list(vars(owner).items()):
