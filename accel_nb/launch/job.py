@@ -24,7 +24,7 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import RunRecording, RunRegistry
 from accel_nb.runs.notification import RunEnd, notify
 from accel_nb.runs.record import Outcome, read_run
-from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
+from accel_nb.runtime.process.environment import CPU_RANK, all_variables, option_variables, rank_variables
 from accel_nb.runtime.process.loopback import find_loopback
 from accel_nb.runtime.world import World
 
@@ -230,7 +230,7 @@ class LaunchJob:
         """Return environment variables for the ranks: no GPU is visible to ranks that train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "", **CPU_RANK}
 
     def _become_rank(self, place: SchedulerPosition) -> None:
         address, port = place.address, place.port

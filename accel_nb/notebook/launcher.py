@@ -148,11 +148,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     if problems := _find_problems(function, "0", 0, 1, "static", None, 0):
         raise ConfigError(problems)
     name = getattr(function, "__name__", type(function).__name__)
-    call = FunctionCall(
-        functools.partial(function, *args),
-        name,
-        variables={"MASTER_PORT": str(_choose_port(0)), "ACCELERATE_USE_CPU": "yes"},
-    )
+    call = FunctionCall(functools.partial(function, *args), name, variables={"MASTER_PORT": str(_choose_port(0))})
     return _launch(call, {"cpus": num_processes}, None, "debug_launcher")
 
 

@@ -56,6 +56,25 @@ def test_ranks_get_place_and_words_and_the_first_that_fails_is_named(folder: Pat
     assert "ValueError" in run.error
 
 
+WITH_ACCELERATE = """
+    import json, os, torch
+    from accelerate import Accelerator
+    accelerator = Accelerator()
+    place = [accelerator.num_processes, accelerator.process_index, accelerator.device.type]
+    found = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+    with open(f"rank{os.environ['RANK']}.json", "w") as file:
+        json.dump([place, found], file)
+"""
+
+
+def test_a_script_that_imports_accelerate_itself_trains_on_all_ranks(folder: Path):
+    pytest.importorskip("accelerate")
+    code, _, err = launch("--cpus", "2", script(folder / "train.py", WITH_ACCELERATE))
+    assert code == 0, err
+    for rank in (0, 1):
+        assert json.loads((folder / f"rank{rank}.json").read_text()) == [[2, rank, "cpu"], [0, 1]]
+
+
 def test_exit_codes_and_deaths_are_the_jobs(folder: Path):
     code, _, err = launch("--cpus", "1", script(folder / "three.py", "import sys; sys.exit(3)"))
     assert (code, err) == (3, "the job exited with code 3\n")

@@ -33,6 +33,15 @@ def test_the_trainer_of_transformers_trains_on_every_worker(kernel):
     assert first[:2] == (8, 2), "32 samples, 2 epochs, 4 at a time on each of 2 workers"
 
 
+def test_the_trainer_finds_the_workers_without_being_told_that_they_are_cpus(kernel):
+    pytest.importorskip("transformers")
+    setup(kernel, TRANSFORMERS.replace('"use_cpu": True, ', ""))
+    setup(kernel, "results = notebook_launcher(train, (tempfile.mkdtemp(),), 2)")
+    first, second = kernel.value("results")
+    assert first == second, "the replicas are equal"
+    assert first[:2] == (8, 2)
+
+
 BUILT_EARLIER = """
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

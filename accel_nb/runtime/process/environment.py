@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 
 from accel_nb.runtime.world import World
@@ -31,6 +32,10 @@ _RANK_VARIABLES = frozenset(
         "GLOO_SOCKET_IFNAME",
     }
 )  # fmt: skip
+
+CPU_RANK: Mapping[str, str] = MappingProxyType({"ACCELERATE_USE_CPU": "true"})
+"""What accelerate's launcher sets for a rank on the CPU. Without it the package forms no group of CPU ranks, and each
+would train alone."""
 
 
 def option_variables() -> dict[str, str]:
@@ -143,6 +148,7 @@ def set_rank_variables(world: World, *, node: int = 0, address: str = "127.0.0.1
         "GROUP_RANK": str(node),
         "MASTER_ADDR": address,
         **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+        **(CPU_RANK if world.device == "cpu" else {}),
         "_ACCEL_NB_WORKER_DEVICE": world.device,
     }
     # `update` checks `isinstance` against abstract classes, which writes to memory pages that the worker shares with
