@@ -478,7 +478,8 @@ class PlainCells:
         """
         if not (self._pending or self._has_unnamed_objects):
             return
-        self._accelerator.components.preparer.refresh()  # a new optimizer may step layers that a model did not have
+        if self._pending:  # a new optimizer may step layers that a model did not have
+            self._accelerator.components.preparer.refresh()
         pending = self._forget_pending(list(self._pending.values()))
         local = (value for frame in cell_frames(self._namespace) for value in list(frame.f_locals.values()))
         within = list(find_training_objects(local))
