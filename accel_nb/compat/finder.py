@@ -94,8 +94,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return an empty module."""
-        return _Module(spec.name, f"The names of {spec.name} that accel_nb provides.")
+        """Return an empty module; its file is this one, since programs look for it."""
+        module = _Module(spec.name, f"The names of {spec.name} that accel_nb provides.")
+        module.__file__ = __file__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are imported on access."""

@@ -10,6 +10,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,15 @@ def test_usual_imports_give_our_objects() -> None:
     for statement in ("from accelerate import no_such_name", "from accelerate.logging import no_such_name"):
         with pytest.raises(ImportError, match=r"no_such_name is not offered by accel_nb: .*docs/migration.md"):
             exec(statement, {})
+
+
+@pytest.mark.usefixtures("installed")
+def test_modules_have_a_file_for_programs_that_look_for_their_folder() -> None:
+    import accelerate.utils  # pyright: ignore
+
+    for module in (accelerate, accelerate.utils):
+        assert Path(inspect.getfile(module)).is_file()
+        assert "accel_nb" in inspect.getfile(module)
 
 
 @pytest.mark.usefixtures("installed")
