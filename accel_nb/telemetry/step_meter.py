@@ -102,7 +102,8 @@ class StepMeter:
         site = id(code), caller.f_lasti
         cached = self._call_sites.get(site)
         if cached is None:
-            names = (name for name, value in caller.f_locals.items() if value is loss and not name.startswith("_"))
+            scope = list(caller.f_locals.items())  # of one moment: in a cell these are globals, which threads may bind
+            names = (name for name, value in scope if value is loss and not name.startswith("_"))
             cached = self._call_sites[site] = code, next(names, "")[:MAX_NAME]
         self._loss_name = cached[1]
 
