@@ -230,7 +230,8 @@ class LaunchJob:
         """Return environment variables for the ranks: no GPU is visible to ranks that train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
-        return {"CUDA_VISIBLE_DEVICES": "", **CPU_RANK}
+        is_single = len(self.specs) == 1 and self.machines.is_one and self.scheduler is None
+        return {"CUDA_VISIBLE_DEVICES": "", **({} if is_single else CPU_RANK)}
 
     def _become_rank(self, place: SchedulerPosition) -> None:
         address, port = place.address, place.port

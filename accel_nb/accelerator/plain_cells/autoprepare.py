@@ -46,6 +46,7 @@ from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
+from accel_nb.accelerator.plain_cells.new_parts import NewParts
 from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
 from accel_nb.accelerator.plain_cells.shared_commands import SharedCommands
 from accel_nb.accelerator.plain_cells.training_detection import find_training_code
@@ -149,6 +150,7 @@ class PlainCells:
         self._gradient_data = GradientData(self._prepared_parameters)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
+        self._new_parts = NewParts()
 
     def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
         """Return the objects referenced by ``names`` that are not prepared.
@@ -178,11 +180,13 @@ class PlainCells:
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
         has_optimizers = self._accelerator.has_optimizers
-        self._accelerator.components.preparer.refresh()
-        if not (found.optimizers or (has_optimizers and (found.loaders or found.schedulers))):
-            return UnpreparedObjects()
-        self._prepare(found.objects)
-        return found
+        is_needed = bool(found.optimizers or (has_optimizers and (found.loaders or found.schedulers)))
+        if is_needed or self._new_parts.may_exist or self._stepper.is_outdated():
+            self._accelerator.components.preparer.refresh()  # visits all modules, which takes long in a large model
+        if is_needed:
+            self._prepare(found.objects)
+        self._new_parts.may_exist = False
+        return found if is_needed else UnpreparedObjects()
 
     @contextmanager
     def run_cell(
@@ -225,6 +229,7 @@ class PlainCells:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
                 stack.callback(register_optimizer_step_pre_hook(check).remove)
+            stack.enter_context(self._new_parts.recording())
             # After the step, whose closure may call backward.
             stack.callback(register_optimizer_step_post_hook(self._record_step).remove)
             stack.callback(self._calls.close)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -130,6 +131,16 @@ class Stepper:
             for model in self.bundle.models
             if self._trainable(model) != _trainable_in(model) or self._code[id(model)] != _code_in(model)
         ]
+
+    def is_outdated(self) -> bool:
+        """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
+        # Called before each statement that could train: it visits classes and parameters, not the modules.
+        if any(code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)):
+            return True
+        if self.strategy.capabilities.shards_params:
+            return False
+        known = chain.from_iterable(self._parameters[id(model)] for model in self.bundle.models)
+        return any(value.dtype != dtype or value.requires_grad != flag for value, dtype, flag in known)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""

@@ -34,8 +34,8 @@ _RANK_VARIABLES = frozenset(
 )  # fmt: skip
 
 CPU_RANK: Mapping[str, str] = MappingProxyType({"ACCELERATE_USE_CPU": "true"})
-"""What accelerate's launcher sets for a rank on the CPU. Without it the package forms no group of CPU ranks, and each
-would train alone."""
+"""What accelerate's launcher sets for one of several ranks on the CPU. Without it the package forms no group of CPU
+ranks, and each would train alone; with it a single rank would be a group, and models would be wrapped."""
 
 
 def option_variables() -> dict[str, str]:
@@ -148,7 +148,7 @@ def set_rank_variables(world: World, *, node: int = 0, address: str = "127.0.0.1
         "GROUP_RANK": str(node),
         "MASTER_ADDR": address,
         **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
-        **(CPU_RANK if world.device == "cpu" else {}),
+        **(CPU_RANK if world.device == "cpu" and world.size > 1 else {}),
         "_ACCEL_NB_WORKER_DEVICE": world.device,
     }
     # `update` checks `isinstance` against abstract classes, which writes to memory pages that the worker shares with
