@@ -44,7 +44,8 @@ def report_out_of_memory(
     if not is_out_of_memory(error):
         return None
     device = torch.device(device)
-    frames = list(_frames(error))
+    steps = list(_steps(error))
+    frames = [step.tb_frame for step in steps]
     held, models = attribute_memory(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
@@ -62,7 +63,7 @@ def report_out_of_memory(
         rest=max(0, use.allocated - counted),
         cached=max(0, use.reserved - use.allocated),
         room=free + (counted if kind.is_host else use.reserved),
-        line=_line(frames),
+        line=_line(steps),
         module=_module(frames, models),
         holders=tuple(MemoryHolder(name, size) for name, size in largest_holders(held, _MAX_HOLDERS)),
     )
@@ -104,7 +105,7 @@ def release_error_memory(error: BaseException, namespace: dict[str, Any], bound:
     current: BaseException | None = error
     while current is not None:
         traceback.clear_frames(current.__traceback__)
-        for frame in _frames(current):
+        for frame in [step.tb_frame for step in _steps(current)]:
             _ = frame.f_locals  # updates the copy of the variables that an earlier read of f_locals has made
         current = current.__cause__ or current.__context__
     for name in bound:
@@ -124,20 +125,21 @@ def requested_bytes(text: str) -> int | None:
     return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
 
 
-def _frames(error: BaseException) -> Iterator[types.FrameType]:
-    """Yield the frames of an error's traceback, the outermost first."""
+def _steps(error: BaseException) -> Iterator[types.TracebackType]:
+    """Yield the steps of an error's traceback, the outermost first."""
     step = error.__traceback__
     while step is not None:
-        yield step.tb_frame
+        yield step
         step = step.tb_next
 
 
-def _line(frames: Sequence[types.FrameType]) -> str:
+def _line(steps: Sequence[types.TracebackType]) -> str:
     """Return the user's code line of the innermost frame that has one, with its number and function, as text."""
-    own = [frame for frame in frames if is_user_module(frame.f_globals.get("__name__"))]
+    own = [step for step in steps if is_user_module(step.tb_frame.f_globals.get("__name__"))]
     if not own:
         return ""
-    code, number = own[-1].f_code, own[-1].f_lineno
+    # The line that raised: a frame has gone on to the end of its `with` and `finally` blocks since.
+    code, number = own[-1].tb_frame.f_code, own[-1].tb_lineno
     where = "" if code.co_name == "<module>" else f" of {code.co_name}"
     return f"line {number}{where}: {linecache.getline(code.co_filename, number).strip()[:120]}"
 
