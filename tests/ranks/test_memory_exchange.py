@@ -172,6 +172,7 @@ def waits_for_a_dead_rank(world: World, folder: str) -> str:
     os.close(write)
     said = os.read(read, 1000).decode()
     os.wait()
+    dist.barrier()  # a rank that returns closes the group, which ends the wait too
     return said
 
 
@@ -179,16 +180,25 @@ def test_a_rank_that_has_ended_is_named(tmp_path):
     assert "rank 1 has ended" in run_ranks(waits_for_a_dead_rank, 2, str(tmp_path))[0]
 
 
-def cannot_open(world: World, folder: str) -> float:
-    with patch.object(process_group, "create_memory", lambda size: (os.open(os.devnull, os.O_RDONLY), "/nowhere", b"")):
+def no_memory(size: int) -> tuple[int, str, bytes]:
+    raise OSError("too many open files")
+
+
+def memory_elsewhere(size: int) -> tuple[int, str, bytes]:
+    return os.open(os.devnull, os.O_RDONLY), "/nowhere", b""
+
+
+def cannot_open(world: World, folder: str, how: str) -> float:
+    with patch.object(process_group, "create_memory", globals()[how]):
         dist.destroy_process_group()
         group = DefaultGroup.open(world, f"{folder}/store", timeout_s=60)
     assert DefaultGroup.exchange() is None
     return float(TorchComm(world, group).all_reduce(torch.ones(1)))
 
 
-def test_torch_sends_what_ranks_without_common_memory_exchange(tmp_path):
-    assert run_ranks(cannot_open, 2, str(tmp_path)) == [2.0, 2.0]
+@pytest.mark.parametrize("how", ["no_memory", "memory_elsewhere"])
+def test_torch_sends_what_ranks_without_common_memory_exchange(tmp_path, how):
+    assert run_ranks(cannot_open, 2, str(tmp_path), how) == [2.0, 2.0]
 
 
 def reopened(world: World, folder: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Magics that only the notebook has: the workers are given each before a cell calls it, by the source of the cell.
+"""Magics that only the notebook has: the source of a cell is changed so that workers have each before calling it.
 
 Workers have IPython's own magics. A function that a cell of the notebook has registered is registered there, the
 extension that a magic comes from is loaded, and an alias is replaced by its command.
@@ -70,7 +70,7 @@ def _replacement(
     extension = next((item for item in shell.extension_manager.loaded if item.partition(".")[0] == package), None)
     if extension is not None and package != "accel_nb":
         return f"(get_ipython().extension_manager.load_extension({extension!r}), {call})[1]"
-    bound = next((key for key, value in namespace.items() if value is function and not key.startswith("_")), None)
+    bound = next((key for key, value in list(namespace.items()) if value is function and not key.startswith("_")), None)
     if bound is None:
         mark = "%" if kind == "line" else "%%"
         raise MisuseError(

@@ -163,7 +163,7 @@ class TorchComm:
         operation = _operation(op)
         work = self._to_sendable(tensor)
         if self.sums_at_once(work):
-            self._sum_in_order(work.detach(), op)
+            self._reduce_in_order(work.detach(), op)
         else:
             dist.all_reduce(work, operation, group=self._subgroup)
         if op == "mean":
@@ -321,14 +321,14 @@ class TorchComm:
         exchange = self.group.exchange() if self._subgroup is None else None
         return exchange if exchange is not None and exchange.accepts(tensor) else None
 
-    def _sum_in_order(self, tensor: Tensor, op: Operation) -> None:
+    def _reduce_in_order(self, tensor: Tensor, op: Operation) -> None:
         """Replace a tensor by the ranks' sum, maximum or minimum, computed in rank order."""
-        add = _IN_PLACE.get(op, Tensor.add_)
+        combine = _IN_PLACE.get(op, Tensor.add_)
         if (exchange := self._exchange_for(tensor)) is not None:
-            exchange.all_reduce(tensor, add)
+            exchange.all_reduce(tensor, combine)
             return
         for rank, part in enumerate(self.all_gather(tensor)):
-            (add if rank else Tensor.copy_)(tensor, part)
+            (combine if rank else Tensor.copy_)(tensor, part)
 
     def _global_rank(self, rank: int) -> int:
         return self._ranks[rank] if self._ranks else rank

@@ -112,14 +112,17 @@ class MemoryExchange:
                 ctypes.memmove(part.data_ptr(), self._first + slots + rank * MAX_BYTES, num_bytes)
         return gathered
 
-    def all_reduce(self, tensor: Tensor, add: Callable[[Tensor, Tensor], object]) -> None:
-        """Replace ``tensor`` by the sum of all ranks' tensors, in rank order; ``add`` adds the second one in place."""
+    def all_reduce(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], object]) -> None:
+        """Replace ``tensor`` by the reduction of all ranks' tensors, in rank order.
+
+        ``combine`` reduces its first argument and its second one into the first, as `Tensor.add_` does.
+        """
         with self._lock:
             slots, num_bytes = self._exchange(tensor, "all_reduce", is_source=True)
             for rank in range(self._size if num_bytes else 0):
                 offset = slots + rank * MAX_BYTES
                 part = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-                (add if rank else Tensor.copy_)(tensor, part.view(tensor.shape))
+                (combine if rank else Tensor.copy_)(tensor, part.view(tensor.shape))
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Return rank ``source``'s tensor; ``tensor`` has the same shape and dtype on the other ranks."""

@@ -54,8 +54,8 @@ class DefaultGroup:
     ``cut_connections`` may be called from any thread, on any rank.
     """
 
-    # The memory through which the ranks of the open group exchange small tensors, with this group of torch. It is of
-    # the class as the group is of the process: `adopt` gives other objects for it.
+    # The exchange of the open group, with torch's group. A process has one default group, and several objects of this
+    # class may stand for it (see `adopt`).
     _exchange: ClassVar[tuple[Any, MemoryExchange] | None] = None
 
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
@@ -296,8 +296,12 @@ class DefaultGroup:
         descriptor, exchange = None, None
         try:
             if is_local and rank == 0:
-                descriptor, path, token = create_memory(size)
-                store.set(key, f"{token.hex()} {path}")
+                place = ""
+                try:
+                    descriptor, path, token = create_memory(size)
+                    place = f"{token.hex()} {path}"
+                finally:
+                    store.set(key, place)  # the other ranks wait for it
             if is_local:
                 token, _, path = store.get(key).decode().partition(" ")
                 exchange = MemoryExchange(path, bytes.fromhex(token), rank, size, timeout_s=self._timeout_s)
@@ -314,10 +318,10 @@ class DefaultGroup:
     @classmethod
     def _close_exchange(cls) -> bool:
         """Close the memory of the group's ranks; return whether there was any."""
-        exchange, DefaultGroup._exchange = cls.exchange(), None
-        if exchange is not None:
-            exchange.close()
-        return exchange is not None
+        held, DefaultGroup._exchange = cls._exchange, None
+        if held is not None:
+            held[1].close()
+        return held is not None
 
     def _file_store(self, path: str) -> Any:
         """Return a store over a file, with separate keys for each group that is opened over the same file."""
