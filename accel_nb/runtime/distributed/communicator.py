@@ -338,7 +338,8 @@ class TorchComm:
             tensor = tensor.to(self._device)
         elif not device_type(tensor.device).in_collectives:
             tensor = tensor.cpu()
-        return tensor if tensor.is_contiguous() else tensor.contiguous()
+        # A sparse tensor, such as the gradient of an embedding, has no such order; gloo sums it as it is.
+        return tensor if tensor.layout is not torch.strided or tensor.is_contiguous() else tensor.contiguous()
 
     def _message(self, value: Any) -> tuple[bytes, MisuseError | None]:
         try:
