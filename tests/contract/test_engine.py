@@ -1,4 +1,7 @@
-"""What a pool may expect of an engine: the same suite over the local engine, one that has only pipes, and two nodes."""
+"""What a pool may expect of an engine: the same suite over the local engine, one that has only pipes, and two nodes.
+
+The nodes are on the kernel's machine too; ``nodes`` send all bytes, as from another machine.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "local": lambda: LocalEngine(PROGRAM, preload=PRELOAD),
     "pipes": lambda: PipeEngine(PROGRAM),
     "nodes": lambda: two_agents(PROGRAM, PRELOAD),
+    "local nodes": lambda: two_agents(PROGRAM, PRELOAD, is_local=True),
 }
 
 
@@ -37,7 +41,7 @@ def make_engine(kind: str) -> Callable[[], Engine]:
 
 @pytest.fixture(scope="module")
 def specs(kind: str) -> list[WorkerSpec]:
-    return TWO_NODES if kind == "nodes" else ONE_NODE
+    return TWO_NODES if "nodes" in kind else ONE_NODE
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +99,21 @@ def test_results_carry_payloads(pool):
         buffer[0] = 1
 
 
-def test_a_region_is_filled_again_and_again(pool):
+@pytest.mark.parametrize("num_bytes", [100, 2_000_000])
+def test_a_region_is_filled_again_and_again(pool, num_bytes):
     code = (
-        "if 'region' not in globals(): region = worker.payloads.reserve(100)\n"
+        f"if {num_bytes} not in globals().setdefault('regions', dict()):\n"
+        f"    regions[{num_bytes}] = worker.payloads.reserve({num_bytes})\n"
+        f"region = regions[{num_bytes}]\n"
         "region.memory[:3] = text\n"
-        "returned = {'region': region.share(100)}"
+        f"returned = {{'region': region.share({num_bytes})}}"
     )
     for text in (b"abc", b"def"):
         answers, _ = run_code(pool, f"text = {text!r}\n{code}")
         for answer in answers:
             region = find_payload(answer.payloads, "region", RegionPayload)
             assert region is not None
-            assert region.num_bytes >= 100
+            assert region.num_bytes >= num_bytes
             assert bytes(region.memory[:3]) == text
             region.close()
 

@@ -41,7 +41,7 @@ class AgentLink:
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="accel_nb agent", daemon=True)
         self._writer.start()
-        self.send(Frame({"kind": "settings", "settings": asdict(settings)}))
+        self.send([Frame({"kind": "settings", "settings": asdict(settings)})])
 
     @property
     def pid(self) -> int:
@@ -53,14 +53,14 @@ class AgentLink:
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], timeout_s)[0])
 
-    def send(self, frame: Frame) -> None:
-        """Queue a copy of a frame, which a thread writes: the pipe to a node that has stopped reading becomes full."""
-        self._outgoing.put(join([frame]))
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Queue copies of frames, which a thread writes: the pipe to a node that has stopped reading becomes full."""
+        self._outgoing.put(join(frames))
 
     def beat(self) -> None:
         """Queue a sign of life; while other frames are written, these are signs of life."""
         if self._outgoing.empty():
-            self.send(BEAT)
+            self.send([BEAT])
 
     def receive(self) -> list[Frame] | None:
         """Wait for data and return the frames that are whole now; None when the agent has ended."""

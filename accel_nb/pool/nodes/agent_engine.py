@@ -86,6 +86,7 @@ def start_agents(
                 own_address=machine.address,
                 lease_s=options.lease_s,
                 overrides=overrides,
+                is_local=not machine.command,
             )
             links.append(AgentLink(machine.name, _on(machine, [python]), settings))
         for link in links:

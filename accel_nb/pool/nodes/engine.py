@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,12 +30,14 @@ from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import HEARTBEAT_S, Frame, GroupEpoch, Part, build_payloads, make_frame
 from accel_nb.pool.nodes.group_store import GroupStore
 from accel_nb.pool.nodes.machine_facts import read_machine
+from accel_nb.pool.nodes.opened_files import can_open, open_payloads
 from accel_nb.pool.payload import (
     NO_PAYLOADS,
     BufferPayload,
     MemoryBuffers,
     MemoryRegion,
     Payloads,
+    close_all,
 )
 from accel_nb.runtime.process.environment import get_variable, inherited_variables
 from accel_nb.telemetry.events import from_message
@@ -50,8 +53,8 @@ class HostLink(Protocol):
     name: str
     """The name or address of the node, for messages."""
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame, whose memory may change afterwards; a frame to a host that has ended is dropped."""
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send frames, whose memory may change afterwards; frames to a host that has ended are dropped."""
         ...
 
     def beat(self) -> None:
@@ -111,6 +114,8 @@ class _Node:
     lost: str = ""
     """Why the node was lost; empty while it is connected."""
     reader: threading.Thread | None = None
+    delayed: deque[Frame] = field(default_factory=deque)
+    """Frames that are sent with the next one, or within `CHECK_S`."""
 
 
 class NodePayloads:
@@ -189,7 +194,7 @@ class NodesEngine:
             rows = [[spec.device, spec.num_threads, spec.node] for spec in specs]
             for node in self._live():
                 node.facts.pop("pids", None)
-                self._send(node, {"kind": "start", "epoch": self._epoch, "specs": rows})
+                self._send(node, make_frame({"kind": "start", "epoch": self._epoch, "specs": rows}))
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
         """Send a record to a rank; return False if the rank has ended or its node is lost."""
@@ -197,18 +202,19 @@ class NodesEngine:
         if node.lost or rank in self._ended:
             return False
         tables: dict[str, Any] = {}
+        frames: list[Frame] = []
         for name, payload in payloads.items():
             if isinstance(payload, GroupEpoch):
                 tables[name] = {"kind": "epoch", "number": payload.number}
             elif isinstance(payload, NodePayload):
                 if node.number not in payload.nodes:
                     payload.nodes.add(node.number)
-                    self._send(node, {"kind": "payload", "number": payload.number}, payload.parts)
+                    frames.append(make_frame({"kind": "payload", "number": payload.number}, payload.parts))
                 tables[name] = {"kind": "stored", "number": payload.number}
             else:
                 raise TypeError(f"the payload {name!r} is a {type(payload).__name__}, which cannot be sent to a node")
         message = {"kind": "send", "rank": rank, "record": encode(record), "payloads": tables, "urgent": urgent}
-        self._send(node, message)
+        self._send(node, *frames, make_frame(message))
         return True
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -219,6 +225,8 @@ class NodesEngine:
             while True:
                 generation, arrival = self._arrivals.get(block=wait, timeout=timeout_s if wait else None)
                 if generation != self._generation:
+                    if isinstance(arrival, RecordArrived):
+                        close_all(arrival.payloads.values())
                     continue
                 wait = False
                 if isinstance(arrival, PoolError):
@@ -228,7 +236,7 @@ class NodesEngine:
 
     def kill(self, rank: int) -> None:
         """Kill a rank."""
-        self._send(self._nodes[self._specs[rank].node], {"kind": "kill", "rank": rank})
+        self._send(self._nodes[self._specs[rank].node], make_frame({"kind": "kill", "rank": rank}))
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
         """Start fresh workers in place of ended ones; return the number of the new process group as a payload."""
@@ -238,7 +246,7 @@ class NodesEngine:
             self._open_epoch()
             for node in self._live():
                 own = [rank for rank in ranks if self._specs[rank].node == node.number]
-                self._send(node, {"kind": "replace", "epoch": self._epoch, "ranks": own})
+                self._send(node, make_frame({"kind": "replace", "epoch": self._epoch, "ranks": own}))
             return {"store": GroupEpoch(self._epoch)}
 
     def stop(self) -> None:
@@ -247,7 +255,7 @@ class NodesEngine:
             return
         self._stopping.set()
         for node in self._live():
-            self._send(node, {"kind": "stop"})
+            self._send(node, make_frame({"kind": "stop"}))
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for node in self._live():
             assert node.reader is not None
@@ -274,11 +282,16 @@ class NodesEngine:
 
     def _drop(self, payload: NodePayload) -> None:
         for number in payload.nodes:
-            self._send(self._nodes[number], {"kind": "drop", "number": payload.number})
+            self._nodes[number].delayed.append(make_frame({"kind": "drop", "number": payload.number}))
 
-    def _send(self, node: _Node, message: Message, parts: Sequence[Part] = ()) -> None:
-        if not node.lost:
-            node.link.send(make_frame(message, parts))
+    def _send(self, node: _Node, *frames: Frame) -> None:
+        """Send frames to a node, after those that were delayed."""
+        delayed: list[Frame] = []
+        with suppress(IndexError):
+            while True:
+                delayed.append(node.delayed.popleft())
+        if not node.lost and (delayed or frames):
+            node.link.send([*delayed, *frames])
 
     def _read(self, node: _Node) -> None:
         """Handle the frames of a node until its host ends or it is lost."""
@@ -294,8 +307,7 @@ class NodesEngine:
         kind, rank = message["kind"], message.get("rank", 0)
         arrival: Arrival | PoolError | None = None
         if kind == "record":
-            record = decode(message["record"])
-            arrival = RecordArrived(rank, record, build_payloads(message["payloads"], parts))
+            arrival = self._receive_record(node, message, parts)
         elif kind == "output":
             arrival = OutputArrived(rank, message["stream"], bytes(parts[0]))
         elif kind == "events":
@@ -313,17 +325,32 @@ class NodesEngine:
                 node.facts = message
         elif kind == "call":
             self._answer_call(node, message)
+        elif kind == "offer":
+            if can_open(message):
+                self._send(node, make_frame({"kind": "readable"}))
         elif kind == "failed":
             arrival = PoolError(f"node {node.link.name}: {message['text']}")
         if arrival is not None:
             self._arrivals.put((message["generation"], arrival))
+
+    def _receive_record(self, node: _Node, message: Message, parts: Sequence[memoryview]) -> RecordArrived | PoolError:
+        files: dict[str, Any] = message["files"]
+        try:
+            payloads = open_payloads(files)
+        except (OSError, ValueError) as error:  # an OSError if the host has ended since, which its link reports
+            return PoolError(f"node {node.link.name}: the memory of results could not be opened: {error}")
+        if files:
+            numbers = [entry["number"] for entry in files.values()]
+            node.delayed.append(make_frame({"kind": "opened", "numbers": numbers}))
+        payloads |= build_payloads(message["payloads"], parts)
+        return RecordArrived(message["rank"], decode(message["record"]), payloads)
 
     def _answer_call(self, node: _Node, message: Message) -> None:
         epoch, rank, call = message["epoch"], message["rank"], message["call"]
 
         def answer(value: Any) -> None:
             reply = {"number": call["number"], "value": value}
-            self._send(node, {"kind": "store", "epoch": epoch, "rank": rank, "answer": reply})
+            self._send(node, make_frame({"kind": "store", "epoch": epoch, "rank": rank, "answer": reply}))
 
         with self._lock:
             if epoch == self._epoch:
@@ -341,6 +368,7 @@ class NodesEngine:
                 for node in self._live():
                     node.link.beat()
             for node in self._live():
+                self._send(node)
                 if (silent_s := self._clock() - node.last_seen) > self._lost_after_s:
                     self._record_loss(node, f"node {node.link.name} was lost: it has not answered for {silent_s:.1f} s")
 

@@ -1,8 +1,9 @@
 """The host of a node: runs a local engine and exchanges frames with the kernel; independent of how frames travel.
 
-Frames from the kernel: ``start``, ``replace``, ``send``, ``payload``, ``drop``, ``kill``, ``store``, ``beat`` and
-``stop``. Frames to the kernel: ``record``, ``output``, ``events``, ``ended``, ``observed``, ``stack``, ``call``,
-``facts``, ``failed`` and ``beat``. Each of the latter has the number of the start that it belongs to.
+Frames from the kernel: ``start``, ``replace``, ``send``, ``payload``, ``drop``, ``kill``, ``store``, ``readable``,
+``opened``, ``beat`` and ``stop``. Frames to the kernel: ``record``, ``output``, ``events``, ``ended``, ``observed``,
+``stack``, ``call``, ``facts``, ``offer``, ``failed`` and ``beat``. Each of the latter has the number of the start that
+it belongs to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from accel_nb.pool.local.shared_payloads import SharedBuffers, StoreFile
 from accel_nb.pool.messages import decode, encode
 from accel_nb.pool.nodes.frames import Frame, Part, describe_payloads, make_frame
 from accel_nb.pool.nodes.machine_facts import pack_machine
+from accel_nb.pool.nodes.opened_files import OfferedFiles
 from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads, close_all
 from accel_nb.runtime.process.environment import get_variable
 from accel_nb.runtime.process.hardware import inspect_machine
@@ -67,6 +69,8 @@ class HostSettings:
     lease_s: float
     """The host ends its workers when it has received nothing from the kernel for so long."""
     overrides: dict[str, str] = field(default_factory=dict)
+    is_local: bool = False
+    """Whether the host is on the kernel's machine."""
 
 
 def interface_of(address: str) -> str:
@@ -140,12 +144,15 @@ class NodeHost:
         self._wake_end.setblocking(False)
         self._stores = SocketStores(self._selector)
         self._stored: dict[int, SharedBuffers] = {}
+        self._offered = OfferedFiles()
         self._traced: dict[int, ObservedState] = {}
         self._generation = self._epoch = 0
         self._facts: Message = {}
         self._measured_at = 0.0
         self._last_frame_at = time.monotonic()
         self._is_stopping = False
+        if settings.is_local:
+            self._send(self._offered.offer())
         self._thread = threading.Thread(target=self._run, name="accel_nb host", daemon=True)
         self._thread.start()
 
@@ -213,6 +220,7 @@ class NodeHost:
         finally:
             engine.stop()
             close_all(self._stored.values())
+            self._offered.close()
             self._selector.close()
             self._wake.close()
             self._wake_end.close()
@@ -227,6 +235,10 @@ class NodeHost:
         elif kind == "drop":
             if (stored := self._stored.pop(message["number"], None)) is not None:
                 stored.close()
+        elif kind == "readable":
+            self._offered.are_readable = True
+        elif kind == "opened":
+            self._offered.drop(message["numbers"])
         elif kind == "store":
             if message["epoch"] == self._epoch:
                 self._stores.answer(message["rank"], message["answer"])
@@ -266,10 +278,11 @@ class NodeHost:
 
     def _report(self, arrival: Arrival) -> None:
         if isinstance(arrival, RecordArrived):
-            tables, parts = describe_payloads(arrival.payloads)
-            record = encode(arrival.record)
-            self._send({"kind": "record", "rank": arrival.rank, "record": record, "payloads": tables}, parts)
-            close_all(arrival.payloads.values())
+            files, others = self._offered.share(arrival.payloads)
+            tables, parts = describe_payloads(others)
+            message = {"kind": "record", "rank": arrival.rank, "record": encode(arrival.record), "payloads": tables}
+            self._send({**message, "files": files}, parts)
+            close_all(others.values())
         elif isinstance(arrival, OutputArrived):
             self._send({"kind": "output", "rank": arrival.rank, "stream": arrival.stream}, [arrival.data])
         elif isinstance(arrival, EventsArrived):

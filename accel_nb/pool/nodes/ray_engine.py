@@ -36,13 +36,13 @@ class RayLink:
         self._is_closed = threading.Event()
         self._frames, self._beat = actor.take.remote(), actor.beat.remote()
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame with an actor call; calls are executed in order.
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send frames with one actor call; calls are executed in order.
 
         Ray delays all calls after one whose argument is large until that has arrived, so it gets a reference.
         """
         if not self._is_closed.is_set():
-            value = pack([frame])
+            value = pack(frames)
             if isinstance(value, bytes):
                 self._actor.receive.remote(value)
             else:
@@ -95,6 +95,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
         actors = [_start_actor(ray, node, options) for node in nodes]
         check_versions(ray, actors, nodes)
         overrides = with_hash_seed(request.overrides)
+        own_node = ray.get_runtime_context().get_node_id()
         settings = [
             HostSettings(
                 program=request.program,
@@ -104,6 +105,7 @@ def start_ray_engine(request: EngineRequest) -> NodesEngine:
                 own_address=node["NodeManagerAddress"],
                 lease_s=options.lease_s,
                 overrides=overrides,
+                is_local=node["NodeID"] == own_node,
             )
             for number, node in enumerate(nodes)
         ]
