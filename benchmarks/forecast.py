@@ -15,10 +15,10 @@ import torch
 from accelerate.commands.estimate import estimate_training_usage
 from torch import Tensor, nn
 
+from accel_nb.config.byte_sizes import size_text
 from accel_nb.forecast.measurement import default_loss
 from accel_nb.forecast.model_building import forecast_model
 from accel_nb.forecast.plans import RunSetting
-from accel_nb.forecast.sizes import size_text
 from benchmarks.measure import Figure, Report, main
 from tests.support.measured import held_bytes, peak_bytes
 from tests.support.transformer import Transformer

@@ -54,6 +54,8 @@ def add_handlers(handlers: list[dict[str, Any]]) -> None:
 def _own_handlers() -> Iterator[tuple[logging.Handler, dict[str, Any]]]:
     loggers = [item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)]
     for logger in (logging.root, *loggers):
+        if not logger.handlers:
+            continue
         is_of_module = logger.name != "__main__" and logger.name.partition(".")[0] in sys.modules
         for handler in logger.handlers:
             target = _target(handler)

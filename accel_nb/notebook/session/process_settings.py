@@ -246,10 +246,18 @@ def _set_folder(path: str) -> None:
         os.chdir(path)
 
 
+# Setting a level clears the caches of all loggers, which costs each worker a megabyte.
+
+
+def _disable_logging(level: int) -> None:
+    if logging.root.manager.disable != level:
+        logging.disable(level)
+
+
 def _set_log_levels(levels: Mapping[str, int]) -> None:
     for name, level in levels.items():
         logger = logging.getLogger(name or None)
-        if logger.level != level:  # setting it clears the caches of all loggers, which costs each worker a megabyte
+        if logger.level != level:
             logger.setLevel(level)
 
 
@@ -305,7 +313,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "garbage_thresholds": lambda value: gc.set_threshold(*value),
     "decimals": _set_decimals,
     "socket_timeout": socket.setdefaulttimeout,
-    "log_disabled": logging.disable,
+    "log_disabled": _disable_logging,
     "torch_cudnn": _set_cudnn,
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "pandas": _set_pandas,

@@ -8,6 +8,7 @@ the one process before it is used in the other.
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +33,8 @@ def reduce_event_writer(writer: Any) -> Any:
 
 def close_event_writers(values: Iterable[Any]) -> None:
     """Close the writers among some values and the attributes of these."""
+    if not any(package in sys.modules for package in _PACKAGES):
+        return
     for value in values:
         for item in (value, *(attributes_of(value) or {}).values()):
             if is_event_writer(item):
