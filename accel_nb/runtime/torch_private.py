@@ -314,7 +314,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "created_paths",
+        "changed_paths",
         ("runtime/distributed/process_group.py",),
         ("ProcessGroup._get_sequence_number_for_group",),
     ),
@@ -326,7 +326,7 @@ PRIVATE_USES = (
     PrivateUse(
         "compile",
         (
-            "accelerator/plain_cells/file_writes.py",
+            "accelerator/plain_cells/cell_files.py",
             "accelerator/model_division/divided_calls.py",
             "accelerator/prepare/compiling.py",
             "compat/model_parts.py",

@@ -27,6 +27,7 @@ os.chdir({folder!r})
 warnings.resetwarnings()
 warnings.simplefilter('default')
 torch.set_default_dtype(torch.{dtype})
+torch.set_grad_enabled(True)
 random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
 del os, random, sys, warnings, numpy, torch
 """

@@ -72,6 +72,8 @@ def _flatten(path: str, value: Any, found: Entries) -> None:
         _flatten(path, value.state_dict(), found)
     elif isinstance(value, torch.Tensor):
         _flatten(path, value.detach().to_dense().numpy(), found)
+    elif isinstance(value, (complex, numpy.ndarray)) and numpy.iscomplexobj(value):
+        _flatten(path, numpy.stack([numpy.real(value), numpy.imag(value)]), found)
     elif isinstance(value, numpy.ndarray):
         found[f"{path} (shape)"] = [float(size) for size in value.shape]
         found[path] = [float(element) for element in value.ravel().tolist()]

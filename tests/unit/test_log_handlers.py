@@ -1,10 +1,12 @@
+import json
 import logging
 import sys
 
 import pytest
 from traitlets.config import Application
 
-from accel_nb.notebook.session.log_handlers import read_handlers, seek_ends, set_handlers
+from accel_nb.notebook.output.log_records import RECORD, handle_record
+from accel_nb.notebook.session.log_handlers import read_handlers, seek_ends, send_records, set_handlers
 from accel_nb.notebook.session.process_settings import read_settings
 
 
@@ -79,3 +81,51 @@ def test_the_level_of_the_kernels_application_is_not_copied(logger):
     finally:
         application.log.setLevel(logging.NOTSET)
         Application.clear_instance()
+
+
+class Listing(logging.Handler):
+    def __init__(self, level=logging.NOTSET):
+        super().__init__(level)
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def test_records_reach_the_original_of_another_class(logger):
+    every, errors = Listing(), Listing(logging.ERROR)
+    logger.addHandler(every)
+    logger.addHandler(errors)
+    handlers = own(logger)
+    logger.handlers.clear()
+    set_handlers(handlers)
+    sent = []
+    send_records(lambda topic, body: sent.append((topic, json.loads(json.dumps(body)))))
+    logger.info("step %d", 3, extra={"loss": 0.5})
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        logger.exception("failed")
+    set_handlers([])
+    logger.addHandler(every)
+    logger.addHandler(errors)
+    for topic, body in sent:
+        assert topic == RECORD
+        handle_record(body)
+    first, second = every.records
+    assert (first.getMessage(), first.loss, first.funcName) == (
+        "step 3",
+        0.5,
+        "test_records_reach_the_original_of_another_class",
+    )
+    assert logging.Formatter().format(second).splitlines()[-1] == "ValueError: wrong"
+    assert [record.getMessage() for record in errors.records] == ["failed"]
+
+
+def test_what_a_library_of_the_workers_handles_itself_is_not_sent(logger):
+    logger.addHandler(Listing())
+    set_handlers(own(logger))  # the process has the original too, as if a library had added it there
+    sent = []
+    send_records(lambda topic, body: sent.append(body))
+    logger.info("one")
+    assert not sent

@@ -35,8 +35,8 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unequal_values,
     warn_unprepared_model,
 )
+from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
 from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
-from accel_nb.accelerator.plain_cells.created_paths import CreatedPaths
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
@@ -143,7 +143,7 @@ class PlainCells:
         self._imported = ImportedNames()
         self._files = file_writes.PrivateFiles()
         self._shared_files = file_writes.SharedFiles()
-        self._created_paths: CreatedPaths | None = None
+        self._changed_paths: ChangedPaths | None = None
         self._commands = SharedCommands(components.comm, self._files)
         self._fresh_seeds = FreshSeeds()
         self._lazy_models = LazyModels(accelerator)
@@ -223,8 +223,8 @@ class PlainCells:
         with ExitStack() as stack:
             stack.callback(self._imported.restore)
             if self._writes_once and not is_partial:
-                self._begin_created_paths(entropy)
-            self._replace_functions(stack, None if is_partial else self._created_paths)
+                self._begin_changed_paths(entropy)
+            self._replace_functions(stack, None if is_partial else self._changed_paths)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.collective_reads(accelerator.components.comm))
             for check in (_refuse_unprepared(accelerator), library_step_check(accelerator)):
@@ -253,12 +253,12 @@ class PlainCells:
     def _files_of_rank(self) -> file_writes.SharedFiles | file_writes.PrivateFiles:
         return self._shared_files if self._stepper.world.is_main else self._files
 
-    def _begin_created_paths(self, entropy: int | None) -> None:
-        if self._created_paths is None:
-            self._created_paths = CreatedPaths(self._accelerator.components.comm)
-        self._created_paths.begin(entropy or 0)
+    def _begin_changed_paths(self, entropy: int | None) -> None:
+        if self._changed_paths is None:
+            self._changed_paths = ChangedPaths(self._accelerator.components.comm)
+        self._changed_paths.begin(entropy or 0)
 
-    def _replace_functions(self, stack: ExitStack, created: CreatedPaths | None) -> None:
+    def _replace_functions(self, stack: ExitStack, changed: ChangedPaths | None) -> None:
         accelerator = self._accelerator
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
@@ -290,7 +290,7 @@ class PlainCells:
                 replace((owner,), name, make)
         if self._writes_once:
             files = self._files_of_rank
-            files.begin(created)
+            files.begin(changed)
             stack.callback(files.discard)
             for owner, name, make in file_writes.replacements(files):
                 replace((owner,), name, make)

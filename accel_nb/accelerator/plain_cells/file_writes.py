@@ -4,8 +4,8 @@ All ranks run the code of a plain cell, so they all open the same paths for writ
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
 written and read back in one cell without waiting for the first rank. A path that such a rank removes is hidden from
-this rank, and not removed. A path that the first rank has created is hidden from a rank that is not as far
-(`CreatedPaths`).
+this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
+(`ChangedPaths`).
 
 Python's functions for files, ``torch.save``, ``torch.load`` and safetensors are redirected. Files that a library writes
 in C code are not.
@@ -25,21 +25,21 @@ import stat
 import sys
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
 
-from accel_nb.accelerator.plain_cells.created_paths import CreatedPaths
-from accel_nb.runtime.process.user_code import is_user_module
-
-_MULTIPROCESS = (
-    "accel_nb", "datasets", "filelock", "huggingface_hub", "tempfile", "torch._dynamo", "torch._inductor",
-    "torch.distributed", "torch.utils.cpp_extension", "triton",
-)  # fmt: skip
-"""Modules that write files for other processes to read, or one file for each process: these are not redirected."""
+from accel_nb.accelerator.plain_cells.cell_files import (
+    SYSTEM,
+    CellFiles,
+    Function,
+    absolute,
+    argument,
+    call_with,
+    is_path,
+)
+from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
 
 _HOLDERS = [
     found
@@ -48,11 +48,9 @@ _HOLDERS = [
 ]
 """Classes that hold functions of `os` as attributes: `pathlib` calls these in Python 3.10, and from 3.13 on."""
 
-_SYSTEM = ("/dev/", "/proc/", "/sys/")
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
-Function = Callable[..., Any]
 Make = Callable[[Function], Function]
 
 
@@ -61,17 +59,20 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
     safetensors = sys.modules.get("safetensors.torch")
     yield threading.Thread, "start", files.make_start
     if isinstance(files, SharedFiles):
-        yield torch, "save", functools.partial(_rename_after, 1, "f")
+        yield torch, "save", functools.partial(files.rename_after, 1, "f")
         if safetensors is not None:
-            yield safetensors, "serialize_file", functools.partial(_rename_after, 1, "filename")
+            yield safetensors, "serialize_file", functools.partial(files.rename_after, 1, "filename")
         yield builtins, "open", files.make_open
         for owner, name, make in (
             (io, "open", files.make_open),
             (os, "mkdir", files.make_mkdir),
             (os, "rename", files.make_rename),
             (os, "replace", files.make_rename),
+            (os, "remove", files.make_remove),
+            (os, "unlink", files.make_remove),
         ):
             yield from _with_holders(owner, name, make)
+        yield shutil, "rmtree", files.make_rmtree
         return
     yield torch, "save", functools.partial(files.write_to, 1, "f")
     yield torch, "load", functools.partial(files.read_from, 0, "f")
@@ -109,132 +110,7 @@ def _make_static(make: Make, plain: Function) -> Any:
     return staticmethod(make(plain))
 
 
-def _rename_after(position: int, name: str, plain: Function) -> Function:
-    """Return a function that writes a temporary file and renames it, so that other ranks read complete files only."""
-
-    @functools.wraps(plain)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        target = _argument(position, name, args, kwargs)
-        if not _is_path(target):
-            return plain(*args, **kwargs)
-        path = os.path.realpath(os.fsdecode(target))
-        if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe
-            return plain(*args, **kwargs)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            result = _call_with(plain, position, name, temporary, args, kwargs)
-            os.replace(temporary, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.remove(temporary)
-        return result
-
-    return save
-
-
-class _CellFiles:
-    """The files of the cell that runs, and whether code is the cell's."""
-
-    def __init__(self) -> None:
-        self.created: CreatedPaths | None = None
-        # The threads that the cell's code has started, also through a library: what they write, the cell writes.
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._writes_for_cell = False
-        # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
-        # original function once the cell has ended.
-        self._is_active = False
-
-    def begin(self, created: CreatedPaths | None) -> None:
-        """Redirect or record files from now on."""
-        self._is_active, self.created = True, created
-
-    def discard(self) -> None:
-        """Stop redirecting or recording files."""
-        self._is_active = False
-
-    @contextmanager
-    def writing_for_cell(self) -> Iterator[None]:
-        """Treat what this package writes while the block runs as what the cell's code writes."""
-        self._writes_for_cell = True
-        try:
-            yield
-        finally:
-            self._writes_for_cell = False
-
-    def make_start(self, plain: Function) -> Function:
-        """Return a ``Thread.start`` that records the threads that the cell's code starts."""
-
-        @functools.wraps(plain)
-        def start(thread: threading.Thread) -> None:
-            if self._is_active and self._is_called_by_cell():
-                self._threads.add(thread)
-            plain(thread)
-
-        return start
-
-    def _is_called_by_cell(self) -> bool:
-        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
-        if self._writes_for_cell:
-            return True
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == __name__:
-            frame = frame.f_back
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
-                return False
-            if is_user_module(module):
-                return True
-            frame = frame.f_back
-        return threading.current_thread() in self._threads
-
-
-class SharedFiles(_CellFiles):
-    """The files of the rank that writes to the paths themselves. It records the created ones for the other ranks."""
-
-    def make_open(self, plain: Function) -> Function:
-        """Return an ``open`` that records a file that it creates."""
-
-        @functools.wraps(plain)
-        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(mode, str) and not set(mode).isdisjoint("wax"):
-                self._record(file)
-            return plain(file, mode, *args, **kwargs)
-
-        return open
-
-    def make_mkdir(self, plain: Function) -> Function:
-        """Return a ``mkdir`` that records the folder."""
-
-        @functools.wraps(plain)
-        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("dir_fd") is None:
-                self._record(path)
-            plain(path, *args, **kwargs)
-
-        return mkdir
-
-    def make_rename(self, plain: Function) -> Function:
-        """Return a ``rename`` that records the new path."""
-
-        @functools.wraps(plain)
-        def rename(src: Any, dst: Any, **kwargs: Any) -> None:
-            if kwargs.get("dst_dir_fd") is None:
-                self._record(dst)
-            plain(src, dst, **kwargs)
-
-        return rename
-
-    def _record(self, path: Any) -> None:
-        """Record a path that the cell's code is about to create, unless it exists."""
-        if not self._is_active or self.created is None or not _is_path(path):
-            return
-        full = _abspath(path)
-        if not full.startswith(_SYSTEM) and not _exists(full) and self._is_called_by_cell():
-            self.created.record(full)
-
-
-class PrivateFiles(_CellFiles):
+class PrivateFiles(CellFiles):
     """The files that one rank wrote, the folders that it made and the paths that it removed, for this rank only."""
 
     def __init__(self) -> None:
@@ -281,10 +157,10 @@ class PrivateFiles(_CellFiles):
 
         @functools.wraps(plain)
         def write(*args: Any, **kwargs: Any) -> Any:
-            path = _argument(position, name, args, kwargs)
+            path = argument(position, name, args, kwargs)
             if not self._redirects(path):
                 return plain(*args, **kwargs)
-            return _call_with(plain, position, name, self._prepare(path), args, kwargs)
+            return call_with(plain, position, name, self._prepare(path), args, kwargs)
 
         return write
 
@@ -293,10 +169,10 @@ class PrivateFiles(_CellFiles):
 
         @functools.wraps(plain)
         def read(*args: Any, **kwargs: Any) -> Any:
-            path = _argument(position, name, args, kwargs)
-            if not self._has_changes or not _is_path(path):
+            path = argument(position, name, args, kwargs)
+            if not self._has_changes or not is_path(path):
                 return plain(*args, **kwargs)
-            return _call_with(plain, position, name, self._find(path), args, kwargs)
+            return call_with(plain, position, name, self._find(path), args, kwargs)
 
         return read
 
@@ -305,17 +181,23 @@ class PrivateFiles(_CellFiles):
 
         @functools.wraps(plain)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not self._is_active or not _is_path(file) or kwargs.get("opener") is not None:
+            if not self._is_active or not is_path(file) or kwargs.get("opener") is not None:
                 return plain(file, mode, *args, **kwargs)
             if not isinstance(mode, str) or set(mode).isdisjoint("wax+"):
-                opened = plain(self._find(file) if self._has_changes else file, mode, *args, **kwargs)
-                if self._is_ahead(_abspath(file)):  # the first rank has created it just now
+                place = self._find(file) if self._has_changes else file
+                try:
+                    opened = plain(place, mode, *args, **kwargs)
+                except FileNotFoundError:
+                    if (now := self._find(file)) == place:
+                        raise
+                    opened = plain(now, mode, *args, **kwargs)  # the first rank has removed it just now
+                if self._is_ahead(absolute(file)):  # the first rank has created it just now
                     opened.close()
                     _raise_os_error(errno.ENOENT, file)
                 return opened
             if not self._redirects(file):
                 return plain(file, mode, *args, **kwargs)
-            if "x" in mode and _abspath(file) in self._files:
+            if "x" in mode and absolute(file) in self._files:
                 _raise_os_error(errno.EEXIST, file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
@@ -330,9 +212,9 @@ class PrivateFiles(_CellFiles):
 
         @functools.wraps(plain)
         def status(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._has_changes or not _is_path(path) or kwargs.get("dir_fd") is not None:
+            if not self._has_changes or not is_path(path) or kwargs.get("dir_fd") is not None:
                 return plain(path, *args, **kwargs)
-            full = _abspath(path)
+            full = absolute(path)
             if full in self._folders and not _exists(full):
                 return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
@@ -351,7 +233,7 @@ class PrivateFiles(_CellFiles):
             if dir_fd is not None or not self._redirects(path):
                 plain(path, dir_fd=dir_fd)
                 return
-            full = _abspath(path)
+            full = absolute(path)
             if full not in self._files and full not in self._folders and self._is_removed(full):
                 _raise_os_error(errno.ENOENT, path)
             self._hide(full)  # the first rank removes the path itself
@@ -366,7 +248,7 @@ class PrivateFiles(_CellFiles):
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
                 plain(path, *args, **kwargs)
                 return
-            self._hide(_abspath(path))
+            self._hide(absolute(path))
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
         vars(rmtree).update(vars(plain))
@@ -379,8 +261,8 @@ class PrivateFiles(_CellFiles):
         def make(*args: Any, **kwargs: Any) -> Any:
             made = plain(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
-            if self._is_active and _is_path(path):
-                self._temporary.add(_abspath(path))
+            if self._is_active and is_path(path):
+                self._temporary.add(absolute(path))
             return made
 
         return make
@@ -393,7 +275,7 @@ class PrivateFiles(_CellFiles):
             if src_dir_fd is not None or dst_dir_fd is not None or not self._redirects(dst):
                 plain(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
-            old, new = _abspath(src), _abspath(dst)
+            old, new = absolute(src), absolute(dst)
             if old not in self._files and old not in self._folders and self._is_removed(old):
                 _raise_os_error(errno.ENOENT, src)
             if old not in self._files and old not in self._folders and os.path.isfile(old):
@@ -408,8 +290,8 @@ class PrivateFiles(_CellFiles):
                 self._removed.discard(new)
             self._files |= files
             self._add_folders(folders)
-            if self.created is not None:
-                self.created.include(new)
+            if self.changed is not None:
+                self.changed.include(new)
 
         return rename
 
@@ -421,7 +303,7 @@ class PrivateFiles(_CellFiles):
             if dir_fd is not None or not self._redirects(path):
                 plain(path, mode, dir_fd=dir_fd)
                 return
-            full = _abspath(path)
+            full = absolute(path)
             if full in self._folders or full in self._files:
                 _raise_os_error(errno.EEXIST, path)
             self._require_folder(full, path)
@@ -453,13 +335,17 @@ class PrivateFiles(_CellFiles):
 
     @property
     def _has_changes(self) -> bool:
-        has_created = self.created is not None and self.created.has_paths()
-        return self._is_active and bool(self._files or self._folders or self._removed or has_created)
+        has_changed = self.changed is not None and self.changed.has_paths()
+        return self._is_active and bool(self._files or self._folders or self._removed or has_changed)
 
     def _entries(self, path: Any) -> list[Any]:
         """Return the entries of a folder, with this rank's changes."""
-        folder, full = os.fspath(path), _abspath(path)
-        own = [found for found in (*self._files, *self._folders) if os.path.dirname(found) == full]
+        folder, full = os.fspath(path), absolute(path)
+        own = {found: found in self._folders for found in (*self._files, *self._folders)}
+        own = {found: is_folder for found, is_folder in own.items() if os.path.dirname(found) == full}
+        for found in [] if self.changed is None else list(self.changed.entries_before(full)):
+            if found not in own and not self._is_removed(found):
+                own[found] = os.path.isdir(found)
         names = {os.path.basename(found) for found in own}
         existing: list[Any] = []
         if full in self._folders and (self._is_removed(full) or not _exists(full)):
@@ -467,21 +353,23 @@ class PrivateFiles(_CellFiles):
         elif self._is_removed(full):
             _raise_os_error(errno.ENOENT, path)
         else:
-            with _scandir(path) as scan:
+            with _scandir(self._find(path)) as scan:
                 existing = [
-                    item for item in scan if item.name not in names and not self._is_removed(_abspath(item.path))
+                    item
+                    for item in scan
+                    if item.name not in names and not self._is_removed(os.path.join(full, item.name))
                 ]
         return [
             *existing,
-            *(_Entry(os.path.join(folder, os.path.basename(found)), self._files.get(found)) for found in own),
+            *(_Entry(os.path.join(folder, os.path.basename(found)), is_folder) for found, is_folder in own.items()),
         ]
 
     def _redirects(self, path: Any) -> bool:
         """Whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
-        if not (self._is_active and _is_path(path) and self._is_called_by_cell()):
+        if not (self._is_active and is_path(path) and self._is_called_by_cell()):
             return False
-        full = _abspath(path)
-        if full.startswith(_SYSTEM) or any(_is_in(full, path) for path in self._temporary):
+        full = absolute(path)
+        if full.startswith(SYSTEM) or any(_is_in(full, path) for path in self._temporary):
             return False
         try:
             kind = _stat(full).st_mode
@@ -491,7 +379,7 @@ class PrivateFiles(_CellFiles):
 
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
         """Return the path of this rank's version, for writing; with ``keeps_content`` a new version is a copy."""
-        full = _abspath(path)
+        full = absolute(path)
         self._require_folder(full, path)
         if full not in self._files:
             if full in self._folders or (os.path.isdir(full) and not self._is_removed(full)):
@@ -499,25 +387,28 @@ class PrivateFiles(_CellFiles):
             folder = os.path.dirname(full)
             # In the path's own folder, if that exists for all ranks.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_removed(full) and _exists(full):
-                with io.FileIO(full) as source:
+            if keeps_content and not self._is_removed(full) and _exists(place := self._find(full)):
+                with io.FileIO(place) as source:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            if self.created is not None:
-                self.created.include(full)
+            if self.changed is not None:
+                self.changed.include(full)
             self._files[full] = file  # pyright: ignore[reportArgumentType]
         return _descriptor_path(self._files[full])
 
     def _find(self, path: Any) -> Any:
         """Return the path to read from; raises FileNotFoundError for a path that this rank removed."""
-        full = _abspath(path)
+        full = absolute(path)
         file = self._files.get(full)
         if file is not None:
             return _descriptor_path(file)
-        if full not in self._folders and self._is_removed(full):
+        if full in self._folders:
+            return path
+        if self._is_removed(full):
             _raise_os_error(errno.ENOENT, path)
-        return path
+        place = full if self.changed is None else self.changed.find(full)
+        return path if place in (full, None) else place
 
     def _require_folder(self, full: str, path: Any) -> None:
         folder = os.path.dirname(full)
@@ -533,9 +424,9 @@ class PrivateFiles(_CellFiles):
 
     def _add_folders(self, paths: Iterable[str]) -> None:
         self._folders.update(paths)
-        if self.created is not None:
+        if self.changed is not None:
             for path in paths:
-                self.created.include(path)
+                self.changed.include(path)
 
     def _is_removed(self, full: str) -> bool:
         return any(_is_in(full, path) for path in self._removed) or self._is_ahead(full)
@@ -543,27 +434,27 @@ class PrivateFiles(_CellFiles):
     def _is_ahead(self, full: str) -> bool:
         """Whether the first rank has created a path that this rank has neither reached nor created itself."""
         is_own = full in self._files or full in self._folders
-        return self._is_active and self.created is not None and not is_own and self.created.is_ahead(full)
+        return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
 
 
 class _Entry:
-    """Entry of `os.scandir` for a file or folder that only this rank has made; without ``file`` it is a folder."""
+    """Entry of `os.scandir` for a file or folder that is there for this rank only."""
 
-    def __init__(self, path: str, file: io.FileIO | None) -> None:
+    def __init__(self, path: str, is_folder: bool) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._file = file
+        self._is_folder = is_folder
 
     def __fspath__(self) -> str:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """Whether it is a file."""
-        return self._file is not None
+        return not self._is_folder
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Whether it is a folder."""
-        return self._file is None
+        return self._is_folder
 
     def is_symlink(self) -> bool:
         """Return False: none of these is a link."""
@@ -633,26 +524,5 @@ def _raise_os_error(number: int, path: Any) -> NoReturn:
     raise OSError(number, os.strerror(number), os.fsdecode(path))
 
 
-def _is_path(path: Any) -> bool:
-    return isinstance(path, str | bytes | os.PathLike)
-
-
-def _abspath(path: Any) -> str:
-    return os.path.abspath(os.fsdecode(path))
-
-
 def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + os.sep)
-
-
-def _argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name)
-
-
-def _call_with(
-    plain: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Any:
-    """Call a function with another value for one of its arguments."""
-    if len(args) > position:
-        return plain(*args[:position], value, *args[position + 1 :], **kwargs)
-    return plain(*args, **{**kwargs, name: value})

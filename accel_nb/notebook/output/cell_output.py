@@ -13,6 +13,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from accel_nb.notebook.messages import read_answer
+from accel_nb.notebook.output.log_records import RECORD, handle_record
 from accel_nb.notebook.output.rank_logs import Decoder, RankLog
 from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line, workers_text
 from accel_nb.pool.control.stop_escalation import RankResult
@@ -115,17 +116,20 @@ class CellOutput:
             self._flush()
 
     def on_note(self, rank: int, topic: str, body: dict[str, Any]) -> None:
-        """Show a rank's rich output, or process an event."""
+        """Show a rank's rich output, handle a log record, or process an event."""
         if topic == HANG:
             self._ensure_receipt()
             self._flush()
             self._show_line(body["line"])
         elif topic == "event":
             self._process_event(from_message(body))
-        elif rank in self._shown_ranks:
+        elif topic == RECORD or rank in self._shown_ranks:
             self._ensure_receipt()
             self._end_phases()
             self._flush()
+            if topic == RECORD:
+                handle_record(body)
+                return
             self._displays.append((topic, body))
             self._show(topic, body)
 

@@ -1,9 +1,10 @@
-"""Handlers of loggers that the workers copy from the notebook, and those that a cell adds, which the notebook gets.
+"""Handlers of loggers that the workers copy from the notebook, and those that a cell adds or removes.
 
-These are the handlers that write to the output, and to files.
+Handlers that write to the output and to files are copied, and made anew in the notebook if a cell adds them. Any other
+one is handed the records of rank 0 in the notebook (`RecordSender`).
 
-A library adds its handlers when a process imports it. Of a logger that is named after an imported module only the
-handlers that write to files are copied.
+A library adds its handlers when a process imports it. Of a logger that is named after an imported module those that
+write to the output are not copied.
 """
 
 from __future__ import annotations
@@ -15,25 +16,58 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from accel_nb.notebook.output.log_records import STREAMS, RecordSender, Send, target_of
 from accel_nb.runtime.process.environment import get_variable
 
 
 def read_handlers() -> list[dict[str, Any]]:
-    """Return the handlers of this process that workers copy, JSON-ready, with their loggers' names."""
+    """Return the handlers of this process that workers copy or stand for, JSON-ready, with their loggers' names."""
     return [item for _, item in _own_handlers()]
 
 
-def take_new_handlers(before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the handlers that `read_handlers` did not find before, for `add_handlers` in the notebook.
+class ChangedHandlers:
+    """The handlers of this process that a cell adds and removes from now on."""
 
-    They count as copies from then on: the next cell has those of the notebook in their place.
-    """
-    found: list[dict[str, Any]] = []
-    for handler, item in _own_handlers():
-        if item not in before:
+    def __init__(self) -> None:
+        self._before = read_handlers()
+        self._copies = _copied_targets()
+        self._modules = frozenset(sys.modules)
+
+    def find(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the changes, for `remove_handlers` and `add_handlers` in the notebook, and lines about the others.
+
+        Added handlers count as copies from then on: the next cell has those of the notebook in their place.
+        """
+        removed = sorted(self._copies - _copied_targets())
+        added: list[dict[str, Any]] = []
+        lines: list[str] = []
+        for handler, item in list(_own_handlers()):
+            if item in self._before:
+                continue
+            if _is_copied(item["target"]):
+                added.append(item)
+            elif type(handler).__module__ in self._modules:  # else a library that the cell has imported adds it
+                lines.append(_ONLY_HERE.format(kind=type(handler).__name__, logger=item["logger"] or "root"))
+            else:
+                continue
             handler.is_copy = True  # type: ignore[attr-defined]
-            found.append(item)
-    return found
+        changes = {"removed_handlers": removed, "added_handlers": added}
+        return {name: found for name, found in changes.items() if found}, lines
+
+
+_ONLY_HERE = (
+    "{kind}, which the cell has added to the logger {logger!r}, handles records on the workers only: add it in a cell "
+    "without %%accelerate"
+)
+
+
+def remove_handlers(targets: list[list[str]]) -> None:
+    """Remove the handlers whose copies a cell has removed from their loggers."""
+    for name, target in targets:
+        logger = logging.getLogger(name or None)
+        for handler in list(logger.handlers):
+            if target_of(handler) == target:
+                logger.removeHandler(handler)
 
 
 def add_handlers(handlers: list[dict[str, Any]]) -> None:
@@ -41,10 +75,10 @@ def add_handlers(handlers: list[dict[str, Any]]) -> None:
     for item in handlers:
         logger = logging.getLogger(item["logger"] or None)
         target = item["target"]
-        if any(_target(own) == target for own in logger.handlers):
+        if any(target_of(own) == target for own in logger.handlers):
             continue
         added: logging.Handler
-        if target.startswith("<"):
+        if target in STREAMS:
             added = logging.StreamHandler(getattr(sys, target.strip("<>")))
         else:  # opened by its first record, since the folder may exist on the machine of the workers only
             added = logging.FileHandler(target, encoding=item["encoding"], delay=True)
@@ -58,8 +92,8 @@ def _own_handlers() -> Iterator[tuple[logging.Handler, dict[str, Any]]]:
             continue
         is_of_module = logger.name != "__main__" and logger.name.partition(".")[0] in sys.modules
         for handler in logger.handlers:
-            target = _target(handler)
-            if target is None or (is_of_module and target.startswith("<")):
+            target = target_of(handler)
+            if target is None or (is_of_module and target in STREAMS):
                 continue
             formatter = handler.formatter
             item = {
@@ -79,19 +113,34 @@ def set_handlers(handlers: list[dict[str, Any]]) -> None:
     """Replace the copies of handlers in this process."""
     for logger, copied in list(_copies()):
         logger.removeHandler(copied)
+    is_main_rank = get_variable("RANK", "0") == "0"
     for item in handlers:
         logger = logging.getLogger(item["logger"] or None)
-        is_main_rank = get_variable("RANK", "0") == "0"
         target = item["target"]
         copied: logging.Handler
-        if not target.startswith("<"):
-            copied = _FileCopy(target, item["encoding"]) if is_main_rank else logging.NullHandler()
-            copied.is_copy = True  # type: ignore[attr-defined]
-        elif any(_target(own) == target for own in logger.handlers):
-            continue  # a library's code has added it in this process too
-        else:
+        if target in STREAMS:
+            if any(target_of(own) == target for own in logger.handlers):
+                continue  # a library's code has added it in this process too
             copied = _OutputCopy(target)
+        elif not is_main_rank:
+            copied = logging.NullHandler()
+            copied.is_copy = True  # type: ignore[attr-defined]
+        elif _is_copied(target):
+            copied = _FileCopy(target, item["encoding"])
+        else:
+            senders = [own for own in logger.handlers if isinstance(own, RecordSender) and own.target == target]
+            if senders:  # for two handlers of one class, to both of which the notebook gives each record
+                senders[0].setLevel(min(senders[0].level, item["level"]))
+                continue
+            copied = RecordSender(item["logger"], target)
         _add(copied, logger, item)
+
+
+def send_records(send: Send) -> None:
+    """Make the handlers that stand for others of the notebook send their records by ``send``."""
+    for _, copied in _copies():
+        if isinstance(copied, RecordSender):
+            copied.send_note = send
 
 
 def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any]) -> None:
@@ -118,6 +167,7 @@ class _OutputCopy(logging.StreamHandler):
 
     def __init__(self, target: str) -> None:
         super().__init__()
+        self.target = target
         self._name_of_stream = target.strip("<>")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -132,7 +182,7 @@ class _FileCopy(logging.Handler):
 
     def __init__(self, path: str, encoding: str) -> None:
         super().__init__()
-        self._path = path
+        self.target = self._path = path
         self._encoding = encoding
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -153,17 +203,18 @@ def _copies() -> Iterator[tuple[logging.Logger, logging.Handler]]:
                 yield logger, handler
 
 
-def _target(handler: logging.Handler) -> str | None:
-    """Return the file that a handler writes to, or ``<stdout>`` or ``<stderr>``; None for any other handler."""
-    if isinstance(handler, logging.FileHandler):
-        return handler.baseFilename
-    if type(handler) is not logging.StreamHandler:
-        return None
-    name = str(getattr(handler.stream, "name", "")).strip("<>")
-    for known in ("stdout", "stderr"):
-        if name == known or handler.stream in (getattr(sys, known), getattr(sys, f"__{known}__")):
-            return f"<{known}>"
-    return None
+def _copied_targets() -> set[tuple[str, str]]:
+    """Return the logger's name and the target of each copy that stands for a handler of the notebook."""
+    return {
+        ("" if logger is logging.root else logger.name, copied.target)
+        for logger, copied in _copies()
+        if isinstance(copied, _OutputCopy | _FileCopy | RecordSender)
+    }
+
+
+def _is_copied(target: str) -> bool:
+    """Whether the workers have a copy of a handler with this target."""
+    return target in STREAMS or not target.startswith("<")
 
 
 def _encoding(handler: logging.Handler) -> str:

@@ -24,7 +24,13 @@ from typing import Any
 from traitlets.config.application import Application
 
 from accel_nb.errors import MisuseError
-from accel_nb.notebook.session.log_handlers import add_handlers, read_handlers, set_handlers, take_new_handlers
+from accel_nb.notebook.session.log_handlers import (
+    ChangedHandlers,
+    add_handlers,
+    read_handlers,
+    remove_handlers,
+    set_handlers,
+)
 from accel_nb.runtime.process.environment import notebook_variables, set_variables
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
@@ -55,14 +61,12 @@ class ChangedSettings:
 
     def __init__(self) -> None:
         self._before = _read_all({})
-        self._handlers = read_handlers()
+        self._handlers = ChangedHandlers()
 
-    def find(self) -> dict[str, Any]:
-        """Return the changes, for `apply_settings` in the notebook."""
-        found = find_changes(self._before, _read_all(self._before))
-        if added := take_new_handlers(self._handlers):
-            found["added_handlers"] = added
-        return found
+    def find(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the changes, for `apply_settings` in the notebook, and lines about those that it does not get."""
+        handlers, lines = self._handlers.find()
+        return find_changes(self._before, _read_all(self._before)) | handlers, lines
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,6 +307,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
     "log_handlers": set_handlers,
+    "removed_handlers": remove_handlers,
     "added_handlers": add_handlers,
     "folder": _set_folder,
     "sys_path": lambda value: sys.path.__setitem__(slice(None), value),

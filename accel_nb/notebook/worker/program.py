@@ -37,6 +37,7 @@ from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
 from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
+from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
@@ -167,8 +168,8 @@ class CellProgram:
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
         self._lines += imported.bind_changed()
-        lines = (*request.lines, *self._lines) if self._worker.world.is_main else ()
-        changed = {} if settings is None else settings.find()
+        changed, notes = ({}, []) if settings is None else settings.find()
+        lines = (*request.lines, *self._lines, *notes) if self._worker.world.is_main else ()
         reply = replace(reply, lines=lines, modules=self._modules.new_imports(), settings=changed)
         sent: dict[str, Payload] = {}
         if request.call is not None and error is None:
@@ -196,6 +197,7 @@ class CellProgram:
         self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)
         apply_settings(request.settings)
+        send_records(self._send_display)
         suspended, self._suspended = self._suspended, []
         for accelerator in suspended if not request.has_lost_ranks else ():
             accelerator.close(is_alone=True)

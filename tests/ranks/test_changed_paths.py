@@ -1,12 +1,14 @@
-"""What the first rank has created is absent for a rank that has not got there, until the ranks have met."""
+"""What the first rank has changed is as before for a rank that has not got there, until the ranks have met."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 import torch.distributed as dist
 
 from accel_nb.runtime.world import World
@@ -77,3 +79,62 @@ def two_cells(world: World, folder: Path) -> list[bool]:
 
 def test_what_an_earlier_cell_has_made_is_there(tmp_path: Path) -> None:
     assert run_ranks(two_cells, 3, tmp_path) == [[True]] * 3
+
+
+def consumes_what_is_there(world: World, folder: Path) -> dict[str, Any]:
+    """Run the code of one cell, in which rank 1 begins when rank 0 has ended it."""
+    ended, found = folder / "ended", {}
+    weights, count, log, old, moved = (folder / name for name in ("w.pt", "count", "log", "old", "moved"))
+    with plain_cells(world):
+        if world.rank == 1:
+            assert wait_for(ended.exists, 30)
+        found["listed"] = sorted(path.name for path in folder.iterdir() if path.name != "ended")
+        found["weights"] = torch.load(weights).tolist()
+        weights.unlink()
+        found["gone"] = weights.exists(), opens(weights)
+        number = int(count.read_text()) + 1
+        count.write_text(str(number))
+        found["count"] = number, count.stat().st_size
+        with log.open("a") as file:
+            file.write(" more")
+        found["log"] = log.read_text()
+        found["old"] = sorted(os.listdir(old)), (old / "a").read_text(), (old / "deep" / "b").read_text()
+        shutil.rmtree(old)
+        found["removed"] = old.exists(), (old / "a").exists()
+        (folder / "dir").rename(folder / "other")
+        found["renamed"] = (folder / "other" / "c").read_text(), (folder / "dir").exists()
+        shutil.move(folder / "from", moved)
+        found["moved"] = moved.read_text(), (folder / "from").exists()
+        torch.save(torch.ones(1), folder / "again.pt")
+        found["again"] = torch.load(folder / "again.pt").item()
+        if world.rank == 0:
+            os.close(os.open(ended, os.O_CREAT))
+        dist.barrier()
+        found["after"] = sorted(path.name for path in folder.iterdir() if path.name != "ended")
+    dist.barrier()
+    return found
+
+
+def test_a_rank_that_comes_late_reads_what_the_first_one_has_consumed(tmp_path: Path) -> None:
+    torch.save(torch.arange(3.0), tmp_path / "w.pt")
+    torch.save(torch.zeros(1), tmp_path / "again.pt")
+    (tmp_path / "old" / "deep").mkdir(parents=True)
+    (tmp_path / "dir").mkdir()
+    texts = {"count": "1", "log": "some", "from": "text", "old/a": "A", "old/deep/b": "B", "dir/c": "C"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    first, late = run_ranks(consumes_what_is_there, 2, tmp_path)
+    assert first == late
+    assert first == {
+        "listed": ["again.pt", "count", "dir", "from", "log", "old", "w.pt"],
+        "weights": [0.0, 1.0, 2.0],
+        "gone": (False, False),
+        "count": (2, 1),
+        "log": "some more",
+        "old": (["a", "deep"], "A", "B"),
+        "removed": (False, False),
+        "renamed": ("C", False),
+        "moved": ("text", False),
+        "again": 1.0,
+        "after": ["again.pt", "count", "log", "moved", "other"],
+    }

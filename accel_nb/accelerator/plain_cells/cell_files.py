@@ -1,0 +1,107 @@
+"""Whether code that writes a file is the code of the plain cell that runs, or of a thread that the cell has started."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
+from accel_nb.runtime.process.user_code import is_user_module
+
+_MULTIPROCESS = (
+    "accel_nb", "datasets", "filelock", "huggingface_hub", "tempfile", "torch._dynamo", "torch._inductor",
+    "torch.distributed", "torch.utils.cpp_extension", "triton",
+)  # fmt: skip
+"""Modules that write files for other processes to read, or one file for each process: these are not redirected."""
+
+_REPLACING = frozenset(f"{__package__}.{name}" for name in ("cell_files", "file_writes", "shared_files"))
+"""The modules with replacements of functions for files, which are not the callers of these."""
+SYSTEM = ("/dev/", "/proc/", "/sys/")
+Function = Callable[..., Any]
+
+
+class CellFiles:
+    """The files of the cell that runs, and whether code is the cell's."""
+
+    def __init__(self) -> None:
+        self.changed: ChangedPaths | None = None
+        # The threads that the cell's code has started, also through a library: what they write, the cell writes.
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._writes_for_cell = False
+        # A library that is imported while a cell runs may keep a reference to a replacement, which must call the
+        # original function once the cell has ended.
+        self._is_active = False
+
+    def begin(self, changed: ChangedPaths | None) -> None:
+        """Redirect or record files from now on."""
+        self._is_active, self.changed = True, changed
+
+    def discard(self) -> None:
+        """Stop redirecting or recording files."""
+        self._is_active = False
+
+    @contextmanager
+    def writing_for_cell(self) -> Iterator[None]:
+        """Treat what this package writes while the block runs as what the cell's code writes."""
+        self._writes_for_cell = True
+        try:
+            yield
+        finally:
+            self._writes_for_cell = False
+
+    def make_start(self, plain: Function) -> Function:
+        """Return a ``Thread.start`` that records the threads that the cell's code starts."""
+
+        @functools.wraps(plain)
+        def start(thread: threading.Thread) -> None:
+            if self._is_active and self._is_called_by_cell():
+                self._threads.add(thread)
+            plain(thread)
+
+        return start
+
+    def _is_called_by_cell(self) -> bool:
+        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
+        if self._writes_for_cell:
+            return True
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") in _REPLACING:
+            frame = frame.f_back
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if any(module == name or module.startswith(f"{name}.") for name in _MULTIPROCESS):
+                return False
+            if is_user_module(module):
+                return True
+            frame = frame.f_back
+        return threading.current_thread() in self._threads
+
+
+def is_path(path: Any) -> bool:
+    """Whether a function for files takes it as a path."""
+    return isinstance(path, str | bytes | os.PathLike)
+
+
+def absolute(path: Any) -> str:
+    """Return a path as an absolute one, as text."""
+    return os.path.abspath(os.fsdecode(path))
+
+
+def argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return one of the arguments of a call; None if it is not given."""
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def call_with(
+    plain: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function with another value for one of its arguments."""
+    if len(args) > position:
+        return plain(*args[:position], value, *args[position + 1 :], **kwargs)
+    return plain(*args, **{**kwargs, name: value})

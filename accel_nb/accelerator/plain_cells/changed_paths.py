@@ -1,0 +1,162 @@
+"""Paths that the first rank changes in a plain cell, which for the other ranks are as before until they get there.
+
+All ranks run ``if not os.path.exists(path): make(path)``, or read a file and then remove it. A rank that comes late
+would find what the first rank has made, and skip what draws random numbers there, or not find what it has removed. The
+first rank writes each path that it changes first to a memory file, with the number of collectives that it has started
+and a descriptor of what the path was. For another rank the path is that until this rank has started a later collective:
+then the first rank had changed it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import DefaultGroup
+
+_MAX_KEPT = 256
+_MAX_KEPT_BYTES = 1024**3
+"""How many files of before the first rank keeps until the next cell, and how many bytes of the disk they may take."""
+_MAX_COPIED_BYTES = 64 * 1024**2
+"""The largest file that is copied, since it is written in place."""
+
+
+class ChangedPaths:
+    """The paths that the first rank has changed in the current cell.
+
+    Every rank must create this, since the first one sends the place of its file. For ranks on other machines, which
+    cannot read the file, and with a backend that does not count collectives, every path is what it is now.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._process = os.getpid()
+        self._cell = 0
+        # By path: the number of collectives before the change, and the descriptor of what it was; None for nothing.
+        self._changes: dict[str, tuple[int, int | None]] = {}
+        self.recorded: set[str] = set()
+        self._kept: list[int] = []
+        self._kept_bytes = 0
+        self._size = 0
+        self._file: BinaryIO | None = None
+        self._descriptors = ""
+        place: list[str] | None = None
+        if comm.world.is_main and DefaultGroup.num_collectives() is not None:
+            self._file = os.fdopen(os.memfd_create("accel_nb_changed_paths"), "r+b", buffering=0)
+            place = [f"/proc/{self._process}/fd", str(self._file.fileno()), os.urandom(16).hex()]
+            self._file.write(f"{place[2]}\n".encode())
+        place = comm.broadcast_json(place)
+        if self._file is None and place is not None:
+            self._descriptors, number, key = place
+            try:
+                self._file = open(f"{self._descriptors}/{number}", "rb", buffering=0)  # noqa: SIM115
+            except OSError:
+                return
+            if self._file.readline() != f"{key}\n".encode():  # a file of another machine's process
+                self._file.close()
+                self._file = None
+            else:
+                self._size = self._file.tell()
+        if self._file is not None:
+            weakref.finalize(self, self._file.close)
+
+    def begin(self, cell: int) -> None:
+        """Begin a cell, which has the same number on all ranks; all of them have ended the one before."""
+        self._cell = cell
+        self._changes.clear()
+        self.recorded.clear()
+        for descriptor in self._kept:
+            os.close(descriptor)
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def record(self, path: str, *, is_in_place: bool = False) -> None:
+        """Record that the first rank is about to create, write, move or remove an absolute path.
+
+        A file that is written ``is_in_place`` is copied. What is too large, or one too many, is not kept.
+        """
+        if self._file is None:
+            return
+        try:
+            status = os.stat(path)
+        except OSError:
+            descriptor = None
+        else:
+            if (descriptor := self._keep(path, status, is_in_place=is_in_place)) is None:
+                return
+        self.recorded.add(path)
+        line = [self._cell, DefaultGroup.num_collectives(), path, descriptor]
+        self._file.write(json.dumps(line).encode() + b"\n")
+
+    def find(self, path: str) -> str | None:
+        """Return where an absolute path is for this rank: a place to read what it was, or itself; None for nothing."""
+        self._read()
+        if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
+            return path
+        now = DefaultGroup.num_collectives() or 0
+        above = path
+        while True:
+            number, descriptor = self._changes.get(above, (-1, None))
+            if number >= now:
+                return None if descriptor is None else f"{self._descriptors}/{descriptor}{path[len(above) :]}"
+            folder = os.path.dirname(above)
+            if folder == above:
+                return path
+            above = folder
+
+    def entries_before(self, folder: str) -> Iterator[str]:
+        """Yield the paths in a folder that the first rank has changed, and that were there for this rank before."""
+        self._read()
+        if not self._changes or os.getpid() != self._process:
+            return
+        now = DefaultGroup.num_collectives() or 0
+        for path, (number, descriptor) in self._changes.items():
+            if descriptor is not None and number >= now and os.path.dirname(path) == folder:
+                yield path
+
+    def include(self, path: str) -> None:
+        """Treat a path as it is now from now on."""
+        self._changes.pop(path, None)
+
+    def has_paths(self) -> bool:
+        """Whether the first rank has changed paths in this cell where this rank may not have got yet."""
+        self._read()
+        return bool(self._changes)
+
+    def _keep(self, path: str, status: os.stat_result, *, is_in_place: bool) -> int | None:
+        """Return a descriptor of what a path is now, which stays until the next cell."""
+        is_file = stat.S_ISREG(status.st_mode)
+        size = status.st_size if is_file else 0
+        if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= _MAX_KEPT:
+            return None
+        if size + self._kept_bytes > _MAX_KEPT_BYTES or (is_in_place and size > _MAX_COPIED_BYTES):
+            return None
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            return None
+        if is_in_place and is_file:
+            with os.fdopen(descriptor, "rb") as source, tempfile.TemporaryFile() as copy:
+                shutil.copyfileobj(source, copy)
+                copy.flush()
+                descriptor = os.dup(copy.fileno())
+        self._kept.append(descriptor)
+        self._kept_bytes += size
+        return descriptor
+
+    def _read(self) -> None:
+        if self._file is None or os.getpid() != self._process or os.fstat(self._file.fileno()).st_size == self._size:
+            return
+        content = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size - self._size, self._size)
+        complete = content[: content.rfind(b"\n") + 1]
+        self._size += len(complete)
+        for line in complete.splitlines():
+            cell, num_collectives, path, descriptor = json.loads(line)
+            if cell == self._cell:
+                self._changes[path] = num_collectives, descriptor

@@ -1,0 +1,117 @@
+"""The files that the first rank writes in a plain cell, which it records for the other ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import suppress
+from typing import Any
+
+from accel_nb.accelerator.plain_cells.cell_files import (
+    SYSTEM,
+    CellFiles,
+    Function,
+    absolute,
+    argument,
+    call_with,
+    is_path,
+)
+
+
+class SharedFiles(CellFiles):
+    """The files of the rank that writes to the paths themselves. It records the changed ones for the other ranks."""
+
+    def rename_after(self, position: int, name: str, plain: Function) -> Function:
+        """Return a function that writes a temporary file and renames it, so that other ranks read complete files."""
+
+        @functools.wraps(plain)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            target = argument(position, name, args, kwargs)
+            if not is_path(target):
+                return plain(*args, **kwargs)
+            path = os.path.realpath(os.fsdecode(target))
+            if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe
+                return plain(*args, **kwargs)
+            temporary = f"{path}.{os.getpid()}.tmp"
+            try:
+                result = call_with(plain, position, name, temporary, args, kwargs)
+                self._record(path)
+                _replace(temporary, path)
+            finally:
+                with suppress(FileNotFoundError):
+                    _remove(temporary)
+            return result
+
+        return save
+
+    def make_open(self, plain: Function) -> Function:
+        """Return an ``open`` that records a file that it creates or changes."""
+
+        @functools.wraps(plain)
+        def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(mode, str) and not set(mode).isdisjoint("wax+"):
+                self._record(file, is_in_place=True)
+            return plain(file, mode, *args, **kwargs)
+
+        return open
+
+    def make_mkdir(self, plain: Function) -> Function:
+        """Return a ``mkdir`` that records a folder that it creates."""
+
+        @functools.wraps(plain)
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("dir_fd") is None and not os.path.exists(path):
+                self._record(path)
+            plain(path, *args, **kwargs)
+
+        return mkdir
+
+    def make_rename(self, plain: Function) -> Function:
+        """Return a ``rename`` that records both paths."""
+
+        @functools.wraps(plain)
+        def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+            if not kwargs:
+                self._record(src)
+                self._record(dst)
+            plain(src, dst, **kwargs)
+
+        return rename
+
+    def make_remove(self, plain: Function) -> Function:
+        """Return a function that records a path before it removes it."""
+
+        @functools.wraps(plain)
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is None:
+                self._record(path)
+            plain(path, dir_fd=dir_fd)
+
+        return remove
+
+    def make_rmtree(self, plain: Function) -> Function:
+        """Return an ``rmtree`` that records a folder and what is in it."""
+
+        @functools.wraps(plain)
+        def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("dir_fd") is None:
+                self._record(path)
+                for folder, folders, names in os.walk(path):
+                    for name in (*names, *folders):
+                        self._record(os.path.join(os.fsdecode(folder), os.fsdecode(name)))
+            plain(path, *args, **kwargs)
+
+        # The attributes of shutil's function, such as avoids_symlink_attacks.
+        vars(rmtree).update(vars(plain))
+        return rmtree
+
+    def _record(self, path: Any, *, is_in_place: bool = False) -> None:
+        """Record a path that the cell's code is about to change."""
+        if not self._is_active or self.changed is None or not is_path(path):
+            return
+        full = absolute(path)
+        if not (full.startswith(SYSTEM) or full in self.changed.recorded) and self._is_called_by_cell():
+            self.changed.record(full, is_in_place=is_in_place)
+
+
+_remove, _replace = os.remove, os.replace  # the original functions, for use inside of replacements

@@ -1,0 +1,87 @@
+"""Log records of a cell that the notebook's own handlers handle: those that are no streams to the output and no files.
+
+Such a handler (a list, a widget, rich's) cannot be copied to the workers. In its place rank 0 has a handler that sends
+each record to the notebook.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+RECORD = "log"
+"""The topic of a note with a record."""
+STREAMS = ("<stdout>", "<stderr>")
+_OF_A_PROCESS = frozenset({"args", "msg", "process", "relativeCreated", "thread"})
+"""Attributes of a record that are not sent."""
+
+Send = Callable[[str, dict[str, Any]], object]
+"""Sends a topic and a JSON-ready body to the notebook."""
+
+
+class RecordSender(logging.Handler):
+    """Stands on rank 0 for handlers of the notebook, and sends them the records of its logger."""
+
+    is_copy = True
+
+    def __init__(self, logger: str, target: str) -> None:
+        super().__init__()
+        self.target = target
+        self.send_note: Send | None = None
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record, unless code of this process, such as a library's, has added such a handler itself."""
+        own = logging.getLogger(self._logger or None).handlers
+        if self.send_note is None or any(target_of(handler) == self.target for handler in own):
+            return
+        try:
+            body = {"logger": self._logger, "target": self.target, "record": _to_json(record)}
+            self.send_note(RECORD, body)
+        except Exception:  # `logging` reports errors of handlers in one way
+            self.handleError(record)
+
+
+def handle_record(body: dict[str, Any]) -> None:
+    """Handle a record that a `RecordSender` has sent, by the handlers of this process that it is for."""
+    record = logging.makeLogRecord(body["record"])
+    for handler in list(logging.getLogger(body["logger"] or None).handlers):
+        if target_of(handler) != body["target"] or record.levelno < handler.level:
+            continue
+        try:
+            handler.handle(record)
+        except Exception:  # an error here would end the output of the cell
+            handler.handleError(record)
+
+
+def target_of(handler: logging.Handler) -> str | None:
+    """Return the file that a handler writes to, ``<stdout>`` or ``<stderr>``, or for any other one its class.
+
+    None for copies and for handlers that do nothing.
+    """
+    if getattr(handler, "is_copy", False) or isinstance(handler, logging.NullHandler):
+        return None
+    if isinstance(handler, logging.FileHandler):
+        return handler.baseFilename
+    kind = type(handler)
+    if isinstance(handler, logging.StreamHandler) and kind is logging.StreamHandler:
+        name = str(getattr(handler.stream, "name", "")).strip("<>")
+        for known in ("stdout", "stderr"):
+            if name == known or handler.stream in (getattr(sys, known), getattr(sys, f"__{known}__")):
+                return f"<{known}>"
+    return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+def _to_json(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the arguments of `logging.makeLogRecord`, with the text of the message and of the error."""
+    error = record.exc_text
+    if record.exc_info and not error:
+        error = logging.Formatter().formatException(record.exc_info)
+    plain = {
+        name: value
+        for name, value in vars(record).items()
+        if isinstance(value, str | int | float | None) and name not in _OF_A_PROCESS
+    }
+    return {**plain, "msg": record.getMessage(), "exc_text": error}
