@@ -37,6 +37,7 @@ from accel_nb.data.loader_checks import refuse_divided
 from accel_nb.data.loader_iterator import LoaderIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare, flag_last, grouped, num_groups
+from accel_nb.data.persistent_workers import iterate_in_turn
 from accel_nb.data.position import (
     DatasetSnapshots,
     EpochProgress,
@@ -460,7 +461,7 @@ class _ShardedLoading:
             self._draw_base_seed(loader)
             source = map(build_reader(loader), indices)
         else:
-            source = self.plain.__iter__(loader)
+            source = iterate_in_turn(loader, self._inner, self.plain.__iter__)
         return WholeIterator(source, self.observer, move)
 
     def _pairs(self, loader: DataLoader[Any], epoch: EpochProgress) -> Iterator[SharedBatch]:
@@ -489,7 +490,7 @@ class _ShardedLoading:
             if self.shard.index > 0 and not self.shard.mode.is_whole:
                 inner.generator = self._worker_seed_generator(loader, inner)
             index_sampler.pending_shares = None
-            source = iter(inner)
+            source = iterate_in_turn(inner, loader if self.shard.mode.is_whole else None, iter)
         if index_sampler.yields_lists:
             return MatchedBatches(source, index_sampler)
         divider = BatchDivider(self.shard, loader.batch_size)

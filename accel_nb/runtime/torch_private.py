@@ -451,7 +451,16 @@ PRIVATE_USES = (
         ),
         branches="the names stand in pickles of every version of torch, and are compared as text only",
     ),
-    PrivateUse("loader.iterator", ("data/loader.py",), ("DataLoader._get_iterator",)),
+    PrivateUse(
+        "loader.iterator",
+        ("data/loader.py", "data/persistent_workers.py", "pool/sync/loader_state.py"),
+        (
+            "DataLoader._get_iterator",
+            "DataLoader._iterator",
+            "_BaseDataLoaderIter._index_sampler",
+            "_BaseDataLoaderIter._reset",
+        ),
+    ),
     PrivateUse(
         "reachable_values",
         ("notebook/cells/reachable_values.py",),

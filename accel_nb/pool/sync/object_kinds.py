@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import sys
 import types
@@ -122,18 +121,6 @@ def is_loader(value: Any) -> bool:
     """Return whether the value is a torch data loader."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.utils.data.DataLoader)
-
-
-def loader_attributes(loader: Any) -> dict[str, Any]:
-    """Return the attributes of a data loader that torch does not set, such as those of the user's subclass."""
-    known = _torch_loader_attributes()
-    return {name: item for name, item in vars(loader).items() if name not in known and not name.startswith("_accel_nb")}
-
-
-@functools.cache
-def _torch_loader_attributes() -> frozenset[str]:
-    torch = sys.modules["torch"]
-    return frozenset(vars(torch.utils.data.DataLoader([0])))
 
 
 def is_generator(value: Any) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.iterators import is_generator_iterator, is_loader_iterator
+from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -25,7 +26,6 @@ from accel_nb.pool.sync.object_kinds import (
     is_module,
     is_tensor,
     is_training_object,
-    loader_attributes,
     set_attributes,
     set_generator_state,
 )
@@ -170,7 +170,7 @@ def _loader_parts(loader: Any) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a data loader reads by, without those of an iteration, and the user's attributes."""
     own = loader_attributes(loader)
     for name, item in vars(loader).items():
-        if name in _LOADER_PARTS or name in own or is_generator(item):
+        if name in _LOADER_PARTS or own.get(name, _MISSING) is item or is_generator(item):
             yield f"attribute:{name}", item
 
 
@@ -332,6 +332,8 @@ def set_content(value: Any, content: Any) -> None:
         _set_attributes(value, own)
     elif isinstance(content, ObjectState):
         set_object_state(value, content)
+    elif is_loader(value):
+        set_loader_attributes(value, content.values)
     else:
         set_attributes(value, content.values, is_complete=content.is_complete)
 

@@ -35,9 +35,10 @@ from accel_nb.pool.sync.iterators import (
     reduce_generator_iterator,
     reduce_loader_iterator,
 )
+from accel_nb.pool.sync.loader_state import has_started_workers, reduce_loader
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.object_reduction import (
     inverse_transform_type,
@@ -231,6 +232,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_generator_iterator(obj)
         if is_loader_iterator(obj):
             return reduce_loader_iterator(obj)
+        if is_loader(obj) and has_started_workers(obj):
+            return reduce_loader(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
