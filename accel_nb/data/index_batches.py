@@ -17,14 +17,14 @@ class DrawnIndices:
     """The sampler of rank 0's inner loader, where rank 0 reads for all."""
 
     def __init__(self, index_sampler: IndexSampler) -> None:
-        self._index_sampler = index_sampler
+        self._order = index_sampler
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one, so nothing is drawn before the first item.
-        yield from self._index_sampler.draw()
+        yield from self._order.draw()
 
     def __len__(self) -> int:
-        return self._index_sampler.num_items() or 0
+        return self._order.num_items() or 0
 
 
 class FetchedBatches(Iterator[SharedBatch]):
@@ -49,16 +49,16 @@ class FetchedBatches(Iterator[SharedBatch]):
 class MatchedBatches(Iterator[SharedBatch]):
     """The batches of the inner loader, each with the share that was recorded for its indices."""
 
-    __slots__ = ("_index_sampler", "_shares", "_source")
+    __slots__ = ("_order", "_shares", "_source")
 
     def __init__(self, source: Iterator[Any], index_sampler: IndexSampler) -> None:
         self._source = source
-        self._index_sampler = index_sampler
+        self._order = index_sampler
         self._shares = index_sampler.pending_shares  # None if the loader's own class starts on the first batch only
 
     def __next__(self) -> SharedBatch:
         if self._shares is None:
-            self._index_sampler.pending_shares = None
+            self._order.pending_shares = None
         try:
             batch = next(self._source)
         except StopIteration:
@@ -68,7 +68,7 @@ class MatchedBatches(Iterator[SharedBatch]):
                 self._shares.popleft()  # the batch that failed; the caller may go on with the next one
             raise
         if self._shares is None:
-            self._shares = self._index_sampler.pending_shares
+            self._shares = self._order.pending_shares
         if not self._shares:
             raise MisuseError("the loader yields more batches than its sampler draws: it cannot be divided by index")
         return batch, self._shares.popleft()

@@ -37,6 +37,14 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
 )
 from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
 from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
+from accel_nb.accelerator.plain_cells.device_moves import (
+    FACTORIES,
+    make_mover,
+    replace_cuda,
+    replace_factory,
+    replace_to,
+)
+from accel_nb.accelerator.plain_cells.exchanging_thread import ExchangingThread
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
@@ -54,17 +62,10 @@ from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_na
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.order import BatchShare
-from accel_nb.errors import UnsyncedGradientError
-from accel_nb.runtime.devices.registry import device_type
+from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.runtime.distributed import metric_gathering, sharded
 from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library, is_user_module
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-
-_FACTORIES = (
-    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
-    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
-    "tril_indices", "triu_indices", "zeros", "zeros_like",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,11 @@ class PlainCells:
         # The ids of the objects that the current cell uses, which its receipt lists.
         self._used: set[int] = set()
         components = accelerator.components
+        self._thread = ExchangingThread(self._stepper)
         self._divided_calls = DividedCalls(
             self._stepper,
             components.groups.data,
+            require_thread=self._thread.require,
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
@@ -137,7 +140,13 @@ class PlainCells:
         self._unmanaged_names: dict[Any, list[str]] = {}
         # Tensors of earlier cells whose names the current cell rebinds.
         self._stale_tensors: list[weakref.ref[Tensor]] | None = None
-        self._passes = BackwardPasses(self._stepper, self._divided_calls, self._loss_check, self._check_before_backward)
+        self._passes = BackwardPasses(
+            self._stepper,
+            self._divided_calls,
+            self._loss_check,
+            self._check_before_backward,
+            require_thread=self._thread.require,
+        )
         # By owner, name and function of torch: what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._imported = ImportedNames()
@@ -214,6 +223,7 @@ class PlainCells:
         self._used.clear()
         self._unmanaged_names.clear()
         self._stale_tensors = None
+        self._thread.begin()
         self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
         self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
@@ -250,6 +260,11 @@ class PlainCells:
             warn_gradients_left(self._accelerator)
 
     @property
+    def refusal(self) -> MisuseError | None:
+        """The error that threads of the cell have raised, which they may not pass on; None if there is none."""
+        return self._thread.refusal
+
+    @property
     def _files_of_rank(self) -> file_writes.SharedFiles | file_writes.PrivateFiles:
         return self._shared_files if self._stepper.world.is_main else self._files
 
@@ -260,7 +275,7 @@ class PlainCells:
 
     def _replace_functions(self, stack: ExitStack, changed: ChangedPaths | None) -> None:
         accelerator = self._accelerator
-        move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
+        move, clip = make_mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
         replace((Tensor,), "backward", self._passes.wrap_method)
         replace((torch.autograd,), "backward", self._passes.wrap_function)
@@ -273,13 +288,13 @@ class PlainCells:
         replace((DataLoader,), "__iter__", self._wrap_loader_iter)
         replace(clip, "clip_grad_norm_", functools.partial(replace_clip_norm, accelerator))
         replace(clip, "clip_grad_value_", functools.partial(replace_clip_value, accelerator))
-        replace((Tensor, nn.Module), "to", functools.partial(_to, move))
-        replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
+        replace((Tensor, nn.Module), "to", functools.partial(replace_to, move))
+        replace((Tensor, nn.Module), "cuda", functools.partial(replace_cuda, accelerator.device))
         if (strategy := self._stepper.strategy).capabilities.shards_params:
             components = accelerator.components
             sharded_code.adapt_to_sharding(stack, replace, components.comm, components.groups.mesh, strategy.keep_graph)
         self._held_gradients.replace_functions(stack, replace)
-        factories = [replace((torch,), name, functools.partial(_factory, move)) for name in _FACTORIES]
+        factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
             replace((owner,), name, torchscript.compile_plain_model)
@@ -483,6 +498,7 @@ class PlainCells:
         """
         if not (self._pending or self._has_unnamed_objects):
             return
+        self._thread.require()
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()
         pending = self._forget_pending(list(self._pending.values()))
@@ -654,47 +670,3 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
         )
 
     return hook
-
-
-def _mover(device: torch.device) -> Callable[[Any], Any]:
-    """Return a function that replaces a CUDA device, given as text, device or index, by the device of this worker."""
-
-    def move(wanted: Any) -> Any:
-        kind = type(wanted)
-        if kind is str:
-            return device if device_type(wanted).trains_by_default else wanted
-        if kind is torch.device:
-            return device if device_type(wanted).trains_by_default else wanted
-        return device if kind is int else wanted
-
-    return move
-
-
-def _to(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            return plain(self, move(args[0]), *args[1:], **kwargs)
-        if kwargs.get("device") is not None:
-            kwargs["device"] = move(kwargs["device"])
-        return plain(self, **kwargs)
-
-    return to
-
-
-def _cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        return self.to(own) if isinstance(self, nn.Module) else self.to(own, non_blocking=non_blocking, **kwargs)
-
-    return cuda
-
-
-def _factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = move(kwargs["device"])
-        return plain(*args, **kwargs)
-
-    return factory

@@ -1,0 +1,69 @@
+"""Replacements of functions of torch that take a device: ``cuda`` is the device of this worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_nb.runtime.devices.registry import device_type
+
+FACTORIES = (
+    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
+    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
+    "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
+"""The functions of torch that make tensors on a device."""
+
+
+def make_mover(device: torch.device) -> Callable[[Any], Any]:
+    """Return a function that replaces a CUDA device, given as text, device or index, by the device of this worker."""
+
+    def move(wanted: Any) -> Any:
+        kind = type(wanted)
+        if kind is str:
+            return device if device_type(wanted).trains_by_default else wanted
+        if kind is torch.device:
+            return device if device_type(wanted).trains_by_default else wanted
+        return device if kind is int else wanted
+
+    return move
+
+
+def replace_to(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``to`` of tensors or modules that moves to the device of this worker."""
+
+    @functools.wraps(plain)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return plain(self, move(args[0]), *args[1:], **kwargs)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = move(kwargs["device"])
+        return plain(self, **kwargs)
+
+    return to
+
+
+def replace_cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``cuda`` of tensors or modules that moves to the device of this worker."""
+
+    @functools.wraps(plain)
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        return self.to(own) if isinstance(self, nn.Module) else self.to(own, non_blocking=non_blocking, **kwargs)
+
+    return cuda
+
+
+def replace_factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes a tensor on the device of this worker."""
+
+    @functools.wraps(plain)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = move(kwargs["device"])
+        return plain(*args, **kwargs)
+
+    return factory
