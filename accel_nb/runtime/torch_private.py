@@ -482,7 +482,11 @@ PRIVATE_USES = (
             "Tensor._post_accumulate_grad_hooks",
         ),
     ),
-    PrivateUse("print_options", ("notebook/session/process_settings.py",), ("torch._tensor_str.PRINT_OPTS",)),
+    PrivateUse(
+        "settings",
+        ("notebook/session/process_settings.py",),
+        ("torch._tensor_str.PRINT_OPTS", "Distribution._validate_args"),
+    ),
     PrivateUse(
         "changes",
         ("pool/sync/change_detection.py",),

@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from traitlets.config.application import Application
@@ -103,11 +104,14 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         "decimals": [decimal.getcontext().prec, decimal.getcontext().rounding],
         "socket_timeout": socket.getdefaulttimeout(),
         "log_disabled": logging.root.manager.disable,
+        "log_warnings": logging._warnings_showwarning is not None,  # type: ignore[attr-defined]
         "locale": locale.setlocale(locale.LC_ALL),
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
         # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
     }
+    if (mask := _file_mask()) is not None:
+        found["file_mask"] = mask
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
         found["numpy_print"] = {name: options[name] for name in _NUMPY_PRINT}
@@ -117,6 +121,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_print"] = {name: getattr(options, name) for name in _TORCH_PRINT}
         found["torch_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
         found["torch_grad"] = torch.is_grad_enabled()
+        found["torch_validates"] = torch.distributions.Distribution._validate_args
         found["torch_matmul"] = torch.get_float32_matmul_precision()
         cudnn = torch.backends.cudnn
         found["torch_cudnn"] = [cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
@@ -245,6 +250,15 @@ def _log_levels() -> dict[str, int]:
     return {"": logging.root.level, **levels}
 
 
+def _file_mask() -> int | None:
+    """Return the mask of new files' permissions, which `os` returns only as it sets another one; None if not known."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return None
+
+
 def _set_folder(path: str) -> None:
     with suppress(FileNotFoundError):  # on the machine of the workers only
         os.chdir(path)
@@ -319,6 +333,8 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "decimals": _set_decimals,
     "socket_timeout": socket.setdefaulttimeout,
     "log_disabled": _disable_logging,
+    "log_warnings": logging.captureWarnings,
+    "file_mask": os.umask,
     "torch_cudnn": _set_cudnn,
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "pandas": _set_pandas,
@@ -327,6 +343,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_print": lambda value: _torch().set_printoptions(**value),
     "torch_dtype": lambda value: _torch().set_default_dtype(getattr(_torch(), value)),
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
+    "torch_validates": lambda value: _torch().distributions.Distribution.set_default_validate_args(value),
     "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
     "accelerate_alias": _set_alias,
     "torch_anomaly": lambda value: _torch().autograd.set_detect_anomaly(value[0], check_nan=value[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import sysconfig
@@ -93,9 +94,11 @@ def _is_installed(module: str) -> bool:
 
 
 def warn_at_user_line(message: str) -> None:
-    """Warn at the user's line, whatever the warning filters are."""
+    """Warn at the user's line, whatever the warning filters are, and where warnings are logged too."""
     frame = user_frame()
     location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        if (show := logging._warnings_showwarning) is not None:  # type: ignore[attr-defined]
+            warnings.showwarning = show  # the cell logs warnings, maybe to no handler
         warnings.warn_explicit(message, UserWarning, *location)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 
 import matplotlib
 import torch
@@ -17,6 +18,14 @@ from torch import nn, optim
 torch.manual_seed(0)
 inputs, targets = torch.randn(12, 4), torch.randn(12, 1)
 model = nn.Linear(4, 1)
+
+
+def mask_of(path):
+    with open(path, "w"):
+        pass
+    mode = os.stat(path).st_mode & 0o777
+    os.remove(path)
+    return mode
 
 
 def read():
@@ -29,6 +38,9 @@ def read():
         "zone": time.tzname[0],
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "plots": matplotlib.is_interactive(),
+        "validates": torch.distributions.Distribution._validate_args,
+        "log of warnings": len(logging.getLogger("py.warnings").handlers) and warnings.showwarning is logging._showwarning,
+        "mask": mask_of("made.txt"),
     }
 
 
@@ -40,6 +52,9 @@ os.environ["TZ"] = "Asia/Tokyo"
 time.tzset()
 torch.backends.cudnn.benchmark = True
 matplotlib.interactive(True)
+torch.distributions.Distribution.set_default_validate_args(False)
+logging.captureWarnings(True)
+os.umask(0o027)
 # %% accelerate
 in_cell = read()
 opt = optim.SGD(model.parameters(), lr=0.05)
@@ -54,8 +69,12 @@ logging.disable(logging.INFO)
 sys.setswitchinterval(0.02)
 del sys.tracebacklimit
 matplotlib.interactive(False)
+torch.distributions.Distribution.set_default_validate_args(True)
+logging.captureWarnings(False)
+os.umask(0o077)
 # %%
 after = read()
+os.umask(0o022)
 gc.enable()
 sys.setswitchinterval(0.005)
 logging.disable(logging.NOTSET)
