@@ -6,7 +6,7 @@ import ast
 import types
 from collections.abc import Iterable, Iterator
 
-from accel_nb.pool.sync.imported_attributes import AssignedAttribute
+from accel_nb.pool.sync.imported_attributes import ITSELF, AssignedAttribute
 
 _OWN_MAGIC = "accelerate"
 _CHANGING_METHODS = frozenset(
@@ -23,7 +23,8 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
     ``config.lr = 0.1`` and ``config.options["lr"] = 0.1`` set a known attribute. ``setattr(Model, name, function)``,
     a decorator such as ``@add_to_class(Model)`` and other calls may set attributes of their arguments, and so may a
     decorator such as fastcore's ``@patch`` of the class in the annotation of its function. Methods that change a list,
-    dictionary or set, as in ``config.options.update(lr=0.1)``, set the attribute.
+    dictionary or set, as in ``config.options.update(lr=0.1)``, set the attribute. Any method of an attribute may change
+    the object that it is, as in ``config.counter.add(1)``.
     """
     found: set[AssignedAttribute] = set()
     for node in ast.walk(tree):
@@ -32,8 +33,11 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             found |= _find_targets([node.target])
         elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and _changes_in_place(node.func.attr):
-                found |= _find_targets([node.func.value])
+            if isinstance(node.func, ast.Attribute):
+                if _changes_in_place(node.func.attr):
+                    found |= _find_targets([node.func.value])
+                if isinstance(node.func.value, ast.Attribute) and (owner := _dotted_name(node.func.value)):
+                    found.add(AssignedAttribute(owner, ITSELF))
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             found |= {AssignedAttribute(base) for base in map(_dotted_name, arguments) if base}
             for text in _sources_of_magic(node):

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accel_nb.pool.sync.object_kinds import is_plain_array, is_tensor
-from accel_nb.pool.sync.object_paths import content_of, set_content
+from accel_nb.pool.sync.object_paths import content_of, is_plain_object, set_content
 from accel_nb.pool.sync.pickling import dump
 from accel_nb.runtime.process.user_code import is_user_module
 
 CONTAINERS = (dict, list, set)
 """Types of values whose content code changes in place, as by ``config.options["lr"] = 0.1``."""
+
+ITSELF = "*"
 
 _MISSING = object()
 _EXCLUDED = frozenset(
@@ -42,7 +44,10 @@ _EXCLUDED = frozenset(
 
 
 class AssignedAttribute(NamedTuple):
-    """An attribute that code may set: the object as dotted text, and the attribute's name, None if it is unknown."""
+    """An attribute that code may set: the object as dotted text, and the attribute's name, None if it is unknown.
+
+    `ITSELF` in place of a name: code calls a method of the object, which may change it.
+    """
 
     base: str
     name: str | None = None
@@ -98,8 +103,8 @@ def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttribute
 
 
 def is_changed_in_place(value: Any) -> bool:
-    """Return whether code changes the content of a value: of a list, dictionary, set, tensor or array."""
-    return isinstance(value, CONTAINERS) or is_tensor(value) or is_plain_array(value)
+    """Return whether code changes the content of a value: of a container, a tensor, an array or the user's object."""
+    return isinstance(value, CONTAINERS) or is_tensor(value) or is_plain_array(value) or _is_of_user(value)
 
 
 def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
@@ -115,7 +120,7 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
     """Return by place the present values of attributes of imported modules and classes.
 
     Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines. A
-    list, dictionary or set of one of the user's modules is returned whole.
+    list, dictionary or set of one of the user's modules is returned whole, and so is an object of the user's classes.
     """
     found: dict[ImportedPath, Any] = {}
     for base, name in assigned:
@@ -123,7 +128,10 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
         if place is None or place.module.partition(".")[0] in _EXCLUDED:
             continue
         prefix = f"{place.path}." if place.path else ""
-        if name is not None:
+        if name == ITSELF:
+            if is_user_module(place.module) and _is_of_user(owner):
+                found[place] = owner
+        elif name is not None:
             value = getattr(owner, name, _MISSING) if not isinstance(owner, type) else vars(owner).get(name, _MISSING)
             if value is not _MISSING and not isinstance(value, types.ModuleType):  # as of torch.nn.init.zeros_()
                 found[ImportedPath(place.module, prefix + name)] = value
@@ -167,6 +175,11 @@ def _find_place(value: Any) -> ImportedPath | None:
 
 def _is_imported(module: Any) -> bool:
     return getattr(module, "__spec__", None) is not None and sys.modules.get(module.__name__) is module
+
+
+def _is_of_user(value: Any) -> bool:
+    """Return whether a value is an object of one of the user's classes that is defined by its attributes."""
+    return is_user_module(type(value).__module__) and not isinstance(value, type) and is_plain_object(value)
 
 
 def _is_from_notebook(value: Any) -> bool:
