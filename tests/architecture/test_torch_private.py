@@ -20,6 +20,7 @@ OTHERS = {
     # The standard library.
     "_NormalAccessor", "_STYLES", "_StringGlobber", "_asdict", "_current_frames", "_exit", "_fields", "_fmt", "_gauss",
     "_getframe", "_handlerList", "_hooks", "_inheriting", "_style", "_lru_cache_wrapper", "_make", "_reconstructor",
+    "_warnings_showwarning",
     # transformers and accelerate.
     "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
     "_original_forward", "_patched", "_warned",

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 
-_MAX_KEPT = 256
+MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
 """How many files of before the first rank keeps until the next cell, and how many bytes of the disk they may take."""
 _MAX_COPIED_BYTES = 64 * 1024**2
@@ -133,7 +133,7 @@ class ChangedPaths:
         """Return a descriptor of what a path is now, which stays until the next cell."""
         is_file = stat.S_ISREG(status.st_mode)
         size = status.st_size if is_file else 0
-        if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= _MAX_KEPT:
+        if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= MAX_KEPT:
             return None
         if size + self._kept_bytes > _MAX_KEPT_BYTES or (is_in_place and size > _MAX_COPIED_BYTES):
             return None

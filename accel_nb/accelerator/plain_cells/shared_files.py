@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +18,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     call_with,
     is_path,
 )
+from accel_nb.accelerator.plain_cells.changed_paths import MAX_KEPT
 
 
 class SharedFiles(CellFiles):
@@ -94,11 +97,9 @@ class SharedFiles(CellFiles):
 
         @functools.wraps(plain)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("dir_fd") is None:
-                self._record(path)
-                for folder, folders, names in os.walk(path):
-                    for name in (*names, *folders):
-                        self._record(os.path.join(os.fsdecode(folder), os.fsdecode(name)))
+            if kwargs.get("dir_fd") is None and is_path(path):
+                for found in itertools.islice(_paths_in(os.fsdecode(path)), MAX_KEPT):
+                    self._record(found)
             plain(path, *args, **kwargs)
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
@@ -112,6 +113,13 @@ class SharedFiles(CellFiles):
         full = absolute(path)
         if not (full.startswith(SYSTEM) or full in self.changed.recorded) and self._is_called_by_cell():
             self.changed.record(full, is_in_place=is_in_place)
+
+
+def _paths_in(path: str) -> Iterator[str]:
+    """Yield a folder, and the files and folders in it."""
+    yield path
+    for folder, folders, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in (*names, *folders))
 
 
 _remove, _replace = os.remove, os.replace  # the original functions, for use inside of replacements

@@ -238,3 +238,13 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
 def unwrap_scheduler(scheduler: LRScheduler) -> LRScheduler:
     """Undo `wrap_scheduler`."""
     return unpatch_instance(scheduler)
+
+
+def with_value(loss: Tensor | float, value: Tensor) -> Tensor | float:
+    """Return a loss with another value: a tensor that was computed keeps its graph, as on one device."""
+    if not isinstance(loss, Tensor):
+        return value.item()
+    if loss.is_leaf:
+        return value.to(loss.dtype)
+    loss.data.copy_(value)
+    return loss

@@ -19,7 +19,7 @@ from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
 from accel_nb.accelerator.training.model_code import ModelCode, code_of, model_classes
-from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
+from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
@@ -497,7 +497,7 @@ class Stepper:
         if total is start or not isinstance(loss, Tensor | float):
             return loss
         total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
-        return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
+        return with_value(loss, total)
 
     def _build_first_step_check(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
