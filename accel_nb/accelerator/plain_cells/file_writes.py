@@ -40,6 +40,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_path,
 )
 from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
+from accel_nb.runtime.process.temporary_files import temporary_folder
 
 _HOLDERS = [
     found
@@ -50,6 +51,9 @@ _HOLDERS = [
 
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
+
+_BEFORE_FOLDER = 2
+"""How many arguments of the functions of `tempfile` come before the folder, at least."""
 
 Make = Callable[[Function], Function]
 
@@ -255,10 +259,16 @@ class PrivateFiles(CellFiles):
         return rmtree
 
     def make_temporary(self, plain: Function) -> Function:
-        """Return a function of `tempfile` that records the path, whose writes are not redirected."""
+        """Return a function of `tempfile` that records the path, whose writes are not redirected.
+
+        What is made in the usual folder is made in one below it, which is removed when this process ends.
+        """
 
         @functools.wraps(plain)
         def make(*args: Any, **kwargs: Any) -> Any:
+            if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
+                kwargs["dir"] = temporary_folder(os.getpid())
+                os.makedirs(kwargs["dir"], mode=0o700, exist_ok=True)
             made = plain(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):

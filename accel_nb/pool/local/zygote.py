@@ -31,6 +31,7 @@ from accel_nb.pool.messages import (
     encode,
     read_types,
 )
+from accel_nb.runtime.process.temporary_files import remove_temporary_folder
 
 ORPHAN_CHECK_S = 1.0
 
@@ -133,6 +134,7 @@ class Zygote:
                 continue
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
+            remove_temporary_folder(pid)
             self._control.send(encode(Exited(self._ranks.pop(pid), pid, os.waitstatus_to_exitcode(status))))
 
     def _end_all(self) -> None:
@@ -140,6 +142,7 @@ class Zygote:
             _kill_group(pid)
         for pid in self._ranks:
             os.waitpid(pid, 0)
+            remove_temporary_folder(pid)
 
 
 def _kill_group(pid: int) -> None:
