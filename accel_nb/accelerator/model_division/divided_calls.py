@@ -81,7 +81,6 @@ class DividedCalls:
         stepper: Stepper,
         comm: Communicator,
         *,
-        require_thread: Callable[[], None],
         is_compiled: Callable[[nn.Module], bool],
         has_hooks: Callable[[nn.Module], bool],
         on_unequal: Callable[[str], object],
@@ -90,8 +89,6 @@ class DividedCalls:
     ) -> None:
         self._stepper = stepper
         self._comm = comm
-        # Raises an error if another thread exchanges values at this time.
-        self._require_thread = require_thread
         self._is_compiled = is_compiled
         # Returns whether the user has registered hooks inside of a model: they would receive some of the rows only.
         self._has_hooks = has_hooks
@@ -143,7 +140,6 @@ class DividedCalls:
             is_divided = self.is_on and not (self.is_inside or self._stepper.window.is_divided)
             if not is_divided or self._stepper.has_rank_rng or os.getpid() != self._process:
                 return forward(*args, **kwargs)
-            self._require_thread()
             called = reference()
             assert called is not None, "a model exists during its own call"
             return call(calls, called, forward, args, kwargs)

@@ -44,7 +44,6 @@ from accel_nb.accelerator.plain_cells.device_moves import (
     replace_factory,
     replace_to,
 )
-from accel_nb.accelerator.plain_cells.exchanging_thread import ExchangingThread
 from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
 from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
@@ -62,7 +61,7 @@ from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_na
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.order import BatchShare
-from accel_nb.errors import MisuseError, UnsyncedGradientError
+from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.distributed import metric_gathering, sharded
 from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library, is_user_module
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -116,11 +115,9 @@ class PlainCells:
         # The ids of the objects that the current cell uses, which its receipt lists.
         self._used: set[int] = set()
         components = accelerator.components
-        self._thread = ExchangingThread(self._stepper)
         self._divided_calls = DividedCalls(
             self._stepper,
             components.groups.data,
-            require_thread=self._thread.require,
             is_compiled=components.compiler.has_compiled_any,
             has_hooks=has_inner_hooks,
             on_unequal=self._handle_unequal_calls,
@@ -145,7 +142,6 @@ class PlainCells:
             self._divided_calls,
             self._loss_check,
             self._check_before_backward,
-            require_thread=self._thread.require,
         )
         # By owner, name and function of torch: what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
@@ -223,7 +219,6 @@ class PlainCells:
         self._used.clear()
         self._unmanaged_names.clear()
         self._stale_tensors = None
-        self._thread.begin()
         self._loss_check.begin()
         self._division.begin_cell(may_depend_on_rank=may_depend_on_rank)
         self._fresh_seeds.begin(None if may_depend_on_rank else entropy)
@@ -258,11 +253,6 @@ class PlainCells:
         self._stepper.window.set_share(None)
         if self._passes.has_unused_gradients and not self._accelerator.has_whole_gradients:
             warn_gradients_left(self._accelerator)
-
-    @property
-    def refusal(self) -> MisuseError | None:
-        """The error that threads of the cell have raised, which they may not pass on; None if there is none."""
-        return self._thread.refusal
 
     @property
     def _files_of_rank(self) -> file_writes.SharedFiles | file_writes.PrivateFiles:
@@ -498,7 +488,6 @@ class PlainCells:
         """
         if not (self._pending or self._has_unnamed_objects):
             return
-        self._thread.require()
         if self._pending:  # a new optimizer may step layers that a model did not have
             self._accelerator.components.preparer.refresh()
         pending = self._forget_pending(list(self._pending.values()))

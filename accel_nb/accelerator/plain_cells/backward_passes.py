@@ -23,20 +23,11 @@ Check = Callable[[Tensor, str | None], object]
 class BackwardPasses:
     """Replacements of ``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad``."""
 
-    def __init__(
-        self,
-        stepper: Stepper,
-        calls: DividedCalls,
-        loss_check: LossCheck,
-        check: Check,
-        *,
-        require_thread: Callable[[], None],
-    ) -> None:
+    def __init__(self, stepper: Stepper, calls: DividedCalls, loss_check: LossCheck, check: Check) -> None:
         self._stepper = stepper
         self._calls = calls
         self._loss_check = loss_check
         self._check = check
-        self._require_thread = require_thread
         self.needs_check = False
         """Whether checks run before the next backward pass: the only flag for them that the hot path tests."""
         self.has_unused_gradients = False
@@ -112,8 +103,6 @@ class BackwardPasses:
         inputs: Any,
     ) -> None:
         """Compute the gradients of a loss; by ``compute`` where there is nothing to average, or torch raises errors."""
-        if self._stepper.bundle.models:
-            self._require_thread()
         if self.needs_check or type(loss.grad_fn) not in self._loss_check.checked_kinds:
             self._check(loss, problem)
             with self._loss_check.paused():

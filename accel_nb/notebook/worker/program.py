@@ -393,10 +393,9 @@ class CellProgram:
             with self._worker.interruptible():
                 result = shell.run_cell(request.source, store_history=False)
                 bind_output(self._namespace, result.result)
-                refusal = None if self._plain is None else self._plain[1].refusal
-                if result.success and refusal is None:
+                if result.success:
                     self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
-        error = result.error_before_exec or result.error_in_exec or refusal
+        error = result.error_before_exec or result.error_in_exec
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             self._lines = [line for known in self._open_accelerators() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):

@@ -1,5 +1,5 @@
 # Two models are trained in two threads, whose errors the cell does not ask for.
-# outcome: refused several threads of this cell compute with models at once
+# outcome: equal
 # compare: models
 # %%
 import threading
