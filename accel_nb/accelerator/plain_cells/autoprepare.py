@@ -137,12 +137,7 @@ class PlainCells:
         self._unmanaged_names: dict[Any, list[str]] = {}
         # Tensors of earlier cells whose names the current cell rebinds.
         self._stale_tensors: list[weakref.ref[Tensor]] | None = None
-        self._passes = BackwardPasses(
-            self._stepper,
-            self._divided_calls,
-            self._loss_check,
-            self._check_before_backward,
-        )
+        self._passes = BackwardPasses(self._stepper, self._divided_calls, self._loss_check, self._check_before_backward)
         # By owner, name and function of torch: what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
         self._imported = ImportedNames()
@@ -286,8 +281,8 @@ class PlainCells:
         self._held_gradients.replace_functions(stack, replace)
         factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
-        for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
-            replace((owner,), name, torchscript.compile_plain_model)
+        for owner, name, make in torchscript.replacements():
+            replace((owner,), name, make)
         if self._stepper.world.size > 1:
             replace((Tensor,), "data", self._gradient_data.make_property)
             metrics = metric_gathering.replacements(self._gathers_metrics, self._is_for_one_process)

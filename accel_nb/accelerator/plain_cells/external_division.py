@@ -1,4 +1,8 @@
-"""Detection of objects that other code divides among ranks: models in DDP, loaders with a distributed sampler."""
+"""Detection of objects that plain cells leave alone.
+
+Other code divides models in DDP and loaders with a distributed sampler. A scripted model's class cannot be changed for
+one instance: every rank computes it whole.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -13,8 +18,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def without_divided(objects: Iterable[Any]) -> list[Any]:
-    """Return ``objects`` without those that other code divides, and without the optimizers of such models."""
-    listed = list(objects)
+    """Return ``objects`` without scripted models, those that other code divides, and the optimizers of the latter."""
+    listed = [item for item in objects if not isinstance(item, ScriptModule)]
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
     owned = {id(value) for part in wrapped for value in part.parameters()}

@@ -1,4 +1,4 @@
-"""Support for TorchScript and export while a plain cell runs: they receive the original functions and plain models."""
+"""TorchScript, export and torch.fx while a plain cell runs: they receive the original functions and plain models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.fx
 from torch import nn
 from torch.jit import _builtins
 
@@ -32,21 +34,34 @@ def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterat
             table.pop(key, None)
 
 
-def compile_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``plain`` that replaces a prepared model in its first argument by a plain view of the model.
+def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
+    for owner, name, position in (
+        (torch.jit, "trace", 0),
+        (torch.export, "export", 0),
+        (torch.onnx, "export", 0),
+        (torch.fx.Tracer, "trace", 1),
+    ):
+        yield owner, name, functools.partial(_compile_plain_model, position=position)
+
+
+def _compile_plain_model(plain: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """Return a ``plain`` that replaces a prepared model, its argument at ``position``, by a plain view of the model.
 
     It raises `MisuseError` for a sharded model, whose parameters are whole in the notebook only.
     """
 
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], nn.Module) and any(map(sharded.is_sharded, args[0].parameters())):
+        model = args[position] if len(args) > position else None
+        if not isinstance(model, nn.Module):
+            return plain(*args, **kwargs)
+        if any(map(sharded.is_sharded, model.parameters())):
             raise MisuseError(
-                f"{plain.__module__}.{plain.__name__} of a {type(args[0]).__name__} needs whole parameters, of which "
+                f"{plain.__module__}.{plain.__name__} of a {type(model).__name__} needs whole parameters, of which "
                 "each worker holds a part: call it in a cell without workers, after this one"
             )
-        if args and isinstance(args[0], nn.Module) and plain_class(args[0]) is not type(args[0]):
-            return plain(plain_view(args[0]), *args[1:], **kwargs)
-        return plain(*args, **kwargs)
+        is_prepared = plain_class(model) is not type(model)
+        return plain(*args[:position], plain_view(model) if is_prepared else model, *args[position + 1 :], **kwargs)
 
     return compile_plainly

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set, ValuesView
 from typing import Any
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
 
@@ -13,17 +14,20 @@ _MAX_LEAVES = 1000
 
 
 def find_unmanaged_names(names: Mapping[str, Any], module_parameters: Set[int]) -> list[str]:
-    """Return the sorted names of tensors that require gradients, but are not parameters of a module.
+    """Return the sorted names of tensors that require gradients but are in no module, and of scripted models with such.
 
     ``module_parameters`` are the ids of parameters of modules; those of modules reachable from ``names`` are added.
     """
-    modules = [item for item in find_training_objects(names.values()) if isinstance(item, nn.Module)]
+    found = find_training_objects(names.values())
+    modules = [item for item in found if isinstance(item, nn.Module) and not isinstance(item, ScriptModule)]
     owned = module_parameters | {id(value) for module in modules for value in module.parameters()}
     return sorted(name for name, value in names.items() if any(id(leaf) not in owned for leaf in _find_leaves(value)))
 
 
 def _find_leaves(value: Any) -> Iterable[Tensor]:
-    """Return a tensor, or the tensors directly in a container, that are leaves and require gradients."""
+    """Return the tensors of a value that are leaves and require gradients: itself, or those directly in it."""
+    if isinstance(value, ScriptModule):
+        value = list(value.parameters())
     inside = value.values() if isinstance(value, dict) else value
     is_many = isinstance(inside, list | tuple | ValuesView) and len(inside) <= _MAX_LEAVES
     return [

@@ -18,6 +18,8 @@ from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
+_MAX_IDLE_STEPS = 20
+"""The step of an optimizer from which on it must change what has a gradient."""
 _NUM_WEIGHTS = 64
 _MAX_SAMPLED = 256
 _NUM_SAMPLES = 16
@@ -32,7 +34,7 @@ _IN_PLAIN_CELL = "Change parameters and gradients on every rank alike, and after
 
 
 class FirstStepCheck:
-    """Checks one optimizer's first step; costs two passes over its parameters and one message between ranks.
+    """Checks a step of one optimizer; costs two passes over its parameters and one message between ranks.
 
     ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
     must be bitwise equal after the step. ``is_plain`` selects the advice in errors, for a plain or an explicit cell.
@@ -79,21 +81,26 @@ class FirstStepCheck:
         self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
 
     @torch.no_grad()
-    def verify(self) -> None:
-        """Raise `MisuseError` for a parameter that should have changed and did not, or that differs between ranks."""
+    def verify(self, num_steps: int) -> bool:
+        """Raise `MisuseError` for a parameter that should have changed and did not, or that differs between ranks.
+
+        Return False if the next step is to be checked too: an optimizer may need several before its first update, as a
+        rectified Adam does. ``num_steps`` counts those that it has run.
+        """
         if self._before is None or self._is_expected is None:
-            return
+            return True
         after = _checksums([local_part(value) for value in self._parameters])
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
-        if stuck:
+        if stuck and num_steps >= _MAX_IDLE_STEPS:
             raise MisuseError(
-                f"the first step of {type(self._optimizer).__name__} left {self._names(stuck)} unchanged, although "
+                f"step {num_steps} of {type(self._optimizer).__name__} left {self._names(stuck)} unchanged, although "
                 "there is a gradient and a learning rate: the optimizer holds other tensors than the model computes "
                 "with, or steps in a number format too coarse for the update. Build the optimizer after the model is "
                 "complete, or set sentinels to off if this is meant"
             )
+        return not stuck
 
     def _compare(self, checksums: Tensor) -> None:
         """Raise `MisuseError` if a parameter's checksum differs between ranks."""

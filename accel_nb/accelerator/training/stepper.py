@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
-from accel_nb.accelerator.training.model_code import ModelCode, code_of, model_classes
+from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of, is_changed
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
 from accel_nb.config.sections import AccumulationOptions
@@ -129,13 +129,16 @@ class Stepper:
         return [
             model
             for model in self.bundle.models
-            if self._trainable(model) != _trainable_in(model) or self._code[id(model)] != _code_in(model)
+            if self._trainable(model) != _trainable_in(model) or is_changed(self._code[id(model)][1], code_in(model)[1])
         ]
 
     def is_outdated(self) -> bool:
         """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
         # Called before each statement that could train: it visits classes and parameters, not the modules.
-        if any(code != code_of(classes) for classes, code in (self._code[id(model)] for model in self.bundle.models)):
+        if any(
+            is_changed(code, code_of(classes))
+            for classes, code in (self._code[id(model)] for model in self.bundle.models)
+        ):
             return True
         if self.strategy.capabilities.shards_params:
             return False
@@ -153,7 +156,7 @@ class Stepper:
         return {id(value): dtype for value, dtype, requires_grad in self._parameters[id(model)] if requires_grad}
 
     def _record(self, model: nn.Module) -> None:
-        self._code[id(model)] = _code_in(model)
+        self._code[id(model)] = code_in(model)
         self._parameters[id(model)] = [(value, value.dtype, value.requires_grad) for value in model.parameters()]
 
     def remove(self, objects: Iterable[Any]) -> None:
@@ -317,8 +320,7 @@ class Stepper:
             raise
         self._end_step(proxy, number, ran)
         if first_step_check is not None and ran:
-            proxy.needs_check = False
-            first_step_check.verify()
+            proxy.needs_check = not first_step_check.verify(proxy.num_steps_run)
             self.meter.restart_clock()
         return proxy.result
 
@@ -684,11 +686,6 @@ _NO_MODEL = (
 
 def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
     return {id(value): value.dtype for value in model.parameters() if value.requires_grad}
-
-
-def _code_in(model: nn.Module) -> tuple[frozenset[type], ModelCode]:
-    classes = model_classes(model)
-    return classes, code_of(classes)
 
 
 def _wrong_on_shards(optimizer: Optimizer, why: str) -> MisuseError:
