@@ -137,6 +137,10 @@ class DividedCalls:
                 called = reference()
                 assert called is not None, "a model exists during its own call"
                 return called(*args, **kwargs)
+            if self._stepper.computes_alone():
+                if shards_params:
+                    raise MisuseError(_SHARDED_IN_THREAD.format(name=type(reference()).__name__))
+                return forward(*args, **kwargs)
             is_divided = self.is_on and not (self.is_inside or self._stepper.window.is_divided)
             if not is_divided or self._stepper.has_rank_rng or os.getpid() != self._process:
                 return forward(*args, **kwargs)
@@ -601,6 +605,11 @@ def _num_hooks(model: nn.Module) -> int:
 
 
 _TOO_FEW_ROWS = DivisionRefusal("its first batch has too few rows", is_final=False)
+
+_SHARDED_IN_THREAD = (
+    "{name} is called in a thread that the cell has started: each worker holds a part of it, and threads of several "
+    "workers take their turns in different orders. Call it in the cell itself, or without sharding"
+)
 
 _UNEXPECTED_ROWS = (
     "{name} returned a tensor of shape {shape} for {own} rows of the batch: unlike in its first call, the rows cannot "

@@ -46,7 +46,7 @@ class BackwardPasses:
             inputs: Any = None,
         ) -> None:
             is_prepared = not stepper.is_inside_backward and (gradient is None or _fits(loss, gradient))
-            if not is_prepared:
+            if not is_prepared or stepper.computes_alone():
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
             stepper.meter.name_loss(sys._getframe(1), loss)
@@ -73,7 +73,8 @@ class BackwardPasses:
             compute = functools.partial(
                 plain, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
             )
-            if stepper.is_inside_backward or caller.f_globals.get("__name__", "").startswith(_NOT_OF_THE_CELL):
+            is_of_cell = not caller.f_globals.get("__name__", "").startswith(_NOT_OF_THE_CELL)
+            if stepper.is_inside_backward or not is_of_cell or stepper.computes_alone():
                 compute()
                 return
             # Iterators are read once.
@@ -141,7 +142,7 @@ class BackwardPasses:
         @functools.wraps(plain)
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             listed = _listed(inputs)
-            if stepper.window.is_divided or self._calls.is_inside:
+            if stepper.window.is_divided or self._calls.is_inside or stepper.computes_alone():
                 return plain(outputs, listed, *args, **kwargs)
             gradients = grad_of_related(outputs, listed, *args, **kwargs)
             averaged = stepper.averaged_parameters

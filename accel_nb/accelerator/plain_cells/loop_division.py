@@ -7,6 +7,7 @@ choice, and that of cells whose calls may differ among ranks.
 
 from __future__ import annotations
 
+import threading
 import types
 import weakref
 import zlib
@@ -86,13 +87,16 @@ class LoopDivision:
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
+        is_same_on_ranks = self._comm.world.size > 1 and self.mode != "data"
+        self._stepper.cell_thread = threading.get_ident() if is_same_on_ranks else None
         self.has_read_both = False
         self._loops.clear()
         self._close()
         self._readings.clear()
 
     def end_cell(self) -> None:
-        """End a loop that had one batch only, without a description."""
+        """End a loop that had one batch only, without a description, and let threads take part in exchanges."""
+        self._stepper.cell_thread = None
         self._close()
 
     def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:

@@ -112,6 +112,11 @@ class OptimizerProxy:
             self._is_stepping = False
         return True
 
+    def step_alone(self) -> Any:
+        """Call the optimizer's own step with the cell's arguments, on this rank alone; return its result."""
+        args, kwargs = self._arguments
+        return self._step(*args, **kwargs)
+
     def restore(self) -> None:
         """Restore the optimizer's original methods."""
         for name in self._saved:

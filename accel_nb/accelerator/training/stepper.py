@@ -6,6 +6,7 @@ collected, and a cell that builds a new one can prepare the same objects again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from itertools import chain
@@ -21,6 +22,7 @@ from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossRed
 from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of, is_changed
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
+from accel_nb.accelerator.training.sharded_steps import refuse_failed_optimizer, refuse_wrong_optimizer
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
@@ -28,7 +30,6 @@ from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.runtime.torch_private import torch_version
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
@@ -57,6 +58,8 @@ class Stepper:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
         # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain_cell = False
+        # The thread that runs a plain cell whose ranks compute the same. Other threads take turns in any order.
+        self.cell_thread: int | None = None
         self.set_strategy(strategy)
         self.is_joined = False
         # Whether loops run over epochs that a loaded checkpoint has finished, in which nothing is trained.
@@ -289,8 +292,14 @@ class Stepper:
             self.meter.add_loss(shown, samples, counted, is_first=is_first)
         return loss
 
+    def computes_alone(self) -> bool:
+        """Whether the caller is another thread of a plain cell: it computes whole batches, and exchanges nothing."""
+        return self.cell_thread is not None and threading.get_ident() != self.cell_thread
+
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; return what the closure returned."""
+        if self.computes_alone():
+            return proxy.step_alone()
         proxy.num_step_calls += 1
         if self.is_inside_backward and self.window.is_divided:
             self._refuse_step_in_backward()
@@ -311,12 +320,14 @@ class Stepper:
             self.meter.report_norm(norm)
         first_step_check = None
         if proxy.needs_check:
-            self._refuse_wrong_optimizer(proxy.optimizer)
+            if self.strategy.capabilities.shards_params:
+                refuse_wrong_optimizer(proxy.optimizer)
             first_step_check = self._build_first_step_check(proxy)
         try:
             ran = proxy.step_directly() if self._can_step_directly else proxy.run(self.strategy.step) == "ran"
         except RuntimeError as error:
-            self._refuse_optimizer_of_shards(proxy.optimizer, error)
+            if self.strategy.capabilities.shards_params:
+                refuse_failed_optimizer(proxy.optimizer, error)
             raise
         self._end_step(proxy, number, ran)
         if first_step_check is not None and ran:
@@ -358,8 +369,8 @@ class Stepper:
         return norm
 
     def has_any_parameter(self, parameters: list[Tensor]) -> bool:
-        """Whether any of the parameters belongs to a prepared model."""
-        return any(id(parameter) in self._averaged_ids for parameter in parameters)
+        """Whether any of the parameters belongs to a prepared model, and the caller takes part in exchanges."""
+        return not self.computes_alone() and any(id(parameter) in self._averaged_ids for parameter in parameters)
 
     def complete_gradients(self, parameters: list[Tensor]) -> Bundle | None:
         """Average and unscale the gradients of the optimizers that step ``parameters``, as in one process.
@@ -442,22 +453,6 @@ class Stepper:
 
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
-
-    def _refuse_wrong_optimizer(self, optimizer: Optimizer) -> None:
-        """Raise `MisuseError` for an optimizer that the installed PyTorch computes wrongly on shards, without an error.
-
-        PyTorch 2.9 squares the norm of each part, and then adds these up.
-        """
-        is_wrong = type(optimizer).__name__ == "Adafactor" and torch_version() == "2.9"
-        if is_wrong and self.strategy.capabilities.shards_params:
-            raise _wrong_on_shards(optimizer, "norms of parts are wrong in PyTorch 2.9")
-
-    def _refuse_optimizer_of_shards(self, optimizer: Optimizer, error: RuntimeError) -> None:
-        """Raise `MisuseError` if an optimizer's step has failed because PyTorch cannot compute it on shards."""
-        message = str(error)
-        is_of_shards = any(word in message for word in ("placement", "DTensor", "sharding strategy"))
-        if self.strategy.capabilities.shards_params and is_of_shards:
-            raise _wrong_on_shards(optimizer, message.splitlines()[0]) from error
 
     def _step_with_closure(self, proxy: OptimizerProxy, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:
@@ -686,11 +681,3 @@ _NO_MODEL = (
 
 def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
     return {id(value): value.dtype for value in model.parameters() if value.requires_grad}
-
-
-def _wrong_on_shards(optimizer: Optimizer, why: str) -> MisuseError:
-    return MisuseError(
-        f"{type(optimizer).__name__} cannot step weights of which each rank holds a shard: PyTorch does not compute it "
-        f"on sharded tensors ({why}). Train with --strategy ddp, or with an optimizer that steps each value alone, "
-        "such as AdamW"
-    )

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import types
 import warnings
 from collections.abc import Collection, Iterator
@@ -47,6 +48,11 @@ def _is_library(file: str) -> bool:
     )
 
 
+def is_main_thread() -> bool:
+    """Whether the calling thread is the main one of the process, in which cells run."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 def is_called_by_user() -> bool:
     """Whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
     frame = sys._getframe(1)
@@ -56,6 +62,11 @@ def is_called_by_user() -> bool:
             return is_user_module(module)
         frame = frame.f_back
     return False
+
+
+def is_called_by_cell() -> bool:
+    """Whether `is_called_by_user`, and in the thread in which cells run."""
+    return is_main_thread() and is_called_by_user()
 
 
 def user_frame() -> types.FrameType | None:

@@ -23,7 +23,7 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
-from accel_nb.runtime.process.user_code import warn_at_user_line
+from accel_nb.runtime.process.user_code import is_main_thread, warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -82,7 +82,7 @@ class Ddp(ReplicaStrategy):
                     self.options,
                     self._comm,
                     has_ddp=has_ddp,
-                    has_bucket_views=not self._averages_every_pass,
+                    is_of_plain_cell=self._averages_every_pass,
                 )
                 try:
                     replace_forward(model, replica.forward)
@@ -302,7 +302,7 @@ class _Replica:
         comm: Communicator,
         *,
         has_ddp: bool = True,
-        has_bucket_views: bool = True,
+        is_of_plain_cell: bool = False,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -329,14 +329,15 @@ class _Replica:
         self._stop_ddp = stop_ddp
         self._options = options
         self._comm = comm
-        # Gradients are views of DDP's buckets: the next backward pass overwrites those that code has kept.
-        self._has_bucket_views = has_bucket_views
+        self._is_of_plain_cell = is_of_plain_cell
         if options is not None and has_ddp:
             self._build(options, options.find_unused_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
+            return self._plain_forward(*args, **kwargs)
+        if self._is_of_plain_cell and not is_main_thread():  # threads of several ranks take turns in different orders
             return self._plain_forward(*args, **kwargs)
         if not self.has_finished():
             self._stop_ddp(self)
@@ -391,7 +392,8 @@ class _Replica:
             find_unused_parameters=find_unused,
             bucket_cap_mb=options.bucket_cap_mb,
             static_graph=options.static_graph,
-            gradient_as_bucket_view=self._has_bucket_views,
+            # The next backward pass overwrites gradients that are views of DDP's buckets and that the cell has kept.
+            gradient_as_bucket_view=not self._is_of_plain_cell,
             **_buffer_option(options.broadcast_buffers),
         )
         if options.comm_hook != "no":
