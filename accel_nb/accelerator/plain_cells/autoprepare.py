@@ -63,7 +63,7 @@ from accel_nb.data.loader import is_sharded
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.distributed import metric_gathering, sharded
-from accel_nb.runtime.process.user_code import cell_frames, is_called_by_cell, is_run_by_library, is_user_module
+from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library, is_user_module
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 
@@ -364,7 +364,7 @@ class PlainCells:
         """Return the code of a loop that trains with the batches of ``loader``; None if every rank reads all of it."""
         if not torch.is_grad_enabled() or self._division.mode == "none":
             return None
-        found = find_training_code()
+        found = None if self._stepper.computes_alone() else find_training_code()
         if found is None:
             self._has_undivided_loop = self._passes.needs_check = True
             return None
@@ -521,8 +521,11 @@ class PlainCells:
         Preparation may replace weights, and an autograd graph must not reference the old ones. Models that a library's
         trainer calls are not prepared, even in the user's code: the trainer decides how its training is distributed.
         """
-        if self._pending and is_called_by_cell() and not is_run_by_library(self._namespace):
+        if self._pending and self._is_called_by_cell() and not is_run_by_library(self._namespace):
             self._prepare_new_optimizers()
+
+    def _is_called_by_cell(self) -> bool:
+        return is_called_by_user() and not self._stepper.computes_alone()
 
     def _handle_unequal_calls(self, name: str) -> None:
         """Stop dividing models for the rest of the cell, since the ranks compute different values; all ranks call."""
@@ -532,7 +535,7 @@ class PlainCells:
     def _check_before_backward(self, loss: Tensor, problem: str | None) -> None:
         # Rank 0 also checks each kind of loss when it occurs first; the other checks run on all ranks together.
         is_on_all_ranks, self._passes.needs_check = self._passes.needs_check, False
-        if is_called_by_cell():  # a library's trainer decides how its training is distributed
+        if self._is_called_by_cell():  # a library's trainer decides how its training is distributed
             self._prepare_new_optimizers()
         stepper = self._stepper
         if not self._is_reported and stepper.bundle.models:
@@ -584,7 +587,7 @@ class PlainCells:
             self._calls.set_before(self._prepare_pending)
 
             def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                if is_called_by_cell():
+                if self._is_called_by_cell():
                     self._prepare_new_optimizers()
                 else:
                     self._forget_pending([optimizer])

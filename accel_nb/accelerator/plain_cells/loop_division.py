@@ -7,7 +7,6 @@ choice, and that of cells whose calls may differ among ranks.
 
 from __future__ import annotations
 
-import threading
 import types
 import weakref
 import zlib
@@ -87,8 +86,7 @@ class LoopDivision:
         """
         wanted = self._accelerator.resolved.config.divide
         self.mode = "data" if wanted == "auto" and may_depend_on_rank else wanted
-        is_same_on_ranks = self._comm.world.size > 1 and self.mode != "data"
-        self._stepper.cell_thread = threading.get_ident() if is_same_on_ranks else None
+        self._stepper.computes_in_main_thread = self._comm.world.size > 1 and self.mode != "data"
         self.has_read_both = False
         self._loops.clear()
         self._close()
@@ -96,7 +94,7 @@ class LoopDivision:
 
     def end_cell(self) -> None:
         """End a loop that had one batch only, without a description, and let threads take part in exchanges."""
-        self._stepper.cell_thread = None
+        self._stepper.computes_in_main_thread = False
         self._close()
 
     def reading_of(self, loader: DataLoader[Any]) -> WholeReading | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.runtime.code_objects import nested_codes
-from accel_nb.runtime.process.user_code import is_main_thread, is_user_module
+from accel_nb.runtime.process.user_code import is_user_module
 
 _TRAINS = frozenset({"backward", "manual_backward"})
 _READS_GRADIENTS = frozenset({"grad"})
@@ -40,11 +40,8 @@ class TrainingCode:
 def find_training_code() -> TrainingCode | None:
     """Return the calling code that iterates a loader, if it leads to a backward pass; else None.
 
-    If the calling code is a generator, its callers receive the batches, so they are searched too. A thread that the
-    cell has started trains on whole batches.
+    If the calling code is a generator, its callers receive the batches, so they are searched too.
     """
-    if not is_main_thread():
-        return None
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_SKIPPED_MODULES):

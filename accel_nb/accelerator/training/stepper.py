@@ -6,7 +6,6 @@ collected, and a cell that builds a new one can prepare the same objects again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from itertools import chain
@@ -28,7 +27,7 @@ from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.process.user_code import warn_at_user_line
+from accel_nb.runtime.process.user_code import is_in_other_thread, warn_at_user_line
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
@@ -58,8 +57,8 @@ class Stepper:
         """Begin without objects; ``counts_samples`` is False if another rank reads and counts the same data."""
         # Whether the code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain_cell = False
-        # The thread that runs a plain cell whose ranks compute the same. Other threads take turns in any order.
-        self.cell_thread: int | None = None
+        # Whether the ranks compute the same, in a plain cell. Threads that it starts take turns in any order.
+        self.computes_in_main_thread = False
         self.set_strategy(strategy)
         self.is_joined = False
         # Whether loops run over epochs that a loaded checkpoint has finished, in which nothing is trained.
@@ -294,7 +293,7 @@ class Stepper:
 
     def computes_alone(self) -> bool:
         """Whether the caller is another thread of a plain cell: it computes whole batches, and exchanges nothing."""
-        return self.cell_thread is not None and threading.get_ident() != self.cell_thread
+        return self.computes_in_main_thread and is_in_other_thread()
 
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; return what the closure returned."""

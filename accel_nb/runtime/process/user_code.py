@@ -48,9 +48,11 @@ def _is_library(file: str) -> bool:
     )
 
 
-def is_main_thread() -> bool:
-    """Whether the calling thread is the main one of the process, in which cells run."""
-    return threading.get_ident() == threading.main_thread().ident
+def is_in_other_thread() -> bool:
+    """Whether the calling thread is one that Python code has started; autograd starts threads for devices itself."""
+    if threading.get_ident() == threading.main_thread().ident:
+        return False
+    return not isinstance(threading.current_thread(), threading._DummyThread)  # type: ignore[attr-defined]
 
 
 def is_called_by_user() -> bool:
@@ -62,11 +64,6 @@ def is_called_by_user() -> bool:
             return is_user_module(module)
         frame = frame.f_back
     return False
-
-
-def is_called_by_cell() -> bool:
-    """Whether `is_called_by_user`, and in the thread in which cells run."""
-    return is_main_thread() and is_called_by_user()
 
 
 def user_frame() -> types.FrameType | None:

@@ -23,7 +23,7 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import fill_missing_gradients
-from accel_nb.runtime.process.user_code import is_main_thread, warn_at_user_line
+from accel_nb.runtime.process.user_code import is_in_other_thread, warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
@@ -337,7 +337,7 @@ class _Replica:
         """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
-        if self._is_of_plain_cell and not is_main_thread():  # threads of several ranks take turns in different orders
+        if self._is_of_plain_cell and is_in_other_thread():  # threads of several ranks take turns in different orders
             return self._plain_forward(*args, **kwargs)
         if not self.has_finished():
             self._stop_ddp(self)
