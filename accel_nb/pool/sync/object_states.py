@@ -1,4 +1,8 @@
-"""Objects whose class in the notebook defines ``__getstate__``: the state that is sent, and what it leaves out."""
+"""Objects whose class defines ``__getstate__``: the state that is sent, and what it leaves out.
+
+Objects of classes of the notebook keep what the state leaves out, such as open files. The class of a library, as those
+of data frames and of estimators, makes it anew.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, set_attributes
+
+_INTERLINKED = frozenset({"matplotlib", "mpl_toolkits"})
+"""Packages whose objects refer to each other in many ways, and are sent as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +25,28 @@ class ObjectState:
 
 
 def has_own_state(value: Any) -> bool:
-    """Return whether the class of an object defines ``__getstate__`` in the notebook, and no other way of pickling."""
+    """Return whether the class of an object defines ``__getstate__``, and no other way of pickling.
+
+    That of a library must define ``__setstate__`` too.
+    """
     kind = type(value)
     return (
-        getattr(getattr(kind, "__getstate__", None), "__module__", None) == "__main__"
+        (_is_of_notebook(kind) or _is_of_library(kind))
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and attributes_of(value) is not None
     )
+
+
+def _is_of_notebook(kind: type) -> bool:
+    return getattr(getattr(kind, "__getstate__", None), "__module__", None) == "__main__"
+
+
+def _is_of_library(kind: type) -> bool:
+    has_state = getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    return has_state and hasattr(kind, "__setstate__") and kind.__module__.partition(".")[0] not in _INTERLINKED
 
 
 def object_state(value: Any) -> ObjectState:
@@ -49,6 +68,8 @@ def set_object_state(value: Any, content: ObjectState) -> None:
 
 def kept_attributes(value: Any, content: ObjectState) -> dict[str, Any]:
     """Return the attributes that ``__getstate__`` leaves out and that no code has set where ``content`` comes from."""
+    if not _is_of_notebook(type(value)):
+        return {}
     left_out = _left_out(value, _state_of(value))
     return {name: item for name, item in left_out.items() if name not in content.left_out}
 
