@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
+
+import torch
+from torch import nn
 
 from accel_nb.accelerator.options import fsdp_plugin, plugins
 from accel_nb.compat.hf_utils import TextEnum
+from accel_nb.compat.model_parts import get_module_class_from_name
+from accel_nb.compat.states import AcceleratorState
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable
 
 
@@ -101,12 +110,67 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             text = get_variable(f"FSDP_{_FSDP_VARIABLES.get(name, name).upper()}", "")
             if text and getattr(self, field.name) is None:
                 setattr(self, field.name, _read_text(text))
-        for name, kind in _fsdp_enumerations().items():
-            value = getattr(self, name)
-            if isinstance(value, str) and value.upper() in kind.__members__:
-                setattr(self, name, kind[value.upper()])
-            elif type(value) is int:
-                setattr(self, name, kind(value))
+        # Programs read these two to choose how they divide and save models themselves.
+        self.fsdp_version = self.fsdp_version or 2
+        self.state_dict_type = self.state_dict_type or "FULL_STATE_DICT"
+        for name in _fsdp_enumerations():
+            self._read_member(name)
+
+    def _read_member(self, name: str) -> None:
+        """Replace the name or number of a member of an enumeration in a field by the member."""
+        kind, value = _fsdp_enumerations()[name], getattr(self, name)
+        if isinstance(value, str) and value.upper() in kind.__members__:
+            setattr(self, name, kind[value.upper()])
+        elif type(value) is int:
+            setattr(self, name, kind(value))
+
+    def set_state_dict_type(self, state_dict_type: Any = None) -> None:
+        """Set what programs that save a model themselves read; checkpoints do not depend on it."""
+        self.state_dict_type = state_dict_type or self.state_dict_type
+        self._read_member("state_dict_type")
+
+    def set_auto_wrap_policy(self, model: nn.Module) -> None:
+        """Replace the name of the policy by a function of torch for a model, for programs that wrap one themselves."""
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+
+        named = {
+            "TRANSFORMER_BASED_WRAP": transformer_auto_wrap_policy,
+            "SIZE_BASED_WRAP": size_based_auto_wrap_policy,
+            "NO_WRAP": None,
+        }
+        policy = self.auto_wrap_policy
+        policy = named.get(policy.upper()) if isinstance(policy, str) else policy
+        if policy is transformer_auto_wrap_policy:
+            names = self.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ()
+            names = names.split(",") if isinstance(names, str) else names
+            policy = functools.partial(policy, transformer_layer_cls={_class_of_layer(model, name) for name in names})
+        elif policy is size_based_auto_wrap_policy:
+            smallest = self.min_num_params
+            policy = functools.partial(policy, min_num_params=smallest) if smallest else None
+        self.auto_wrap_policy = policy
+
+    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
+        """Do nothing if the accelerator computes in this number format; raises `MisuseError` if not."""
+        wanted = _FORMATS.get(mixed_precision, mixed_precision)
+        current = AcceleratorState._shared_state.get("mixed_precision")
+        if wanted != current:
+            raise MisuseError(
+                f"set_mixed_precision({mixed_precision!r}): the accelerator has {current or 'none yet'}; give "
+                f"Accelerator(mixed_precision={wanted!r}) instead, and fsdp.reduce_dtype for the averages of gradients"
+            )
+
+
+_FORMATS: Mapping[Any, str] = MappingProxyType(
+    {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "no", "fp32": "no"}
+)
+"""Precisions by the names of a plugin's policy that differ."""
+
+
+def _class_of_layer(model: nn.Module, name: str) -> type[nn.Module]:
+    kind = get_module_class_from_name(model, name.strip())
+    if kind is None:
+        raise ValueError(f"Could not find the transformer layer class {name} in the model.")
+    return kind
 
 
 _FSDP_VARIABLES = {"cpu_offload": "offload_params", "transformer_cls_names_to_wrap": "transformer_cls_to_wrap"}

@@ -38,7 +38,7 @@ class Changes:
 
 
 class ModuleSnapshot:
-    """A snapshot of the attributes and buffers of a model and its submodules, to undo changes by a forward pass.
+    """A snapshot of the attributes and buffers of a model, its submodules and parameters, to undo a forward pass.
 
     It includes containers, the user's objects, classes and functions, variables, generators, tensors and arrays that
     the code of the model uses; of tensors and arrays as many as `_MAX_BYTES` hold. Parameters that this code replaces
@@ -58,6 +58,13 @@ class ModuleSnapshot:
             for key, value in vars(part).items()
             if isinstance(value, CONTAINERS) and not (shards_params and key in _OF_SHARDED)
         ]
+        if not shards_params:  # hooks of opacus count the calls at the parameters
+            held += [
+                Reachable(f"{name}.{key}".lstrip("."), vars(parameter), True)
+                for name, part, _ in parts
+                for key, parameter in part._parameters.items()
+                if parameter is not None
+            ]
         reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
         self._held = {id(found.value): (found, copy.copy(found.value)) for found in held}

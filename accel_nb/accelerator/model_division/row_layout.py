@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -30,6 +32,10 @@ NUM_CHECKED = 5
 """How many rows a check computes, once together and once in two parts; the second part has one row more."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_CODE = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type, nn.Module
+)  # fmt: skip
+"""Arguments that are called; other objects that can be called may store results, which a check would change."""
 _TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
 _HALF_TOLERANCE = 3e-2
 
@@ -116,7 +122,7 @@ def find_layout(
     parameters in a forward pass.
     """
     for leaf in find_leaves([args, kwargs]):
-        if not (isinstance(leaf, (Tensor, *_PLAIN)) or callable(leaf)):
+        if not isinstance(leaf, (Tensor, *_PLAIN, *_CODE)):
             return DivisionRefusal(f"it takes a {type(leaf).__name__}")
     tensors = list(find_tensors([args, kwargs]))
     if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):

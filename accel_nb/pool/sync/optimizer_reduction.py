@@ -32,6 +32,7 @@ def reduce_optimizer(optimizer: Any) -> Any:
         if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
     }
     users = {**own_methods(optimizer), **optimizer_hooks(optimizer)}
+    state = {name: value for name, value in state.items() if not is_property(type(optimizer), name)}
     reduced = make, arguments, {**state, **own, **users}, *rest, None, None
     return *reduced[:5], _set_optimizer_state
 
@@ -41,8 +42,14 @@ def _new_optimizer(kind: Any) -> Any:
     import torch
 
     optimizer = kind.__new__(kind)
-    torch.optim.Optimizer.__setstate__(optimizer, {"defaults": {}})
+    if not is_property(kind, "defaults"):
+        torch.optim.Optimizer.__setstate__(optimizer, {"defaults": {}})
     return optimizer
+
+
+def is_property(kind: Any, name: str) -> bool:
+    """Return whether a class of optimizers reads an attribute from another optimizer, which it wraps."""
+    return isinstance(getattr(kind, name, None), property)
 
 
 def reduce_replacement(method: types.MethodType) -> Any:
@@ -59,6 +66,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _set_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
+    vars(optimizer).update(state)  # properties of a wrapper, which torch reads next, may need its attributes
     optimizer.__setstate__(state)
     for held in optimizer_hooks(optimizer).values():
         reserve_numbers(held)

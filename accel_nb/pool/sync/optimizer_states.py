@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor, parameters_of
 from accel_nb.pool.sync.object_paths import set_attribute
-from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES
+from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES, is_property
 from accel_nb.pool.sync.shared_ids import DIVIDED, StatePart, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.user_hooks import (
@@ -246,7 +246,9 @@ def _restore_containers(optimizer: Any, groups: list[dict[str, Any]], state: dic
         loaded_state = dict(optimizer.state)
         state.clear()
         state.update(loaded_state)
-    optimizer.param_groups, optimizer.state = groups, state
+    for name, value in (("param_groups", groups), ("state", state)):
+        if not is_property(type(optimizer), name):
+            setattr(optimizer, name, value)
 
 
 def _is_alike(tensor: Any, other: Any) -> bool:

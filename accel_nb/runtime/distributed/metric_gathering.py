@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-METRIC_LIBRARIES = ("torchmetrics", "vector_quantize_pytorch")
+METRIC_LIBRARIES = ("ignite", "monai", "torchmetrics", "vector_quantize_pytorch")
 """Libraries that gather metrics, or statistics of a batch, if torch.distributed is available and initialized."""
 _NORMS = "torch.nn.modules.batchnorm"
 

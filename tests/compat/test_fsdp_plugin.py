@@ -1,0 +1,80 @@
+"""The methods of accelerate's FSDP plugin, which trainers call on the plugin of an accelerator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import StateDictType
+
+from accel_nb.compat.accelerator import Accelerator
+from accel_nb.compat.option_records import FullyShardedDataParallelPlugin
+from accel_nb.compat.states import AcceleratorState
+from accel_nb.errors import MisuseError
+
+
+class Block(nn.Linear):
+    """A layer that a policy names."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_states() -> Iterator[None]:
+    """Clear the shared states, which a test of the same process may have left."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def test_the_policy_becomes_a_function_for_a_model() -> None:
+    model: Any = nn.Sequential(Block(2, 2), nn.ReLU())
+    named = FullyShardedDataParallelPlugin(
+        auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap="Block"
+    )
+    named.set_auto_wrap_policy(model)
+    assert isinstance(named.auto_wrap_policy, functools.partial)
+    assert named.auto_wrap_policy.keywords == {"transformer_layer_cls": {Block}}
+    assert named.as_options()["fsdp.classes"] == ["Block"]
+
+    sized = FullyShardedDataParallelPlugin(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=7)
+    sized.set_auto_wrap_policy(model)
+    assert isinstance(sized.auto_wrap_policy, functools.partial)
+    assert sized.auto_wrap_policy.keywords == {"min_num_params": 7}
+
+    whole = FullyShardedDataParallelPlugin(auto_wrap_policy="NO_WRAP")
+    whole.set_auto_wrap_policy(model)
+    assert whole.auto_wrap_policy is None
+
+
+def test_the_blocks_that_a_model_names_itself_are_wrapped_and_unknown_ones_are_an_error() -> None:
+    model: Any = nn.Sequential(Block(2, 2))
+    model._no_split_modules = ["Block"]
+    plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="transformer_based_wrap")
+    plugin.set_auto_wrap_policy(model)
+    assert isinstance(plugin.auto_wrap_policy, functools.partial)
+    assert plugin.auto_wrap_policy.keywords == {"transformer_layer_cls": {Block}}
+    other = FullyShardedDataParallelPlugin(
+        auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Layer"]
+    )
+    with pytest.raises(ValueError, match="layer class Layer in the model"):
+        other.set_auto_wrap_policy(model)
+
+
+def test_the_kind_of_state_is_that_of_whole_weights_unless_it_is_set() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    assert (plugin.fsdp_version, plugin.state_dict_type) == (2, StateDictType.FULL_STATE_DICT)
+    plugin.set_state_dict_type("SHARDED_STATE_DICT")
+    assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
+    assert plugin.as_options() == {"strategy": "fsdp"}
+
+
+def test_a_precision_that_is_not_the_accelerators_is_an_error() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    Accelerator(cpu=True, mixed_precision="bf16")
+    plugin.set_mixed_precision(torch.bfloat16, override=True)
+    plugin.set_mixed_precision("bf16")
+    with pytest.raises(MisuseError, match="the accelerator has bf16; give Accelerator\\(mixed_precision='no'\\)"):
+        plugin.set_mixed_precision(torch.float32)
