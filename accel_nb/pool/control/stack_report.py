@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 import traceback
+import types
 from typing import TYPE_CHECKING
 
 from accel_nb.pool.messages import RankPosition
@@ -29,10 +30,9 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
 
     ``has_ended`` states whether the request has ended on this rank.
     """
-    frame = sys._current_frames().get(thread)
-    stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+    stack = _stack_of(thread)
     user_frames = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
-    current = (user_frames or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
+    current = (user_frames or stack or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
     is_open = last is not None and last["is_open"]
     return RankPosition(
@@ -48,3 +48,20 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
         is_of_all=last is not None and last["is_of_all"],
         has_ended=has_ended,
     )
+
+
+def _stack_of(thread: int) -> list[traceback.FrameSummary]:
+    """Return the frames of a running thread, the outermost first.
+
+    The loop does nothing else, so that the thread does not run meanwhile: Python 3.11 may crash in the frame that
+    follows one which the thread has left, and `traceback.extract_stack` reads source files between two frames.
+    """
+    places: list[tuple[types.CodeType, int]] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        places.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return [
+        traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)
+        for code, line in reversed(places)
+    ]

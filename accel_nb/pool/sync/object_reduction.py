@@ -18,12 +18,22 @@ def inverse_transform_type(torch: Any) -> type:
 
 
 def reduce_inverse(inverse: Any) -> Any:
-    """Reduce the inverse of a transform: as that of the transform's copy."""
-    return _invert, (inverse.inv,)
+    """Reduce the inverse of a transform: as that of the transform's copy, which may contain it, as Pyro has it."""
+    transform = inverse.inv
+    if any(value is inverse for value in vars(transform).values()):
+        return object.__new__, (type(inverse),), vars(inverse), None, None, _set_inverse
+    return _invert, (transform,)
 
 
 def _invert(transform: Any) -> Any:
     return transform.inv
+
+
+def _set_inverse(inverse: Any, state: dict[str, Any]) -> None:
+    vars(inverse).update(state)
+    transform = inverse.inv
+    # Each holds the other under the same name; torch leaves this out of the transform's state.
+    vars(transform).update({name: inverse for name, value in state.items() if value is transform})
 
 
 _WITH_FIELDS = (OSError, ImportError, UnicodeError, SyntaxError, StopIteration, SystemExit, AttributeError, NameError)
