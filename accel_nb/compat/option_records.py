@@ -138,7 +138,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             "SIZE_BASED_WRAP": size_based_auto_wrap_policy,
             "NO_WRAP": None,
         }
-        policy = self.auto_wrap_policy
+        policy: Any = self.auto_wrap_policy
         policy = named.get(policy.upper()) if isinstance(policy, str) else policy
         if policy is transformer_auto_wrap_policy:
             names = self.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or ()

@@ -52,7 +52,7 @@ def is_in_other_thread() -> bool:
     """Whether the calling thread is one that Python code has started; autograd starts threads for devices itself."""
     if threading.get_ident() == threading.main_thread().ident:
         return False
-    return not isinstance(threading.current_thread(), threading._DummyThread)  # type: ignore[attr-defined]
+    return not threading.current_thread().name.startswith("Dummy-")  # Python's name of a thread that it did not start
 
 
 def is_called_by_user() -> bool:
