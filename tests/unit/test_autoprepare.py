@@ -28,17 +28,14 @@ def test_roots_only_each_once_and_what_schedulers_and_lists_hold() -> None:
         "n": 1,
     }
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    found = PlainCells(accelerator).find_unprepared(namespace, [*namespace, "missing"])
+    found = PlainCells(accelerator).prepare(namespace, [*namespace, "missing"])
     assert found.modules == (model, other)
     assert found.optimizers == (optimizer,)
     assert found.schedulers == (scheduler,)
     assert found.loaders == (loader,)
-    PlainCells(accelerator).prepare(namespace, namespace)
-    assert PlainCells(accelerator).find_unprepared(namespace, namespace).objects == ()
-    newer = Accelerator(cpu=True)
-    assert len(PlainCells(newer).find_unprepared(namespace, namespace).objects) == 5
+    assert PlainCells(accelerator).prepare(namespace, namespace).objects == ()
     accelerator.close()
-    assert len(PlainCells(accelerator).find_unprepared(namespace, namespace).objects) == 5
+    assert len(PlainCells(Accelerator(cpu=True)).prepare(namespace, namespace).objects) == 5
 
 
 def test_cuda_means_the_workers_device_and_torch_is_put_back() -> None:

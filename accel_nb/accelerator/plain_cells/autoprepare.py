@@ -152,14 +152,6 @@ class PlainCells:
         self._writes_once = False
         self._new_parts = NewParts()
 
-    def find_unprepared(self, namespace: dict[str, Any], names: Iterable[str]) -> UnpreparedObjects:
-        """Return the objects referenced by ``names`` that are not prepared.
-
-        The search includes containers, closures and attributes of the user's objects, and the optimizers of
-        schedulers.
-        """
-        return self._unprepared(find_training_objects(namespace[name] for name in names if name in namespace))
-
     def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> UnpreparedObjects:
         """Prepare, jointly, the objects that a cell's names reference, once there is an optimizer; return them.
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.errors import ConfigError
+
 _ORIGINAL = "_accel_nb_original"
 
 
@@ -48,12 +50,12 @@ def _reuse_open_group(init: Callable[..., Any]) -> Callable[..., Any]:
         actual = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
         for name, value in actual.items():
             if requested.get(name, -1) not in (-1, value):
-                raise ValueError(
+                raise ConfigError(
                     f"init_process_group({name}={requested[name]}): this worker's group has {name} {value}"
                 )
         backend_name = dist.get_backend()
         if backend is not None and backend_name not in str(backend).lower():
-            raise ValueError(
+            raise ConfigError(
                 f"init_process_group({backend!r}): this worker's group is {backend_name}; pass that, or nothing"
             )
         if timeout is not None:
