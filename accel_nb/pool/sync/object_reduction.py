@@ -118,4 +118,29 @@ def _set_state_and_more(value: Any, content: tuple[Any, Mapping[str, Any]]) -> N
         value.__setstate__(state)
     elif state is not None:
         _set_own_state(value, state)
-    vars(value).update(kept)
+    if kept:
+        vars(value).update(kept)
+
+
+@functools.cache
+def adds_items_itself(kind: type) -> bool:
+    """Return whether pickle adds the items of a list or dict by a method of its class, which may need the state."""
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    names = ("append", "extend") if issubclass(kind, list) else ("__setitem__",) if issubclass(kind, dict) else ()
+    return any(isinstance(getattr(kind, name), types.FunctionType) for name in names)
+
+
+def reduce_with_items(reduced: Any) -> Any:
+    """Return the reduction of a list or dict whose items are set as they are, after its state."""
+    make, arguments, state, listed, mapped = (*reduced, None, None, None)[:5]
+    return make, arguments, (state, list(listed or ()), dict(mapped or ())), None, None, _set_state_and_items
+
+
+def _set_state_and_items(value: Any, content: tuple[Any, list[Any], dict[Any, Any]]) -> None:
+    state, listed, mapped = content
+    _set_state_and_more(value, (state, {}))
+    if isinstance(value, list):
+        list.extend(value, listed)
+    else:
+        dict.update(value, mapped)

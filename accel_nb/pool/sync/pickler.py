@@ -41,6 +41,7 @@ from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import resolve_path
 from accel_nb.pool.sync.object_reduction import (
+    adds_items_itself,
     inverse_transform_type,
     is_made_with_arguments,
     is_rebuilt_by_init,
@@ -48,6 +49,7 @@ from accel_nb.pool.sync.object_reduction import (
     probes_attributes,
     reduce_inverse,
     reduce_unchanged,
+    reduce_with_items,
     reduce_without_new,
     with_own_state,
 )
@@ -240,6 +242,8 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             reduced = reduce_class(obj, with_slots(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
+            if adds_items_itself(type(obj)):
+                return reduce_with_items(reduce_unchanged(obj))
             if is_made_with_arguments(type(obj)):
                 return reduce_without_new(reduce_unchanged(obj))
             if may_change_itself(type(obj)):
