@@ -26,13 +26,13 @@ _RECORDS = {
     **places_in("accel_nb.accelerator.options.mesh_plugins", "MegatronLMPlugin TorchTensorParallelPlugin"),
     **places_in(
         _PLUGINS,
-        "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DeepSpeedPlugin DistributedDataParallelKwargs "
+        "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DistributedDataParallelKwargs "
         "GradScalerKwargs InitProcessGroupKwargs ProfileKwargs",
     ),
     **places_in(
         _OWN_RECORDS,
-        "DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration "
-        "TorchDynamoPlugin",
+        "DataLoaderConfiguration DeepSpeedPlugin FullyShardedDataParallelPlugin GradientAccumulationPlugin "
+        "ProjectConfiguration TorchDynamoPlugin",
     ),
 }
 _DATACLASSES = {

@@ -1,4 +1,4 @@
-"""The methods of accelerate's FSDP plugin, which trainers call on the plugin of an accelerator."""
+"""The methods of accelerate's plugins of FSDP and DeepSpeed, which programs call on the plugin of an accelerator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.option_records import FullyShardedDataParallelPlugin
+from accel_nb.compat.option_records import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
 
@@ -78,3 +78,10 @@ def test_a_precision_that_is_not_the_accelerators_is_an_error() -> None:
     plugin.set_mixed_precision("bf16")
     with pytest.raises(MisuseError, match="the accelerator has bf16; give Accelerator\\(mixed_precision='no'\\)"):
         plugin.set_mixed_precision(torch.float32)
+
+
+def test_scripts_build_models_that_are_not_trained_in_a_context_of_deepspeed() -> None:
+    plugin = DeepSpeedPlugin(zero_stage=3)
+    with plugin.zero3_init_context_manager(enable=False):
+        assert not plugin.is_zero3_init_enabled()
+    assert plugin.as_options() == {"strategy": "deepspeed", "deepspeed.zero_stage": 3}
