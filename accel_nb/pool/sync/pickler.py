@@ -55,6 +55,7 @@ from accel_nb.pool.sync.object_reduction import (
 )
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.patched_classes import reduce_patched_class
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
@@ -240,6 +241,8 @@ class Pickler(cloudpickle.Pickler):
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
+            if reduced is NotImplemented:
+                return reduce_patched_class(obj)
             reduced = reduce_class(obj, with_slots(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
