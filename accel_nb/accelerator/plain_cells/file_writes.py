@@ -40,7 +40,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_path,
 )
 from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
-from accel_nb.runtime.process.temporary_files import temporary_folder
+from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
 _HOLDERS = [
     found
@@ -267,8 +267,7 @@ class PrivateFiles(CellFiles):
         @functools.wraps(plain)
         def make(*args: Any, **kwargs: Any) -> Any:
             if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
-                kwargs["dir"] = temporary_folder(os.getpid())
-                os.makedirs(kwargs["dir"], mode=0o700, exist_ok=True)
+                kwargs["dir"] = make_temporary_folder()
             made = plain(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):
