@@ -5,17 +5,17 @@ from torch import nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
-from accel_nb.accelerator.training.model_code import code_of, model_classes
+from accel_nb.accelerator.training.model_code import code_in
 from accel_nb.runtime.tensors.instance_patching import patch_instance
 
 
 def test_the_code_of_a_model_is_that_of_its_plain_class_however_often_it_is_patched():
     model = nn.Sequential(nn.Linear(2, 1))
-    before = code_of(model_classes(model))
+    before = code_in(model)
     for _ in range(2):
         patch_instance(model, {"forward": lambda self, x: x})
         patch_instance(model[0], {"forward": lambda self, x: x})
-    assert code_of(model_classes(model)) == before
+    assert code_in(model) == before
 
 
 def test_statements_after_the_first_do_not_visit_the_modules_of_a_prepared_model(monkeypatch):
