@@ -18,6 +18,7 @@ from typing import Any
 
 from accel_nb.notebook.output.log_records import STREAMS, RecordSender, Send, target_of
 from accel_nb.runtime.process.environment import get_variable
+from accel_nb.runtime.process.user_code import modules_imported_after
 
 
 def read_handlers() -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ class ChangedHandlers:
     def __init__(self) -> None:
         self._before = read_handlers()
         self._copies = _copied_targets()
-        self._modules = frozenset(sys.modules)
+        self._last_module = next(reversed(sys.modules))
 
     def find(self) -> tuple[dict[str, Any], list[str]]:
         """Return the changes, for `remove_handlers` and `add_handlers` in the notebook, and lines about the others.
@@ -39,6 +40,7 @@ class ChangedHandlers:
         Added handlers count as copies from then on: the next cell has those of the notebook in their place.
         """
         removed = sorted(self._copies - _copied_targets())
+        imported = modules_imported_after(self._last_module)
         added: list[dict[str, Any]] = []
         lines: list[str] = []
         for handler, item in list(_own_handlers()):
@@ -46,11 +48,11 @@ class ChangedHandlers:
                 continue
             if _is_copied(item["target"]):
                 added.append(item)
-            elif type(handler).__module__ in self._modules:  # else a library that the cell has imported adds it
+            elif type(handler).__module__ not in imported:  # else a library that the cell has imported adds it
                 lines.append(_ONLY_HERE.format(kind=type(handler).__name__, logger=item["logger"] or "root"))
             else:
                 continue
-            handler.is_copy = True  # type: ignore[attr-defined]
+            _mark_as_copy(handler, item)
         changes = {"removed_handlers": removed, "added_handlers": added}
         return {name: found for name, found in changes.items() if found}, lines
 
@@ -147,8 +149,14 @@ def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any])
     handler.setLevel(item["level"])
     if item["format"] is not None:
         handler.setFormatter(logging.Formatter(item["format"], item["dates"], item["style"]))
+    if getattr(handler, "is_copy", False):
+        _mark_as_copy(handler, item)
     logger.addHandler(handler)
     logger.propagate = item["propagate"]
+
+
+def _mark_as_copy(handler: Any, item: dict[str, Any]) -> None:
+    handler.is_copy, handler.logger_name = True, item["logger"]
 
 
 def seek_ends() -> None:
@@ -196,11 +204,14 @@ class _FileCopy(logging.Handler):
 
 
 def _copies() -> Iterator[tuple[logging.Logger, logging.Handler]]:
-    loggers = [item for item in logging.root.manager.loggerDict.values() if isinstance(item, logging.Logger)]
-    for logger in (logging.root, *loggers):
-        for handler in list(logger.handlers):
-            if getattr(handler, "is_copy", False):
-                yield logger, handler
+    # A visit of all loggers would copy their memory, a megabyte, in each worker.
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]
+        handler = reference()
+        if handler is None or not getattr(handler, "is_copy", False):
+            continue
+        logger = logging.getLogger(handler.logger_name or None)
+        if handler in logger.handlers:
+            yield logger, handler
 
 
 def _copied_targets() -> set[tuple[str, str]]:
