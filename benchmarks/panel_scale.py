@@ -201,7 +201,7 @@ def panel_scale(quick: bool = False) -> Report:
         Figure("frame, p95", quantile(frames, 0.95), 33, "ms"),
         Figure("reopening, to the first picture", statistics.median(attach_ms) + statistics.median(draw_ms), 300, "ms"),
         Figure(f"live traffic at {STEPS_PER_S:,} steps/s", size / took / 1000, 64, "KB/s"),
-        Figure("kernel memory of the run", held / 1e6, 200, "MB"),
+        Figure("kernel memory of the run", held / 1e6, 100, "MB"),
         Figure(f"memory sampling, {num_tensors:,} tensors", sample_us / 1e4 * 5, 1, "%"),
         Figure("widget bundle", BUNDLE.stat().st_size / 1000, 150, "kB"),
     ]

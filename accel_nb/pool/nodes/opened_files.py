@@ -15,7 +15,7 @@ from typing import Any
 
 from accel_nb.pool.channel import Message
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedRegion
-from accel_nb.pool.payload import Payload, Payloads
+from accel_nb.pool.payload import Payload, Payloads, close_all
 
 _FILE_NAME = "accel_nb_offer"
 _PATH = re.compile(r"/proc/[1-9][0-9]{0,9}/fd/[0-9]{1,9}")
@@ -82,17 +82,24 @@ def open_payloads(tables: Mapping[str, Any]) -> dict[str, Payload]:
     Raise OSError if one cannot be opened, and ValueError if one is not valid.
     """
     payloads: dict[str, Payload] = {}
-    for name, entry in tables.items():
-        descriptor, table = _open(entry["path"]), entry["table"]
-        try:
-            if table["kind"] == "region":
-                payloads[name] = SharedRegion(descriptor, table["used_bytes"])
-            else:
-                payloads[name] = SharedBuffers.from_table(descriptor, table)
-        except BaseException:
-            os.close(descriptor)
-            raise
+    try:
+        for name, entry in tables.items():
+            payloads[name] = _open_payload(entry["path"], entry["table"])
+    except BaseException:
+        close_all(payloads.values())
+        raise
     return payloads
+
+
+def _open_payload(path: Any, table: Mapping[str, Any]) -> Payload:
+    descriptor = _open(path)
+    try:
+        if table["kind"] == "region":
+            return SharedRegion(descriptor, table["used_bytes"])
+        return SharedBuffers.from_table(descriptor, table)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _path(descriptor: int) -> str:

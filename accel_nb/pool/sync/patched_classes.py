@@ -20,17 +20,14 @@ def reduce_patched_class(kind: type) -> Any:
 
 
 def _modules_of_functions(kind: type) -> set[str]:
-    """Return the modules of a class's functions, without its own, the standard library's and torch's."""
-    package = kind.__module__.partition(".")[0]
-    if package in _ALWAYS_WHOLE and package != "torch":
-        return set()
+    """Return the modules of a class's functions, without its own and those that change no classes."""
     found: set[str] = set()
     for value in list(vars(kind).values()):
         function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         module = getattr(function, "__globals__", {}).get("__name__")
         if module in (kind.__module__, "__main__", None) or module not in sys.modules:
             continue
-        if module.partition(".")[0] not in _ALWAYS_WHOLE:
+        if module.partition(".")[0] not in _WITHOUT_PATCHES:
             found.add(module)
     return found
 
@@ -42,5 +39,5 @@ def _import_class(module: str, name: str, patching: list[str]) -> Any:
     return found
 
 
-_ALWAYS_WHOLE = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "accel_nb"}
-"""Packages whose modules change no classes after their own import."""
+_WITHOUT_PATCHES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "accel_nb"}
+"""Packages whose modules give no methods to classes of others."""
