@@ -108,12 +108,13 @@ def test_a_node_that_freezes_is_lost_and_its_return_changes_nothing(
             act=freezing.begin,
         )
         print(f"from the loss of the node to the prompt: {time.monotonic() - freezing.started_at:.2f} s")
+        if text == "returning" and lost.error is None:  # the values came back before the node was frozen
+            lost = kernel.run(f"%%accelerate {flags}\npass", timeout_s=60)
     finally:
         freezing.end()
-    if text != "returning":  # whose values may have come back before the loss is noticed
-        assert lost.error is not None
-        assert lost.error[0] in ("WorkerDied", "PoolError")
-        assert "node localhost-2 was lost: it has not answered for 2." in lost.error[1]
+    assert lost.error is not None
+    assert lost.error[0] in ("WorkerDied", "PoolError")
+    assert "node localhost-2 was lost: it has not answered for 2." in lost.error[1]
     # Rank 0's values come back unless no cell has run.
     assert kernel.value("kept") == (3 if text == "start" else 7)
     run(kernel, f"%%accelerate {flags}\nimport torch.distributed as dist\nsize = dist.get_world_size()")
