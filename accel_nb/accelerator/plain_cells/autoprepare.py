@@ -66,6 +66,8 @@ from accel_nb.runtime.distributed import metric_gathering, sharded
 from accel_nb.runtime.process.user_code import cell_frames, is_called_by_user, is_run_by_library, is_user_module
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
+_INHERITED = object()
+
 
 @dataclass(frozen=True)
 class UnpreparedObjects:
@@ -140,6 +142,8 @@ class PlainCells:
         self._passes = BackwardPasses(self._stepper, self._divided_calls, self._loss_check, self._check_before_backward)
         # By owner, name and function of torch: what replaces it while a cell runs.
         self._replacements: dict[tuple[Any, str, Any], Any] = {}
+        # By owner and name: what the owner itself had before; `_INHERITED` for a function of its base.
+        self._replaced: list[tuple[Any, str, Any]] = []
         self._imported = ImportedNames()
         self._files = file_writes.PrivateFiles()
         self._shared_files = file_writes.SharedFiles()
@@ -214,6 +218,7 @@ class PlainCells:
         accelerator = self._accelerator
         with ExitStack() as stack:
             stack.callback(self._imported.restore)
+            stack.callback(self._restore_functions)
             if self._writes_once and not is_partial:
                 self._begin_changed_paths(entropy)
             self._replace_functions(stack, None if is_partial else self._changed_paths)
@@ -253,7 +258,7 @@ class PlainCells:
     def _replace_functions(self, stack: ExitStack, changed: ChangedPaths | None) -> None:
         accelerator = self._accelerator
         move, clip = make_mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
-        replace = functools.partial(self._replace, stack)
+        replace = self._replace
         replace((Tensor,), "backward", self._passes.wrap_method)
         replace((torch.autograd,), "backward", self._passes.wrap_function)
         replace((Tensor,), "register_hook", self._wrap_register_hook)
@@ -291,23 +296,27 @@ class PlainCells:
             for owner, name, make in self._commands.replacements():
                 replace((owner,), name, make)
 
-    def _replace(
-        self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]
-    ) -> list[tuple[Any, Any]]:
-        """Replace a function by ``make(function)`` until ``stack`` is closed, and return both for each owner."""
+    def _replace(self, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+        """Replace a function by ``make(function)`` until the cell ends, and return both for each owner."""
         pairs: list[tuple[Any, Any]] = []
         for owner in owners:
             plain = getattr(owner, name)
             self._imported.add(plain, owner, name)
-            if (owner, name, plain) not in self._replacements:
-                self._replacements[owner, name, plain] = make(plain)
-            pairs.append((plain, self._replacements[owner, name, plain]))
-            if name in vars(owner):
-                stack.callback(setattr, owner, name, vars(owner)[name])
-            else:  # inherited, as Tensor's methods are from its C base
-                stack.callback(delattr, owner, name)
-            setattr(owner, name, pairs[-1][1])
+            replacement = self._replacements.get((owner, name, plain))
+            if replacement is None:
+                replacement = self._replacements[owner, name, plain] = make(plain)
+            pairs.append((plain, replacement))
+            self._replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
+            setattr(owner, name, replacement)
         return pairs
+
+    def _restore_functions(self) -> None:
+        while self._replaced:
+            owner, name, own = self._replaced.pop()
+            if own is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
 
     def is_training(self) -> bool:
         """Return whether gradients are enabled, and a model that an optimizer steps is in training mode."""

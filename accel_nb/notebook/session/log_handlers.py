@@ -53,6 +53,7 @@ class ChangedHandlers:
             else:
                 continue
             _mark_as_copy(handler, item)
+        self._last_module = next(reversed(sys.modules))
         changes = {"removed_handlers": removed, "added_handlers": added}
         return {name: found for name, found in changes.items() if found}, lines
 

@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from traitlets.config.application import Application
@@ -47,6 +46,8 @@ _PANDAS_OPTION = re.compile(
 )
 """An option in the text that pandas has of all: its name, its default and its value."""
 
+_UMASK = re.compile(rb"^Umask:\t(\d+)$", re.MULTILINE)
+
 EXIT_WARNING = "To exit: use"
 """IPython's warning at ``SystemExit``, which workers ignore: they report the code of the exit."""
 
@@ -58,7 +59,7 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ChangedSettings:
-    """The settings of this process that change from now on."""
+    """The settings of this process that change from now on, until `find` has found changes."""
 
     def __init__(self) -> None:
         self._before = _read_all({})
@@ -253,9 +254,12 @@ def _log_levels() -> dict[str, int]:
 def _file_mask() -> int | None:
     """Return the mask of new files' permissions, which `os` returns only as it sets another one; None if not known."""
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
+        descriptor = os.open("/proc/self/status", os.O_RDONLY)
+        try:
+            found = _UMASK.search(os.read(descriptor, 256))
+        finally:
+            os.close(descriptor)
+        return None if found is None else int(found[1], 8)
     return None
 
 

@@ -97,6 +97,9 @@ class CellProgram:
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
+        # Read before a cell; of the next one too, if neither the cell nor the request for the next has changed any.
+        self._settings: ChangedSettings | None = None
+        self._place: tuple[str, tuple[str, ...], dict[str, str | None]] | None = None
         self._sent_modules = SentModules()
         self._modules = WorkerModules(self._sent_modules)
         # Objects that the explicit cells' previous accelerator had prepared; the next one prepares them again.
@@ -163,12 +166,18 @@ class CellProgram:
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._take_snapshot(request) if returns else None
         imported = ImportedReturns(request.assigned if returns else (), self._namespace)
-        settings = ChangedSettings() if returns and request.call is None else None
+        settings, self._settings = self._settings, None
+        if not returns or request.call is not None:
+            settings = None
+        elif settings is None:
+            settings = ChangedSettings()
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
         self._lines += imported.bind_changed()
         changed, notes = ({}, []) if settings is None else settings.find()
+        if not (changed or notes):
+            self._settings = settings
         lines = (*request.lines, *self._lines, *notes) if self._worker.world.is_main else ()
         reply = replace(reply, lines=lines, modules=self._modules.new_imports(), settings=changed)
         sent: dict[str, Payload] = {}
@@ -190,6 +199,9 @@ class CellProgram:
 
     def _apply_request(self, request: RunRequest, payloads: Payloads) -> None:
         """Apply the notebook's folder, settings, modules and values; raise ShippingError for values that fail."""
+        place = request.cwd, request.sys_path, request.variables
+        if place != self._place or payloads or request.settings or request.modules or request.reloaded:
+            self._place, self._settings = place, None
         with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine
             os.chdir(request.cwd)
         sys.path[:] = request.sys_path
