@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,49 +20,66 @@ def build_record(record: type[T], values: Mapping[str, Any]) -> T:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
-    hints = field_types(record)
-    if values.keys() != hints.keys():
-        wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
+    types = field_types(record)
+    if values.keys() != types.keys():
+        wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ types.keys()))
         raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
-    converted = {name: _convert(value, hints[name]) for name, value in values.items()}
-    for name, value in converted.items():
-        if not _fits(value, hints[name]):
-            raise ValueError(f"{name} of {record.__name__} is no {hints[name]}, but of type {type(value).__name__}")
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        wanted = types[name]
+        if not wanted.parts and wanted.record is None and type(value) is wanted.kind:
+            converted[name] = value
+            continue
+        converted[name] = value = _convert(value, wanted)
+        if not _fits(value, wanted):
+            raise ValueError(f"{name} of {record.__name__} is no {wanted.hint}, but of type {type(value).__name__}")
     return record(**converted)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldType:
+    """The type of a field or of an item, resolved once: comparing and hashing hints is slow."""
+
+    hint: Any
+    kind: Any
+    """The class of the type, without its arguments."""
+    parts: tuple[Any, ...]
+    """The types of the arguments; of a Literal, its values."""
+    record: Any
+    """The dataclass that it is or contains; None without one."""
+
+
 @cache
-def field_types(record: type) -> dict[str, Any]:
+def field_types(record: type) -> dict[str, FieldType]:
     """Return the types of a dataclass's fields, by name."""
     hints = get_type_hints(record)
-    return {item.name: hints[item.name] for item in fields(record)}
+    return {item.name: _resolve(hints[item.name]) for item in fields(record)}
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    """Return a value with lists converted to tuples and mappings to records, as its type requires."""
-    kind, parts, item_record = _kind_of(hint)
-    if kind in (Union, UnionType):
-        others = [part for part in parts if part is not type(None)]
-        return _convert(value, others[0]) if value is not None and len(others) == 1 else value
-    if kind is tuple and type(value) in (list, tuple):
-        return tuple(value) if item_record is None else tuple(build_record(item_record, item) for item in value)
-    if item_record is None:
-        return value
-    if kind is dict and type(value) is dict:
-        return {name: build_record(item_record, item) for name, item in value.items()}
-    return build_record(item_record, value) if kind is item_record and not isinstance(value, item_record) else value
-
-
-@cache
-def _kind_of(hint: Any) -> tuple[Any, tuple[Any, ...], type | None]:
-    """Return the class of a type, its arguments, and the dataclass that it is or contains; None without one."""
+def _resolve(hint: Any) -> FieldType:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     item = parts[0] if kind is tuple and parts[1:] == (...,) else parts[1] if kind is dict and parts else hint
-    return kind, parts, item if isinstance(item, type) and is_dataclass(item) else None
+    record = item if isinstance(item, type) and is_dataclass(item) else None
+    return FieldType(hint, kind, parts if kind is Literal else tuple(map(_resolve, parts)), record)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    kind, parts, _ = _kind_of(hint)
+def _convert(value: Any, wanted: FieldType) -> Any:
+    """Return a value with lists converted to tuples and mappings to records, as its type requires."""
+    kind, record = wanted.kind, wanted.record
+    if kind in (Union, UnionType):
+        others = [part for part in wanted.parts if part.kind is not type(None)]
+        return _convert(value, others[0]) if value is not None and len(others) == 1 else value
+    if kind is tuple and type(value) in (list, tuple):
+        return tuple(value) if record is None else tuple(build_record(record, item) for item in value)
+    if record is None:
+        return value
+    if kind is dict and type(value) is dict:
+        return {name: build_record(record, item) for name, item in value.items()}
+    return build_record(record, value) if kind is record and not isinstance(value, record) else value
+
+
+def _fits(value: Any, wanted: FieldType) -> bool:
+    kind, parts = wanted.kind, wanted.parts
     if type(value) is kind and not parts:
         return True
     if kind is Any:
@@ -71,7 +88,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in parts
     if kind in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
-    if kind is tuple and parts[1:] == (...,):
+    if kind is tuple and len(parts) == 2 and parts[1].kind is ...:
         return type(value) is tuple and all(_fits(item, parts[0]) for item in value)
     if kind is float:
         return type(value) in (float, int)
