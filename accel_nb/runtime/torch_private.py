@@ -89,6 +89,7 @@ PRIVATE_USES = (
             "torch.distributed._composable_state._module_state_mapping",
             "torch.distributed.distributed_c10d._world",
             "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",
+            "FSDPParam._param_fqn",
             "FSDPParam._unsharded_param",
             "FSDPParamGroup._module_to_pre_load_state_dict_hook_handle",
             "FSDPParamGroup._module_to_pre_save_state_dict_hook_handle",
@@ -110,6 +111,7 @@ PRIVATE_USES = (
             "Parameter._fsdp_orig_uid",
             "Tensor._backward_hooks",
             "Tensor._post_accumulate_grad_hooks",
+            "Tensor._version",
             "state_dict._metadata",
         ),
         branches="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
@@ -362,6 +364,7 @@ PRIVATE_USES = (
         ),
         (
             "torch.nn.modules.batchnorm._BatchNorm",
+            "torch.nn.utils.parametrize._cache",
             "torch.utils._python_dispatch",
             "torch.ops.aten._cudnn_rnn",
             "torch.ops.aten._efficient_attention",

@@ -207,6 +207,10 @@ class Strategy(Protocol):
         """Keep gathered parameters until the next step; called before gradients of gradients are computed."""
         ...
 
+    def is_gathered(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is the copy of a parameter that a pass computes with: writes to it are lost."""
+        ...
+
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average gradients not averaged yet, and multiply all by ``factor``; called before clipping and stepping."""
         ...
@@ -383,6 +387,10 @@ class Stepping:
     def keep_graph(self) -> None:
         """Do nothing: the graph references the parameters themselves."""
 
+    def is_gathered(self, tensor: Tensor) -> bool:
+        """Return False: passes compute with the parameters themselves."""
+        return False
+
     def drop_gradients(self, bundle: Bundle) -> None:
         """Drop gradients, including those of an incomplete accumulation window."""
         for parameter in stepped_parameters(*bundle.optimizers):
@@ -477,6 +485,12 @@ def multiply_tensors(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
         else:
             for tensor in found:
                 tensor.mul_(scale)
+
+
+LOST_WRITE = (
+    "{name} is changed by the model's own code in its forward pass, which computes with a copy that was gathered for "
+    "it: the change would be lost. Train with --strategy ddp, which holds whole weights"
+)
 
 
 def _unchanged(state: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from accel_nb.accelerator.model_division.generators import has_state, is_generator, set_state, state_of
 from accel_nb.accelerator.model_division.reachable_state import (
@@ -65,6 +66,8 @@ class ModuleSnapshot:
                 for key, parameter in part._parameters.items()
                 if parameter is not None
             ]
+        # In a block of `parametrize.cached` a weight is computed once, with a graph that is not that of this call.
+        held.append(Reachable("parametrized weights", parametrize._cache, False))
         reachable = list(find_reachable(model))
         held += [found for found in reachable if not has_values(found.value) and not is_generator(found.value)]
         self._held = {id(found.value): (found, copy.copy(found.value)) for found in held}

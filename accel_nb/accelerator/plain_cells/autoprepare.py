@@ -151,7 +151,7 @@ class PlainCells:
         self._commands = SharedCommands(components.comm, self._files)
         self._fresh_seeds = FreshSeeds()
         self._lazy_models = LazyModels(accelerator)
-        self._gradient_data = GradientData(self._prepared_parameters)
+        self._gradient_data = GradientData(self._prepared_parameters, components.strategy.is_gathered)
         self._held_gradients = HeldGradients(self._stepper)
         self._writes_once = False
         self._new_parts = NewParts()

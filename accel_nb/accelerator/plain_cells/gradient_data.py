@@ -1,6 +1,8 @@
-"""Assignment to ``parameter.data`` and ``parameter.grad.data`` in plain cells.
+"""Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: the values are copied into its part. DDP averages gradients in the memory
+A sharded tensor cannot be given other memory: the values are copied into its part. What a forward pass writes to a
+parameter that was gathered for it would be lost, and is refused by the strategy, which counts writes; those to ``data``
+do not count in PyTorch. DDP averages gradients in the memory
 of its buckets, and a parameter's gradient is the very tensor by which DDP finds its part of a bucket. If the code
 assigned other memory to that tensor, DDP would average the bucket and leave the gradient as it is, in every later step.
 So the values are copied into the bucket instead.
@@ -25,13 +27,18 @@ _STRATEGIES = ("accel_nb.", "deepspeed.", "torch.distributed.")
 class GradientData:
     """Replaces ``Tensor.data`` by a property that keeps gradients of ``parameters()`` in their memory."""
 
-    def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]], is_gathered: Callable[[Tensor], bool]) -> None:
         self._parameters = parameters
+        # Returns whether a tensor is the copy of a parameter that a pass computes with, which is not kept.
+        self._is_gathered = is_gathered
         # By address of a gradient that is a view of a bucket: its parameter.
         self._owners: dict[int, weakref.ref[nn.Parameter]] = {}
 
     def make_property(self, plain: Any) -> property:
         """Return the property to use in place of torch's attribute ``plain``."""
+
+        def read(tensor: Tensor) -> Tensor:
+            return tensor.detach() if self._counts_writes(tensor) else plain.__get__(tensor)
 
         def assign(tensor: Tensor, value: Tensor) -> None:
             if sharded.is_sharded(tensor):
@@ -39,13 +46,16 @@ class GradientData:
                     plain.__set__(tensor, value)
                 else:
                     sharded.copy_into(tensor, value)
-            elif self._is_in_bucket(tensor) and _fits(tensor, value):
+            elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
                 with torch.no_grad():
                     tensor.copy_(value)
             else:
                 plain.__set__(tensor, value)
 
-        return property(plain.__get__, assign)
+        return property(read, assign)
+
+    def _counts_writes(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
 
     def _is_in_bucket(self, tensor: Tensor) -> bool:
         """Whether a tensor is the gradient of a parameter, and a view of larger memory."""

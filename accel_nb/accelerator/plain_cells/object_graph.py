@@ -22,6 +22,8 @@ from accel_nb.runtime.process.user_code import is_user_module
 _MAX_DEPTH = 3
 _MAX_CONTAINER = 64
 _MAX_TENSORS = 4096
+_MAX_TENSOR_DEPTH = 8
+"""That of a tensor in a copy of an optimizer's state dict, in a checkpoint, in a list, in an object."""
 
 
 def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
@@ -32,11 +34,15 @@ def find_training_objects(values: Iterable[Any]) -> Iterator[Any]:
 def find_sharded_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the sharded tensors in ``values`` or reachable from them but not in models and optimizers, each once."""
     kinds = nn.Module | Optimizer | LRScheduler | DataLoader
-    found = _search(values, lambda value: isinstance(value, kinds) or sharded.is_sharded(value), _MAX_TENSORS)
+    found = _search(
+        values, lambda value: isinstance(value, kinds) or sharded.is_sharded(value), _MAX_TENSORS, _MAX_TENSOR_DEPTH
+    )
     return (value for value in found if not isinstance(value, kinds))
 
 
-def _search(values: Iterable[Any], is_found: Callable[[Any], bool], longest: int = _MAX_CONTAINER) -> Iterator[Any]:
+def _search(
+    values: Iterable[Any], is_found: Callable[[Any], bool], longest: int = _MAX_CONTAINER, deepest: int = _MAX_DEPTH
+) -> Iterator[Any]:
     seen: set[int] = set()
     queue = [(value, 0) for value in values]
     for value, depth in queue:
@@ -46,7 +52,7 @@ def _search(values: Iterable[Any], is_found: Callable[[Any], bool], longest: int
         found = is_found(value)
         if found:
             yield value
-        if (not found or isinstance(value, nn.Module)) and depth < _MAX_DEPTH:
+        if (not found or isinstance(value, nn.Module)) and depth < deepest:
             queue += [(part, depth + 1) for part in _parts(value, longest)]
 
 

@@ -117,7 +117,7 @@ class ShardedArithmetic:
         if self._gathered:
             self.flush()
         if args and isinstance(args[0], list | tuple) and name.startswith("_"):  # of optimizers: `_foreach_mul_`
-            return func(*args, **kwargs)
+            return self._call_lists(func, name, args, kwargs)
         tensors = list(find_tensors([args, kwargs]))
         if tensors and (name in self._writing or (name.endswith("_") and not name.startswith("__"))):
             return self._write(func, name, tensors, args, kwargs)
@@ -132,6 +132,36 @@ class ShardedArithmetic:
                 return result
         return self._call_whole(func, args, kwargs)
 
+    def _call_lists(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function of lists of tensors, of which it computes those at one place together, element by element.
+
+        Torch has a rule for some of these functions only, and for none of them if a list has tensors that are whole.
+        """
+        targets, tensors = args[0], list(find_tensors(args))
+        is_by_element = name.endswith("_") or hasattr(torch, f"{name}_")  # norms and the like are not done in place
+        if not is_by_element and len({isinstance(tensor, DTensor) for tensor in targets}) > 1:
+            return [func([target], *args[1:], **kwargs)[0] for target in targets]
+        has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not is_by_element or has_gradient or any(map(_is_partial, tensors)) or not name.startswith("_foreach_"):
+            return func(*args, **kwargs)
+
+        def select(items: Sequence[Any]) -> list[Any]:
+            pairs = zip(targets, items, strict=True)
+            return [self._part_beside(target, item) if isinstance(item, Tensor) else item for target, item in pairs]
+
+        own = [select(arg) if isinstance(arg, list | tuple) else map_tensors(self._gather, arg) for arg in args]
+        results = func(*own, **kwargs)
+        if results is None:
+            return None
+        pairs = zip(targets, results, strict=True)
+        return [sharded.shard_like(target, part) if isinstance(target, DTensor) else part for target, part in pairs]
+
+    def _part_beside(self, target: Tensor, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that belongs to that of ``target``, or all of it if ``target`` is whole."""
+        if not isinstance(target, DTensor):
+            return self._gather(tensor)
+        return sharded.local_part(_divide_like(target)(tensor))
+
     def _write(
         self, func: Callable[..., Any], name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Any
     ) -> Any:
@@ -141,13 +171,7 @@ class ShardedArithmetic:
             return self._call_whole(func, args, kwargs)
         is_by_element = name not in self._random and not _is_initializer(func) and name != "__setitem__"
         if is_by_element and all(tensor.shape == target.shape for tensor in others if tensor.dim()):
-
-            def divide(tensor: Tensor) -> Tensor:
-                if isinstance(tensor, DTensor) or not tensor.dim():
-                    return tensor
-                return sharded.shard_like(target, sharded.own_part(target, tensor).to(target.device))
-
-            divided = map_tensors(divide, [list(args), kwargs])
+            divided = map_tensors(_divide_like(target), [list(args), kwargs])
             try:
                 return func(*divided[0], **divided[1])
             except Exception:  # torch has no rule for parts, unless it refuses the operation for any tensor
@@ -185,18 +209,34 @@ class ShardedArithmetic:
             return tensor
         if self._problem is not None:
             raise MisuseError(self._problem)
-        if any(place.is_partial() for place in tensor.placements):
+        if _is_partial(tensor):
             return sharded.add_up_parts(tensor)
         if torch.is_grad_enabled() and tensor.requires_grad:
             return _Gather.apply(tensor, self._comm)  # pyright: ignore[reportReturnType]
         return sharded.gather_full(tensor, self._comm)
 
 
+def _divide_like(target: DTensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that divides full tensors as ``target`` is, and returns sharded ones and numbers unchanged."""
+
+    def divide(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor) or not tensor.dim():
+            return tensor
+        return sharded.shard_like(target, sharded.own_part(target, tensor).to(target.device))
+
+    return divide
+
+
 def _is_by_element(result: Any, tensor: Tensor) -> bool:
     """Whether a result has the shape of a tensor, so that no parts of different length are averaged or added up."""
     return not isinstance(result, DTensor) or (
-        result.dim() > 0 and result.shape == tensor.shape and not any(place.is_partial() for place in result.placements)
+        result.dim() > 0 and result.shape == tensor.shape and not _is_partial(result)
     )
+
+
+def _is_partial(tensor: Tensor) -> bool:
+    """Whether the parts of a tensor are still to be added up."""
+    return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 
 def _is_sharded_or_none(value: Any) -> bool:

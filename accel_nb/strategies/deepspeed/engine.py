@@ -28,6 +28,7 @@ from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.strategies.base import LOST_WRITE
 from accel_nb.strategies.deepspeed.partitioned_parameter import Passes, mark_partitioned, unmark_partitioned
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 
@@ -381,6 +382,20 @@ class ZeroModel:
             for value, data in zip(self._parameters, before, strict=True):
                 sharded.local_part(value).copy_(sharded.own_part(value, value.data))
                 value.data = data
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one of the parameters."""
+        return any(value is tensor for value in self._parameters)
+
+    @contextmanager
+    def without_writes(self) -> Iterator[None]:
+        """Raise `MisuseError` if the block writes to parameters; what it writes is not copied into the parts."""
+        before = [value._version for value in self._parameters]
+        yield
+        for value, version in zip(self._parameters, before, strict=True):
+            if value._version != version:
+                named = (name for model in self.models for name, other in model.named_parameters() if other is value)
+                raise MisuseError(LOST_WRITE.format(name=next(named, "a parameter")))
 
     def reload_changed_weights(self) -> None:
         """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""

@@ -191,6 +191,10 @@ class Deepspeed(Stepping):
         for zero in self._zeros_of(bundle):
             zero.drop_gradients()
 
+    def is_gathered(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter of which stage 3 keeps parts, and holds it whole for a pass only."""
+        return any(zero.divides_weights and zero.passes.number and zero.holds(tensor) for zero in self._zeros.values())
+
     def keep_graph(self) -> None:
         """Raise `MisuseError` in stage 3, whose graph has parameters that are empty again after the forward pass."""
         if self.options.zero_stage == 3 and self._zeros:
@@ -471,7 +475,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
                 "train with --zero-stage 2, or with --strategy fsdp"
             )
         zero.reload_changed_weights()  # so that values written into weights take effect before the forward pass
-        with zero.passes.running():
+        with zero.passes.running(), zero.without_writes():
             return plain.__call__(self, *args, **kwargs)
 
     more = {"__call__": __call__} if zero.divides_weights else {}

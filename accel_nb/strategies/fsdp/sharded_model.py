@@ -104,6 +104,8 @@ class ShardedModel:
         # This rank holds gradients of backward passes that were not averaged.
         self.is_pending = False
         self._keeps_gathered = False
+        # By name of a gathered parameter: how often code has written to it, if it has.
+        self._versions: dict[str, int] = {}
         self._comm = comm
         self._slots = [
             _Slot(module, name, value)
@@ -244,6 +246,21 @@ class ShardedModel:
             self._root.set_reshard_after_backward(True)
             for group in self._groups():
                 group.reshard()
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole parameters that passes compute with, each with its name in the model."""
+        for group in self._groups():
+            for param in group.fsdp_params:
+                if hasattr(param, "_unsharded_param"):
+                    yield str(param._param_fqn), param._unsharded_param
+
+    def find_lost_write(self) -> str | None:
+        """Return the name of a gathered parameter to which code has written since the last call, or None."""
+        for name, value in self.gathered():
+            if value._version != self._versions.get(name, 0):  # gathering leaves it as it is
+                self._versions[name] = value._version
+                return name
+        return None
 
     def weigh_outside(self) -> None:
         """Register hooks by which gradients of code around the model's forward count once, and not for each stage."""

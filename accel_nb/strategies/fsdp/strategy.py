@@ -38,6 +38,7 @@ from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
+    LOST_WRITE,
     Bundle,
     Capabilities,
     Refusal,
@@ -385,6 +386,9 @@ class Fsdp(Stepping):
         if create_graph:
             self.keep_graph()
         for part in self._models.values():
+            written = part.find_lost_write()
+            if written is not None:
+                raise MisuseError(LOST_WRITE.format(name=written))
             part.is_pending = part.is_pending or not part.syncs or part.pipeline is not None
             part.weigh_outside()
         pipelines = [part.pipeline for part in self._models.values() if part.pipeline is not None]
@@ -442,6 +446,10 @@ class Fsdp(Stepping):
         """Keep the gathered parameters until the next step: the graph references them, and not the parts."""
         for part in self._models.values():
             part.keep_gathered()
+
+    def is_gathered(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter that is gathered for a pass: only the parts are kept."""
+        return any(value is tensor for part in self._models.values() for _, value in part.gathered())
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that no backward pass has averaged, and multiply all gradients by ``factor``."""
