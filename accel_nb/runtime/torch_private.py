@@ -434,6 +434,11 @@ PRIVATE_USES = (
         ("Module._buffers", "Module._parameters"),
     ),
     PrivateUse(
+        "transforms",
+        ("runtime/tensors/transforms.py",),
+        ("torch._C._functorch", "torch.autograd.forward_ad._current_level"),
+    ),
+    PrivateUse(
         "tensor.version",
         (
             "accelerator/plain_cells/loss_trace.py",

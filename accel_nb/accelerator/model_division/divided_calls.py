@@ -53,7 +53,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.row_exchange import RowExchange
 from accel_nb.runtime.process.user_code import is_user_module
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
-from accel_nb.runtime.tensors.transforms import is_transformed
+from accel_nb.runtime.tensors.transforms import is_in_transform
 
 Forward = Callable[..., Any]
 Result = TypeVar("Result")
@@ -366,12 +366,12 @@ class DividedCalls:
         leaves = list(find_leaves([args, kwargs]))
         values = tuple([leaf.shape if isinstance(leaf, Tensor) else _number(leaf) for leaf in leaves])
         group = calls.find(model, (has_gradients, _num_hooks(model), signature_of([args, kwargs])), values)
+        if is_in_transform():
+            return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
         if has_gradients and self._has_swapped_parameters(model):
             return group, DivisionRefusal("it is called with other parameters than its own")
         if has_modes():
             return group, DivisionRefusal("a mode of the user's code receives the calls inside of it", is_final=False)
-        if any(map(is_transformed, find_tensors([args, kwargs]))):
-            return group, DivisionRefusal("torch.func transforms its calls", is_final=False)
         if group.is_checked_now and not self._has_equal_arguments(args, kwargs):
             self._on_unequal(type(model).__name__)
             return group, DivisionRefusal("the workers call it with different values", is_final=False)

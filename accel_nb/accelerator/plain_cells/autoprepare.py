@@ -39,6 +39,7 @@ from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
 from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
 from accel_nb.accelerator.plain_cells.device_moves import (
     FACTORIES,
+    collect_factories,
     make_mover,
     replace_cuda,
     replace_factory,
@@ -276,6 +277,7 @@ class PlainCells:
             components = accelerator.components
             sharded_code.adapt_to_sharding(stack, replace, components.comm, components.groups.mesh, strategy.keep_graph)
         self._held_gradients.replace_functions(stack, replace)
+        collect_factories()
         factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         for owner, name, make in torchscript.replacements():

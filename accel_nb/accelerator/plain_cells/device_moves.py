@@ -57,6 +57,15 @@ def replace_cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., 
     return cuda
 
 
+def collect_factories() -> None:
+    """Make PyTorch collect the functions that ``with torch.device(...)`` concerns, before they are replaced.
+
+    It does so once, when it first needs them, and does not recognize others afterwards.
+    """
+    with torch.device("cpu"):
+        torch.empty(0)
+
+
 def replace_factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes a tensor on the device of this worker."""
 

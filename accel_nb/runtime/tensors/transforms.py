@@ -1,17 +1,11 @@
-"""Detection of tensors in transforms of `torch.func`."""
+"""Detection of transforms of `torch.func` and of derivatives in forward mode."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Return whether a tensor stands for others in a transform of `torch.func`, such as `vmap`: it has no memory."""
-    if tensor.layout is not torch.strided:
-        return False
-    try:
-        tensor.data_ptr()
-    except RuntimeError:
-        return True
-    return False
+def is_in_transform() -> bool:
+    """Return whether code runs in a transform, such as `vmap`, in which tensors have no memory, or in forward mode."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -38,10 +38,9 @@ from accel_nb.runtime.tensors.instance_patching import (
     restore_forward,
     without_class_check,
 )
-from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
-from accel_nb.runtime.tensors.transforms import is_transformed
+from accel_nb.runtime.tensors.transforms import is_in_transform
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copy_state, multiply_tensors
 from accel_nb.strategies.deepspeed.limits import STEPPED_DTYPE, find_refusals, models_stepped_by
@@ -469,7 +468,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return twin
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(map(is_transformed, find_tensors([args, kwargs]))):
+        if is_in_transform():
             raise MisuseError(
                 f"torch.func transforms a call of a {plain.__name__}, in which ZeRO stage 3 cannot gather parameters: "
                 "train with --zero-stage 2, or with --strategy fsdp"
