@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +23,9 @@ from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
+from accel_nb.compat.deepspeed_engine import DeepSpeedEngine, model_of
+from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
+from accel_nb.compat.deepspeed_prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.option_records import (
     DataLoaderConfiguration,
@@ -82,6 +87,15 @@ class Accelerator(OwnAccelerator):
                     f"{gradient_accumulation_plugin.num_steps} of gradient_accumulation_plugin disagree; give one"
                 )
             gradient_accumulation_steps = gradient_accumulation_plugin.num_steps
+        chosen: Any
+        named_plugins: dict[str, DeepSpeedPlugin]
+        chosen, named_plugins = choose_plugin(deepspeed_plugin, deepspeed_plugins)
+        if isinstance(chosen, DeepSpeedPlugin):
+            gradient_accumulation_steps = steps_of_plugin(chosen, gradient_accumulation_steps)
+            if gradient_accumulation_plugin is not None:
+                gradient_accumulation_plugin = replace(
+                    gradient_accumulation_plugin, num_steps=gradient_accumulation_steps
+                )
         require_folder(log_with, self.project_configuration.logging_dir)
         self._registered = registered_names(log_with)
         if self._registered:
@@ -94,11 +108,11 @@ class Accelerator(OwnAccelerator):
             options["config"] = {**(options.get("config") or {}), "schedule": "samples"}
         precision: Any = mixed_precision or get_variable("ACCELERATE_MIXED_PRECISION", None)
         precision = precision.lower() if isinstance(precision, str) else precision
-        has_choice = (
-            fsdp_plugin or deepspeed_plugin or options.get("strategy") or _is_set("strategy", options.get("config"))
-        )
+        has_choice = fsdp_plugin or chosen or options.get("strategy") or _is_set("strategy", options.get("config"))
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not has_choice:
             fsdp_plugin = FullyShardedDataParallelPlugin()
+        for plugin in named_plugins.values():
+            plugin.set_mixed_precision(str(getattr(precision, "value", precision) or "no"))
         if "world" not in options and "comm" not in options:
             options["world"] = world_of_variable(cpu)
         super().__init__(
@@ -117,13 +131,13 @@ class Accelerator(OwnAccelerator):
             project_config=self.project_configuration,
             log_with=log_with,
             fsdp_plugin=fsdp_plugin,
-            deepspeed_plugin=deepspeed_plugin,
-            deepspeed_plugins=deepspeed_plugins,
+            deepspeed_plugin=chosen,
             megatron_lm_plugin=megatron_lm_plugin,
             torch_tp_plugin=torch_tp_plugin,
             parallelism_config=parallelism_config,
             **options,
         )
+        self._plugin_options = chosen.as_options() if named_plugins else None
         self._collectives.keeps_scalars = True
         self._stepper.window.rescales_short_windows = False
         self._stepper.window.counts_blocks_only = True
@@ -148,7 +162,7 @@ class Accelerator(OwnAccelerator):
         self._shared.set_from(
             super().state,
             fsdp_plugin=fsdp_plugin,
-            deepspeed_plugin=deepspeed_plugin,
+            deepspeed_plugins=chosen if "" in named_plugins else named_plugins or chosen,
             parallelism_config=parallelism_config,
             device_mesh=mesh,
             dynamo_plugin=dynamo_plugin,
@@ -274,6 +288,11 @@ class Accelerator(OwnAccelerator):
     def prepare(self, *args: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Prepare objects in place and return them; see `accel_nb.Accelerator.prepare`."""
         size = self.num_processes  # first: raises an error if the shared state was reset
+        plugin, placement = self.state.deepspeed_plugin, list(device_placement or [None] * len(args))
+        args, counting = tuple(map(model_of, args)), []
+        if isinstance(plugin, DeepSpeedPlugin):
+            require_options(plugin, self._plugin_options, args)
+            args, counting = without_placeholders(args, self, plugin)
         for item in args:
             refuse_offloaded_quantized(item)
         if self.use_stateful_dataloader:
@@ -282,16 +301,31 @@ class Accelerator(OwnAccelerator):
             args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
             preparer = self.components.preparer  # streams without a state are read again, as by torchdata
             preparer.data = preparer.data.model_copy(update={"resume_stream": "replay"})
-        found = super().prepare(*args, device_placement=device_placement)
+        at_once = [at for at, item in enumerate(args) if item not in counting]
+        super().prepare(*(args[at] for at in at_once), device_placement=[placement[at] for at in at_once])
+        if counting:
+            self._prepare_counting_steps(counting)
         for item in args:
             if isinstance(item, DataLoader):
                 vars(item)["gradient_state"] = self._gradient_state
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
-                mark_prepared(item, self._schedule_stride)
+                mark_prepared(item, 1 if item in counting else self._schedule_stride)
             if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
                 # Models of several processes are there wrapped by DDP.
                 patch_instance(item, {"no_sync": self.no_sync}, plain_class(item))
-        return found
+        if isinstance(plugin, DeepSpeedPlugin):
+            config = plugin.deepspeed_config
+            args = tuple(DeepSpeedEngine(item, self, config) if isinstance(item, nn.Module) else item for item in args)
+        return args[0] if len(args) == 1 else args
+
+    def _prepare_counting_steps(self, schedules: Sequence[LRScheduler]) -> None:
+        """Prepare schedules that advance by one in each step, whatever the number of processes."""
+        preparer = self.components.preparer
+        preparer.schedule, kept = "steps", preparer.schedule
+        try:
+            super().prepare(*schedules)
+        finally:
+            preparer.schedule = kept
 
     @property
     def _schedule_stride(self) -> int:
@@ -317,6 +351,8 @@ class Accelerator(OwnAccelerator):
     def backward(self, loss: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute gradients; a tensor loss is divided by the accumulation steps."""
         kwargs.pop("learning_rate", None)
+        if not kwargs.pop("scale_wrt_gas", True):  # DeepSpeed's word for a loss that is divided already
+            loss = loss * self.gradient_accumulation_steps
         super().backward(loss, **kwargs)
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
@@ -373,7 +409,17 @@ class Accelerator(OwnAccelerator):
         return None if self._optimizers else "no optimizer is prepared whose steps they make together"
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Clip gradients to a total norm and return the norm before clipping."""
+        """Clip gradients to a total norm and return the norm before clipping.
+
+        Under DeepSpeed this only measures, and steps clip to the norm of its configuration.
+        """
+        if self._plugin_options is not None:
+            if "clip" not in self._plugin_options:
+                warnings.warn(
+                    "clip_grad_norm_ only measures under DeepSpeed: set gradient_clipping in its configuration to clip",
+                    stacklevel=2,
+                )
+            max_norm = math.inf
         return super().clip_grad_norm_(parameters, max_norm, norm_type)
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:

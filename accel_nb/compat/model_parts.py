@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.logging import get_logger
+from accel_nb.compat.deepspeed_engine import DeepSpeedEngine
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.instance_patching import plain_view
 
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, DeepSpeedEngine)
 
 
 def is_compiled_module(module: nn.Module) -> bool:

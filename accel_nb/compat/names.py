@@ -32,8 +32,7 @@ _NAMES_BY_REASON = {
         "prepare_scheduler"
     ),
     "DeepSpeed's ZeRO is chosen by DeepSpeedPlugin or strategy='deepspeed', and prepare builds its engine": (
-        "deepspeed DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim "
-        "DummyScheduler GatheredParameters HfDeepSpeedConfig get_active_deepspeed_plugin "
+        "deepspeed DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper GatheredParameters "
         "map_pytorch_optim_to_deepspeed"
     ),
     "FSDP2 is chosen by FullyShardedDataParallelPlugin or strategy='fsdp', and prepare shards the model in place": (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from enum import Enum
 from types import MappingProxyType
@@ -99,19 +98,6 @@ class TorchDynamoPlugin(plugins.TorchDynamoPlugin):
         self.backend = self.backend.lower() if isinstance(self.backend, str) else self.backend
         mode: Any = get_variable(f"{prefix}MODE", None)
         self.mode = self.mode or mode
-
-
-@dataclass
-class DeepSpeedPlugin(plugins.DeepSpeedPlugin):
-    """Selects DeepSpeed's ZeRO; models are always built whole, and divided after that."""
-
-    def is_zero3_init_enabled(self) -> bool:
-        """Return False: models are not divided while they are built."""
-        return False
-
-    def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
-        """Return a context without an effect, in which scripts build models that are not trained."""
-        return nullcontext()
 
 
 @dataclass

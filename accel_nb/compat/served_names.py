@@ -31,10 +31,14 @@ _RECORDS = {
     ),
     **places_in(
         _OWN_RECORDS,
-        "DataLoaderConfiguration DeepSpeedPlugin FullyShardedDataParallelPlugin GradientAccumulationPlugin "
-        "ProjectConfiguration TorchDynamoPlugin",
+        "DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration "
+        "TorchDynamoPlugin",
     ),
+    **places_in("accel_nb.compat.deepspeed_plugin", "DeepSpeedPlugin"),
 }
+_DEEPSPEED = places_in(
+    "accel_nb.compat.deepspeed_config", "DummyOptim DummyScheduler HfDeepSpeedConfig get_active_deepspeed_plugin"
+)
 _DATACLASSES = {
     **_RECORDS,
     **places_in(_STATE, "DistributedType"),
@@ -297,10 +301,11 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_NESTED, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
             **_CONSTANTS, **_TQDM, **_DEVICE_MAPS, **_QUANTIZING, **_UTILS_OF_MODELING, **_OFFLOAD,
-            **places_in(_MESHES, "ParallelismConfig"), **_SHARDED,
+            **places_in(_MESHES, "ParallelismConfig"), **_SHARDED, **_DEEPSPEED,
         },
         f"{PACKAGE}.utils.bnb": places_in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS_MODULE,
+        f"{PACKAGE}.utils.deepspeed": _DEEPSPEED,
         f"{PACKAGE}.utils.dataclasses": {**_DATACLASSES_MODULE, **places_in("accel_nb", "BnbQuantizationConfig")},
         f"{PACKAGE}.utils.environment": {
             **_ENVIRONMENT,

@@ -83,7 +83,7 @@ class AcceleratorState(PartialState):
     """This process's rank, device and precision, shared by all objects; the newest `Accelerator` sets it."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    deepspeed_plugin: Any = None
+    deepspeed_plugins: Any = None
     fsdp_plugin: Any = None
     parallelism_config: Any = None
     torch_tp_plugin: Any = None
@@ -113,12 +113,12 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """The kind of training: ``FSDP`` or ``DEEPSPEED`` if its plugin trains several processes."""
+        """The kind of training: ``DEEPSPEED`` if its plugin trains, ``FSDP`` if its plugin trains several processes."""
         if "assigned_type" in self.__dict__:
             return self.__dict__["assigned_type"]
         if self.use_distributed and self.fsdp_plugin is not None:
             return DistributedType.FSDP
-        if self.use_distributed and self.deepspeed_plugin is not None:
+        if self.deepspeed_plugin is not None:
             return DistributedType.DEEPSPEED
         return super().distributed_type
 
@@ -126,6 +126,24 @@ class AcceleratorState(PartialState):
     def distributed_type(self, distributed_type: DistributedType) -> None:
         """Set what is reported; it does not change how models train."""
         self.__dict__["assigned_type"] = distributed_type
+
+    @property
+    def deepspeed_plugin(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The selected DeepSpeed plugin; None if DeepSpeed does not train."""
+        plugins = self.deepspeed_plugins
+        if not isinstance(plugins, dict):
+            return plugins
+        return next((plugin for plugin in plugins.values() if plugin.selected), None)
+
+    def get_deepspeed_plugin(self, name: str) -> Any:
+        """Return a DeepSpeed plugin by its name in the dictionary that the `Accelerator` was given."""
+        return self.deepspeed_plugins[name]
+
+    def select_deepspeed_plugin(self, name: str) -> None:
+        """Select the DeepSpeed plugin of the accelerators that are built next."""
+        for plugin in self.deepspeed_plugins.values():
+            plugin._unselect()
+        self.deepspeed_plugins[name].select(_from_accelerator_state=True)
 
     @property
     def is_fsdp2(self) -> bool:

@@ -14,13 +14,13 @@ FOR_IMPORT: Mapping[str, str] = {
     f"{PACKAGE}.state": "ThreadLocalSharedDict do_nothing",
     f"{PACKAGE}.utils": (
         "AbstractTrainStep BertTrainStep DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper "
-        "DummyOptim DummyScheduler FP8RecipeKwargs GPTTrainStep GatheredParameters HfDeepSpeedConfig "
+        "FP8RecipeKwargs GPTTrainStep GatheredParameters "
         "MSAMPRecipeKwargs MegatronLMDummyDataLoader MegatronLMDummyScheduler PrepareForLaunch "
         "T5TrainStep TERecipeKwargs add_model_config_to_megatron_parser apply_fp8_autowrap "
         "avg_losses_across_data_parallel_group compile_regions_fsdp2 contextual_fp8_autocast convert_model "
         "convert_model_to_fp8_ao ensure_weights_retied filter_first_and_last_linear_layers fsdp2_apply_ac "
         "fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters "
-        "get_active_deepspeed_plugin has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
+        "has_4bit_bnb_layers has_ao_layers has_transformer_engine_layers install_xla "
         "map_pytorch_optim_to_deepspeed prepare_deepspeed_cmd_env prepare_multi_gpu_env "
         "prepare_sagemager_args_inputs prepare_simple_launcher_cmd_env prepare_tpu"
     ),
@@ -42,8 +42,7 @@ FOR_IMPORT: Mapping[str, str] = {
         "parse_gpt2_config parse_llama_config parse_t5_config"
     ),
     f"{PACKAGE}.utils.deepspeed": (
-        "DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim DummyScheduler "
-        "HfDeepSpeedConfig get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed"
+        "DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper map_pytorch_optim_to_deepspeed"
     ),
     f"{PACKAGE}.utils.fsdp_utils": (
         "ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict "

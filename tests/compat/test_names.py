@@ -139,16 +139,16 @@ def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(
 def test_what_libraries_import_and_may_not_use_is_refused_when_it_is_used() -> None:
     scope: dict[str, Any] = {}
     exec(
-        "from accelerate.utils import GatheredParameters, DummyOptim\n"
-        "from accelerate.utils.deepspeed import HfDeepSpeedConfig\n"
+        "from accelerate.utils import GatheredParameters, TERecipeKwargs\n"
+        "from accelerate.utils.deepspeed import DeepSpeedEngineWrapper\n"
         "from accelerate.parallelism_config import ParallelismConfig\n"
-        "class Own(HfDeepSpeedConfig):\n"
+        "class Own(DeepSpeedEngineWrapper):\n"
         "    def __init__(self, values):\n"
         "        self.values = values\n",
         scope,
     )
     assert not isinstance(3, scope["ParallelismConfig"])
-    for name, missing in (("Own", "HfDeepSpeedConfig"), ("DummyOptim", "DummyOptim")):
+    for name, missing in (("Own", "DeepSpeedEngineWrapper"), ("TERecipeKwargs", "TERecipeKwargs")):
         with pytest.raises(MisuseError, match=f"{missing} is not offered by accel_nb: .*"):
             scope[name]({})
 

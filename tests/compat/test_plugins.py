@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.fsdp import StateDictType
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.option_records import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
+from accel_nb.compat.option_records import FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
 
@@ -84,4 +85,7 @@ def test_scripts_build_models_that_are_not_trained_in_a_context_of_deepspeed() -
     plugin = DeepSpeedPlugin(zero_stage=3)
     with plugin.zero3_init_context_manager(enable=False):
         assert not plugin.is_zero3_init_enabled()
-    assert plugin.as_options() == {"strategy": "deepspeed", "deepspeed.zero_stage": 3}
+    assert plugin.as_options() == {
+        "strategy": "deepspeed", "deepspeed.zero_stage": 3, "deepspeed.offload_optimizer": "no",
+        "deepspeed.offload_parameters": "no", "clip": 1.0,
+    }  # fmt: skip

@@ -213,7 +213,7 @@ class Preparer:
         self._compiler = compiler
         self._checkpointer = checkpointer
         self._float8 = float8
-        self._schedule = options.schedule
+        self.schedule = options.schedule
         # The options of loaders that are prepared from now on.
         self.data = options.data
         self._seed = options.seed
@@ -303,7 +303,7 @@ class Preparer:
             self.release(new)
             raise
         for scheduler in kinds.schedulers:
-            is_early = bool(kinds.loaders) and batch == "per-worker" and self._schedule == "steps"
+            is_early = bool(kinds.loaders) and batch == "per-worker" and self.schedule == "steps"
             self.has_early_schedule |= (
                 is_early
                 and self._stepper.strategy.data_coords()[1] > 1
@@ -522,10 +522,10 @@ class Preparer:
         measures = isinstance(scheduler, ReduceLROnPlateau)
         if measures and self._comm.world.size > 1:
             average_metric(scheduler, self._comm)
-        if self._schedule != "calls":
+        if self.schedule != "calls":
             # With per-worker batches an epoch has fewer steps than in one process, by the number of ranks: option
             # ``samples`` advances schedules by so many. ReduceLROnPlateau counts metrics, not steps.
-            is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
+            is_ahead = self.schedule == "samples" and batch == "per-worker" and not measures
             num_calls = self._stepper.strategy.data_coords()[1] if is_ahead else 1
             wrap_scheduler(scheduler, proxy, num_calls, self._observer.schedule_observer)
         if plain_class(scheduler) is not type(scheduler):

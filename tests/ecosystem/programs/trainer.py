@@ -44,6 +44,14 @@ if __name__ == "__main__":
             model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
         if kind == "fsdp":
             options |= {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+        if kind == "deepspeed":
+            options["deepspeed"] = {
+                "zero_optimization": {"stage": int(os.environ.get("STAGE", "2")), "reduce_bucket_size": "auto"},
+                "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}},
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+                "gradient_clipping": "auto",
+            }
         arguments = TrainingArguments(**(options | changes))
         return Sequential(
             model, arguments, train_dataset=Tokens(32), eval_dataset=Tokens(int(os.environ.get("EVALUATED", "10")))
@@ -56,7 +64,7 @@ if __name__ == "__main__":
         show_history(trainer)
     if kind != "fsdp" and trainer.is_world_process_zero():
         show_weights(trainer.model)
-    if kind == "resume":
+    if kind in ("resume", "deepspeed"):
         again = build(folder)
         again.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-3"))
         if again.is_world_process_zero():

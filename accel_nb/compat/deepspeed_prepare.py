@@ -1,0 +1,271 @@
+"""The optimizer and schedule that DeepSpeed's configuration names, in place of placeholders; its values ``auto``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from accel_nb.compat.deepspeed_config import DummyOptim, DummyScheduler
+from accel_nb.compat.deepspeed_plugin import AUTO, CLIPPED, DeepSpeedPlugin
+from accel_nb.compat.hf_utils import parse_flag_from_env
+from accel_nb.compat.states import AcceleratorState
+from accel_nb.errors import MisuseError
+
+if TYPE_CHECKING:
+    from accel_nb.compat.accelerator import Accelerator
+
+_HIDDEN_SIZES = ("hidden_size", "hidden_sizes")
+_SIZE_VALUES: Mapping[str, Callable[[int], int]] = MappingProxyType(
+    {
+        "zero_optimization.reduce_bucket_size": lambda size: size * size,
+        "zero_optimization.stage3_prefetch_bucket_size": lambda size: int(0.9 * size * size),
+        "zero_optimization.stage3_param_persistence_threshold": lambda size: 10 * size,
+    }
+)
+"""Values ``auto`` that accelerate computes from the width of a model."""
+
+
+def choose_plugin(plugin: Any, plugins: Any) -> tuple[Any, dict[str, DeepSpeedPlugin]]:
+    """Return the plugin of a new accelerator, and all plugins by name.
+
+    Without arguments they are those of the accelerator before, or the one that the launcher's variables describe.
+    """
+    if plugin is not None and plugins is not None:
+        raise ValueError("You cannot pass in both `deepspeed_plugins` and `deepspeed_plugin`.")
+    given = plugins if plugin is None else plugin
+    if given is None and AcceleratorState._shared_state:
+        given = vars(AcceleratorState()).get("deepspeed_plugins")
+    if given is None and parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        given = DeepSpeedPlugin()
+    named: dict[str, Any] = given if isinstance(given, dict) else {} if given is None else {"": given}
+    if not isinstance(given, dict) and not isinstance(given, DeepSpeedPlugin):
+        return given, {}
+    if not all(isinstance(item, DeepSpeedPlugin) for item in named.values()):
+        raise TypeError("`deepspeed_plugin` must be a DeepSpeedPlugin object.")
+    chosen = next((item for item in named.values() if item.selected), next(iter(named.values())))
+    chosen.select(_from_accelerator_state=True)
+    return chosen, named
+
+
+def steps_of_plugin(plugin: DeepSpeedPlugin, num_steps: int) -> int:
+    """Return the micro-batches of a step: those of the configuration, if it has a number."""
+    if plugin.num_steps in (None, num_steps):
+        return num_steps
+    if num_steps != 1:
+        warnings.warn(
+            f"gradient_accumulation_steps is {num_steps} in Accelerator(...) and {plugin.num_steps} in the DeepSpeed "
+            "config: the latter is used",
+            stacklevel=3,
+        )
+    return plugin.num_steps
+
+
+def require_options(plugin: DeepSpeedPlugin, options: Mapping[str, Any] | None, objects: Iterable[Any]) -> None:
+    """Raise `MisuseError` if options of a training differ from those with which the accelerator was built.
+
+    Values ``auto`` that were filled since are no difference: those of these options concern speed only.
+    """
+    if not any(isinstance(item, Optimizer | DummyOptim) for item in objects):
+        return
+    now, built = plugin.as_options(), options or {}
+    changed = [f"{name} from {built[name]} to {now.get(name)}" for name in built if now.get(name) != built[name]]
+    if changed:
+        raise MisuseError(
+            f"the DeepSpeed configuration has changed since this Accelerator was built: {', '.join(changed)}. Build "
+            "an Accelerator() after the change, or after select_deepspeed_plugin, and prepare with that one"
+        )
+
+
+def without_placeholders(
+    objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlugin
+) -> tuple[tuple[Any, ...], list[LRScheduler]]:
+    """Return objects with the optimizer and schedule that placeholders stand for, and the schedules among these."""
+    found = list(objects)
+    for item in found:
+        if isinstance(item, nn.Module):
+            _make_whole(item)
+    _check(found, plugin.deepspeed_config)
+    _fill(found, accelerator, plugin)
+    made = {
+        item: _optimizer(item, plugin.deepspeed_config["optimizer"]) for item in found if isinstance(item, DummyOptim)
+    }
+    schedules: dict[DummyScheduler, LRScheduler] = {}
+    for item in found:
+        if isinstance(item, DummyScheduler):
+            optimizer: Any = made.get(item.optimizer, item.optimizer)
+            if isinstance(optimizer, DummyOptim):
+                raise MisuseError("prepare the DummyOptim of this DummyScheduler in the same call")
+            schedules[item] = _schedule(item, optimizer, plugin.deepspeed_config)
+    replaced = {id(item): new for item, new in (*made.items(), *schedules.items())}
+    return tuple(replaced.get(id(item), item) for item in found), list(schedules.values())
+
+
+def _make_whole(model: nn.Module) -> None:
+    """Undo the division of a model that was built under ``deepspeed.zero.Init``, as transformers builds for stage 3.
+
+    `Accelerator.prepare` divides it again, by its own options.
+    """
+    divided = [value for value in model.parameters() if "ds_tensor" in vars(value)]
+    if not divided:
+        return
+    from deepspeed import zero  # pyright: ignore[reportMissingImports]
+
+    with zero.GatheredParameters(divided):
+        whole = [value.data.clone() for value in divided]
+    for value, data in zip(divided, whole, strict=True):
+        of_deepspeed = [name for name, held in vars(value).items() if name.startswith("ds_") or _is_theirs(held)]
+        for name in of_deepspeed:
+            delattr(value, name)
+        value.data = data
+
+
+def _is_theirs(held: Any) -> bool:
+    return str(getattr(held, "__module__", "")).partition(".")[0] == "deepspeed"
+
+
+def _check(objects: Iterable[Any], config: Mapping[str, Any]) -> None:
+    """Raise ValueError if objects contradict the configuration."""
+    items = list(objects)
+    real = any(isinstance(item, Optimizer) for item in items)
+    dummy = any(isinstance(item, DummyOptim) for item in items)
+    schedules = [item for item in items if isinstance(item, DummyScheduler)]
+    own = any(isinstance(item, LRScheduler) for item in items)
+    if real and "optimizer" in config:
+        raise ValueError(
+            "You cannot specify an optimizer in the config file and in the code at the same time. Remove it from the "
+            "config file, or create `accelerate.utils.DummyOptim` in the code."
+        )
+    if dummy and "optimizer" not in config:
+        raise ValueError("You cannot create a `DummyOptim` without specifying an optimizer in the config file.")
+    if own and "scheduler" in config:
+        raise ValueError(
+            "You cannot specify a scheduler in the config file and in the code at the same time. Remove it from the "
+            "config file, or create `accelerate.utils.DummyScheduler` in the code."
+        )
+    if "scheduler" not in config and any(item.lr_scheduler_callable is None for item in schedules):
+        raise ValueError(
+            "Either specify a scheduler in the config file or pass in the `lr_scheduler_callable` parameter when using "
+            "`accelerate.utils.DummyScheduler`."
+        )
+    if dummy and own:
+        raise ValueError(
+            "You can only specify `accelerate.utils.DummyScheduler` in the code when using "
+            "`accelerate.utils.DummyOptim`."
+        )
+
+
+def _fill(objects: Iterable[Any], accelerator: Accelerator, plugin: DeepSpeedPlugin) -> None:
+    """Replace the values ``auto`` of the configuration, which programs read, by those of the objects."""
+    items = list(objects)
+    sizes = [size for item in items if isinstance(size := getattr(item, "batch_size", None), int)]
+    values: dict[str, Any] = {
+        "gradient_clipping": CLIPPED,
+        **dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size"), AUTO),
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
+    }
+    size = plugin.get_value("train_micro_batch_size_per_gpu")
+    if sizes and size in (None, AUTO):
+        size = min(sizes) if plugin.is_train_batch_min else max(sizes)
+    if isinstance(size, int):
+        values["train_micro_batch_size_per_gpu"] = size
+        values["train_batch_size"] = size * accelerator.gradient_accumulation_steps * accelerator.num_processes
+    model = next((item for item in items if isinstance(item, nn.Module)), None)
+    if model is None:
+        return
+    plugin.set_moe_leaf_modules(model)
+    values |= _by_width(model, plugin)
+    for item in items:
+        if isinstance(item, DummyOptim):
+            values |= {"optimizer.params.lr": item.lr, "optimizer.params.weight_decay": item.weight_decay}
+        elif isinstance(item, DummyScheduler) and item.lr_scheduler_callable is None:
+            defaults = getattr(item.optimizer, "defaults", None)
+            values |= {
+                "scheduler.params.warmup_min_lr": 0,
+                "scheduler.params.warmup_max_lr": defaults["lr"] if defaults else getattr(item.optimizer, "lr", None),
+                "scheduler.params.warmup_num_steps": max(1, item.warmup_num_steps),
+            }
+            if item.total_num_steps is not None:
+                shared = 1 if accelerator.split_batches else accelerator.num_processes
+                values["scheduler.params.total_num_steps"] = math.ceil(item.total_num_steps / shared)
+    plugin.deepspeed_config_process(must_match=False, **values)
+
+
+def _by_width(model: nn.Module, plugin: DeepSpeedPlugin) -> dict[str, int]:
+    """Return the values that depend on the width of a model; raise ValueError if it has none."""
+    wanted = [name for name in _SIZE_VALUES if plugin.is_auto(name)]
+    if not wanted:
+        return {}
+    config = getattr(model, "config", None)
+    found = next((value for name in _HIDDEN_SIZES if (value := getattr(config, name, None)) is not None), None)
+    if found is None:
+        missing = (
+            "Can't find `model.config` entry"
+            if config is None
+            else ("Can find neither `model.config.hidden_size` nor `model.config.hidden_sizes`")
+        )
+        raise ValueError(
+            f"{missing}, therefore it's not possible to automatically fill out the following `auto` entries in the "
+            f"DeepSpeed config file: {wanted}. Replace `auto` by whole numbers."
+        )
+    width = max(found) if isinstance(found, list | tuple) else found
+    return {name: _SIZE_VALUES[name](width) for name in wanted}
+
+
+def _optimizer(placeholder: DummyOptim, section: Mapping[str, Any]) -> Optimizer:
+    """Return torch's optimizer for a section ``optimizer``."""
+    name, values = str(section.get("type", "AdamW")), {**section.get("params", {})}
+    is_decoupled = values.pop("adam_w_mode", True)
+    for needless in ("torch_adam", "bias_correction", "fp32_optimizer_states"):
+        values.pop(needless, None)
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in torch.optim.__all__}
+    kind = kinds.get("adamw" if name.lower() == "adam" and is_decoupled else name.lower())
+    if kind is None:
+        raise ValueError(
+            f"the optimizer {name} of the DeepSpeed config is not one of torch's: remove it there, and give prepare "
+            "the optimizer itself"
+        )
+    unknown = sorted(set(values) - set(inspect.signature(kind).parameters))
+    if unknown:
+        raise ValueError(f"optimizer.params of the DeepSpeed config: {kind.__name__} has no {', '.join(unknown)}")
+    return kind(placeholder.params, **values)
+
+
+class _Schedule(LRScheduler):
+    """A schedule of DeepSpeed's."""
+
+    def __init__(self, optimizer: Optimizer, kind: Any, values: Mapping[str, Any]) -> None:
+        self._inner = kind(optimizer, **values)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        """Set the rates of the groups, and the momentum if the schedule has one; return the rates."""
+        if self.last_epoch > 0:
+            self._inner.step(self.last_epoch - 1)  # these count from the first step
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the rates there."""
+        return {name: value for name, value in super().state_dict().items() if name != "_inner"}
+
+
+def _schedule(placeholder: DummyScheduler, optimizer: Optimizer, config: Mapping[str, Any]) -> LRScheduler:
+    """Return the schedule that a placeholder stands for."""
+    if placeholder.lr_scheduler_callable is not None:
+        return placeholder.lr_scheduler_callable(optimizer)
+    from deepspeed.runtime import lr_schedules  # pyright: ignore[reportMissingImports]
+
+    section = config["scheduler"]
+    kind = getattr(lr_schedules, str(section.get("type")), None)
+    if section.get("type") not in lr_schedules.VALID_LR_SCHEDULES or kind is None:
+        raise ValueError(f"the schedule {section.get('type')} of the DeepSpeed config is not one of DeepSpeed's")
+    return _Schedule(optimizer, kind, section.get("params", {}))
