@@ -27,6 +27,7 @@ from accel_nb.compat.deepspeed_engine import DeepSpeedEngine, model_of
 from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
 from accel_nb.compat.deepspeed_prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
+from accel_nb.compat.kwargs_records import HANDLER_NAMES
 from accel_nb.compat.option_records import (
     DataLoaderConfiguration,
     FullyShardedDataParallelPlugin,
@@ -137,6 +138,9 @@ class Accelerator(OwnAccelerator):
             parallelism_config=parallelism_config,
             **options,
         )
+        names = HANDLER_NAMES.values()
+        handlers = {type(item).__name__: item for item in kwargs_handlers or ()}
+        vars(self).update(dict.fromkeys(names), **{HANDLER_NAMES[kind]: item for kind, item in handlers.items()})
         self._plugin_options = chosen.as_options() if named_plugins else None
         self._collectives.keeps_scalars = True
         self._stepper.window.rescales_short_windows = False
@@ -236,6 +240,16 @@ class Accelerator(OwnAccelerator):
     def fp8_backend(self) -> str | None:
         """``AO`` (torchao) under fp8, else None."""
         return "AO" if self.mixed_precision == "fp8" else None
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether models compute in fp8."""
+        return self.mixed_precision == "fp8"
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """DeepSpeed's configuration; empty if DeepSpeed does not train."""
+        return getattr(self.state.deepspeed_plugin, "deepspeed_config", None) or {}
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:

@@ -16,9 +16,14 @@ class MultiProcessAdapter(RankLogger):
         super().__init__(logger)
         self.extra = extra or {}
 
+    def process(self, msg: object, kwargs: dict[str, Any]) -> tuple[object, dict[str, Any]]:
+        """Return a message and the options with which it is logged."""
+        kwargs.setdefault("stacklevel", 2)
+        return msg, kwargs
+
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Log on the ranks that the options select."""
-        kwargs.setdefault("stacklevel", 2)
+        msg, kwargs = self.process(msg, kwargs)
         super().log(level, msg, *args, **kwargs)
 
 

@@ -149,6 +149,27 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
             policy = functools.partial(policy, min_num_params=smallest) if smallest else None
         self.auto_wrap_policy = policy
 
+    def set_cpu_offload(self) -> None:
+        """Replace a boolean by torch's policy of offloading, for programs that shard a model themselves."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+        if isinstance(self.cpu_offload, bool):
+            self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+
+    def validate_cpu_offload(self) -> None:
+        """Raise ValueError if ``cpu_offload`` is not torch's policy."""
+        from torch.distributed.fsdp import OffloadPolicy
+
+        if not isinstance(self.cpu_offload, OffloadPolicy):
+            raise ValueError(f"`cpu_offload` must be an `OffloadPolicy` of torch in FSDP2, got {self.cpu_offload}")
+
+    def validate_mixed_precision_policy(self) -> None:
+        """Raise ValueError if ``mixed_precision_policy`` is not torch's policy."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        if not isinstance(self.mixed_precision_policy, MixedPrecisionPolicy):
+            raise ValueError("mixed_precision_policy must be an instance of torch's `MixedPrecisionPolicy`")
+
     def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
         """Do nothing if the accelerator computes in this number format; raises `MisuseError` if not."""
         wanted = _FORMATS.get(mixed_precision, mixed_precision)
@@ -190,6 +211,16 @@ def _read_text(text: str) -> bool | int | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text) if text.isdecimal() else text
+
+
+class DDPCommunicationHookType(TextEnum):
+    """Compression of gradients in communication between ranks."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
 
 
 class ComputeEnvironment(TextEnum):

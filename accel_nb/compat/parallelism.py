@@ -6,6 +6,7 @@ sequences, blocks and experts; it raises an error if DeepSpeed is to divide sequ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,6 +210,11 @@ class ParallelismConfig:
             if sizes["dp_replicate"] > 1:
                 options["fsdp.hybrid_shard_size"] = sizes["dp_shard"]
         return options | {f"mesh.{name}": sizes[name] for name in ("tp", "cp", "pp", "ep") if sizes[name] > 1}
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """The number of processes that compute one share of the data together."""
+        return math.prod(size or 1 for size in (self.tp_size, self.cp_size, self.sp_size))
 
     def check_world(self, num_processes: int) -> None:
         """Raise an error if the mesh is not one of this many processes."""

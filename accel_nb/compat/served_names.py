@@ -26,13 +26,13 @@ _RECORDS = {
     **places_in("accel_nb.accelerator.options.mesh_plugins", "MegatronLMPlugin TorchTensorParallelPlugin"),
     **places_in(
         _PLUGINS,
-        "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DistributedDataParallelKwargs "
-        "GradScalerKwargs InitProcessGroupKwargs ProfileKwargs",
+        "AORecipeKwargs AutocastKwargs GradScalerKwargs InitProcessGroupKwargs",
     ),
+    **places_in("accel_nb.compat.kwargs_records", "DistributedDataParallelKwargs ProfileKwargs"),
     **places_in(
         _OWN_RECORDS,
-        "DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration "
-        "TorchDynamoPlugin",
+        "DDPCommunicationHookType DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin "
+        "ProjectConfiguration TorchDynamoPlugin",
     ),
     **places_in("accel_nb.compat.deepspeed_plugin", "DeepSpeedPlugin"),
 }

@@ -59,6 +59,11 @@ class PartialState(process_state.PartialState):
         """Whether the state is built."""
         return bool(PartialState._shared_state)
 
+    @property
+    def fork_launched(self) -> bool:
+        """Whether a notebook launcher has forked this process."""
+        return parse_flag_from_env("FORK_LAUNCHED")
+
     def destroy_process_group(self, group: Any = None) -> None:
         """Close the process group if this class has opened it; every rank must call."""
         super().destroy_process_group()
@@ -83,6 +88,7 @@ class AcceleratorState(PartialState):
     """This process's rank, device and precision, shared by all objects; the newest `Accelerator` sets it."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    mixed_precision: str
     deepspeed_plugins: Any = None
     fsdp_plugin: Any = None
     parallelism_config: Any = None
@@ -267,6 +273,13 @@ class GradientState:
         if share is None or self._own_loader is not None:
             return self._own_loader
         return next((loader for loader in self._prepared_loaders() if latest_share(loader) is share), None)
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """None, and the loaders that are being iterated, the innermost last."""
+        own = [loader for reference, _ in self._own_loaders if (loader := reference()) is not None]
+        active = self.active_dataloader
+        return [None, *(loader for loader in own if loader is not active), *([] if active is None else [active])]
 
     @property
     def end_of_dataloader(self) -> bool:

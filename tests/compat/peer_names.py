@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from accel_nb.compat.names import MODULES, reason_for
@@ -44,11 +47,15 @@ for name, module in (("accelerate", accelerate), ("accelerate.utils", accelerate
     of_package = lambda value: str(getattr(value, "__module__", "")).startswith("accelerate")
     found = {key: value for key, value in vars(module).items() if not key.startswith("_") and of_package(value)}
     names[name] = {key: parameters(value) for key, value in found.items()}
-members = {
-    name: parameters(value)
-    for name, value in inspect.getmembers(accelerate.Accelerator)
-    if not name.startswith("_")
-}
+members = {}
+for module in names:
+    for name, kind in vars(importlib.import_module(module)).items():
+        if inspect.isclass(kind) and kind.__module__.startswith("accelerate") and not issubclass(kind, Exception):
+            own = {key: value for base in reversed(kind.__mro__) if base.__module__.startswith("accelerate")
+                   for key, value in vars(base).items()}
+            fields = getattr(kind, "__dataclass_fields__", {})
+            public = {key for key in {*own, *fields} if not key.startswith("_")}
+            members[name] = {key: parameters(getattr(kind, key, None)) for key in sorted(public)}
 print(json.dumps({"names": names, "members": members}))
 """
 
@@ -78,6 +85,64 @@ def _lacking(place: str, parameters: list[str]) -> list[str]:
     if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in own.values()):
         return []
     return [name for name in parameters if name not in own and name not in ("self", "args", "kwargs")]
+
+
+_NOT_THERE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "AcceleratedOptimizer": ("*", "a prepared optimizer is the object that was passed, and has its own members"),
+        "AcceleratedScheduler": ("*", "a prepared scheduler is the object that was passed, and has its own members"),
+        "DataLoaderAdapter": ("*", "a class for `isinstance`: loaders keep their class"),
+        "DataLoaderDispatcher": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
+        "DataLoaderShard": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
+        "SkipDataLoader": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
+        "FullyShardedDataParallelPlugin": (
+            "activation_checkpointing_offload", "activations are computed again, and not moved to host memory"
+        ),
+        "MegatronLMPlugin": ("*", "fields of Megatron-LM's own models and loops are refused when it is used"),
+        "ParallelismConfig": ("to_json", "it returns None there"),
+        "TorchTensorParallelPlugin": ("torch_device_mesh", "the mesh is made from the sizes"),
+    }
+)  # fmt: skip
+"""Members of accelerate's classes that ours do not have, all (``*``) or by name, with the reason."""
+
+
+def lacking_members(members: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """Return the public members of accelerate's classes that a served class of ours lacks, without those listed."""
+    places = {name: place for served in SERVED.values() for name, place in served.items()}
+    found: dict[str, list[str]] = {}
+    for name, theirs in members.items():
+        ours = _object(places[name]) if name in places else None
+        if not inspect.isclass(ours):
+            continue
+        left, _ = _NOT_THERE.get(name, ("", ""))
+        has = {*dir(ours), *dir(type(ours)), *getattr(ours, "__dataclass_fields__", ()), *_set_by(ours)}
+        has |= set(vars(ours).get("__annotations__", ()))
+        lacking = [key for key in theirs if key not in has and left not in ("*", key)]
+        lacking += [
+            f"{key}({', '.join(without)})"
+            for key, parameters in theirs.items()
+            if key in has and left != "*" and (without := _without(getattr(ours, key, None), parameters))
+        ]
+        if lacking:
+            found[name] = lacking
+    return found
+
+
+def _without(method: Any, parameters: list[str]) -> list[str]:
+    """Return the parameters that a method of ours does not take."""
+    try:
+        own = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in own.values()):
+        return []
+    return [name for name in parameters if name not in own and name not in ("self", "cls")]
+
+
+def _set_by(kind: Any) -> set[str]:
+    """Return the attributes that the methods of a class set on an object."""
+    text = "".join(inspect.getsource(base) for base in kind.__mro__ if base.__module__.startswith("accel_nb"))
+    return set(re.findall(r"self\.(\w+)(?=[^\n]* = )", text))
 
 
 def page(found: dict[str, Any]) -> str:
@@ -114,10 +179,17 @@ def page(found: dict[str, Any]) -> str:
     lines += ["", "## Parameters and values that are not accepted", ""]
     lines += ["| name | parameters |", "| --- | --- |"]
     lines += [f"| `{name}` | {', '.join(f'`{item}`' for item in items)} |" for name, items in sorted(changed.items())]
-    own_members = dir(_object(SERVED["accelerate"]["Accelerator"]))
-    without = sorted(name for name in found["members"] if name not in own_members)
-    lines += ["", "## Members of `Accelerator`", ""]
-    lines += [f"{len(found['members'])} public members; missing: {', '.join(without) or 'none'}."]
+    counted = sum(map(len, found["members"].values()))
+    without = lacking_members(found["members"])
+    missing = "; ".join(f"`{name}`: {', '.join(items)}" for name, items in sorted(without.items()))
+    lines += ["", "## Members of classes", "", "| class | members that are not there | reason |", "| --- | --- | --- |"]
+    lines += [
+        f"| `{name}` | {'several' if left == '*' else left} | {why} |" for name, (left, why) in _NOT_THERE.items()
+    ]
+    lines += [
+        "",
+        f"{len(found['members'])} classes with {counted} public members; others missing: {missing or 'none'}.",
+    ]
     return "\n".join(lines) + "\n"
 
 

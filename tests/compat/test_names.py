@@ -22,7 +22,7 @@ import accel_nb
 from accel_nb import compat
 from accel_nb.compat.names import MODULES, UNSUPPORTED_REASONS
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
-from tests.compat.peer_names import PAGE, page, peer
+from tests.compat.peer_names import PAGE, lacking_members, page, peer
 
 
 @pytest.fixture
@@ -118,6 +118,7 @@ def test_what_is_not_offered_says_which_part_would_provide_it(statement: str, wo
 def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(installed: None) -> None:
     described = peer()
     names: dict[str, list[str]] = described["names"]
+    assert lacking_members(described["members"]) == {}
     assert PAGE.read_text() == page(described), "write the page again: python -m tests.compat.peer_names"
     assert sum(map(len, names.values())) > 400
     lacking = []

@@ -22,26 +22,31 @@ _SCHEDULE = ("skip_first", "wait", "warmup", "active", "repeat")
 def profiled(settings: ProfileKwargs, rank: int) -> Iterator[Profiler]:
     """Profile the block; write ``trace_rank<R>.json`` to the folder, or one file for each cycle of the schedule."""
     target = None if settings.output_trace_dir is None else _checked_folder(settings.output_trace_dir)
-    made = _schedule(settings.schedule_option)
+    is_repeated = settings.schedule_option is not None
 
     def write(profiler: Profiler) -> None:
         if settings.on_trace_ready is not None:
             settings.on_trace_ready(profiler)
         if target is not None:
-            step = f"_step{profiler.step_num}" if made is not None else ""
+            step = f"_step{profiler.step_num}" if is_repeated else ""
             profiler.export_chrome_trace(str(target / f"trace_rank{rank}{step}.json"))
 
-    with torch.profiler.profile(
+    with torch_profiler(settings, write) as profiler:
+        yield profiler
+
+
+def torch_profiler(settings: ProfileKwargs, on_trace_ready: Callable[[Any], None] | None) -> Profiler:
+    """Return torch's profiler with the options of a record; ``on_trace_ready`` is called with it."""
+    return torch.profiler.profile(
         activities=None if settings.activities is None else [_activity(name) for name in settings.activities],
-        schedule=made,
-        on_trace_ready=write,
+        schedule=_schedule(settings.schedule_option),
+        on_trace_ready=on_trace_ready,
         record_shapes=settings.record_shapes,
         profile_memory=settings.profile_memory,
         with_stack=settings.with_stack,
         with_flops=settings.with_flops,
         with_modules=settings.with_modules,
-    ) as profiler:
-        yield profiler
+    )
 
 
 def _checked_folder(folder: str | os.PathLike[str]) -> Path:

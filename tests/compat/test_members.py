@@ -1,0 +1,80 @@
+"""Members of accelerate's records and states that programs call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.utils.data import DataLoader
+
+from accel_nb.compat.accelerator import Accelerator
+from accel_nb.compat.data_loaders import skip_first_batches
+from accel_nb.compat.kwargs_records import DistributedDataParallelKwargs, ProfileKwargs
+from accel_nb.compat.option_records import DDPCommunicationHookType, FullyShardedDataParallelPlugin
+from accel_nb.compat.parallelism import ParallelismConfig
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+
+def test_a_record_builds_a_profiler() -> None:
+    ready: list[str] = []
+    record = ProfileKwargs(activities=["cpu"], on_trace_ready=lambda made: ready.append("ready"), record_shapes=True)
+    with record.build() as profiler:
+        torch.ones(3).sum()
+    assert ready == ["ready"]
+    assert any(event.key == "aten::sum" for event in profiler.key_averages())
+    with pytest.raises(MisuseError, match="no activity 'abacus'"):
+        ProfileKwargs(activities=["abacus"]).build()
+
+
+def averaged(world: World, hook: str) -> torch.Tensor:
+    """Return the gradient of a model that the program wraps itself, with a hook, on unequal samples."""
+    model = nn.Linear(1, 1, bias=False)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    DistributedDataParallelKwargs(comm_hook=hook).register_comm_hook(wrapped)
+    (wrapped(torch.ones(1, 1)) * (1 + 2 * world.rank)).sum().backward()
+    assert model.weight.grad is not None
+    return model.weight.grad
+
+
+def test_a_hook_is_registered_on_a_model_that_a_program_has_wrapped() -> None:
+    for found in run_ranks(averaged, 2, "fp16", timeout_s=60):
+        assert found.item() == 2.0
+    fields = DistributedDataParallelKwargs(comm_hook="fp16").to_dict()
+    assert "dim" in fields
+    assert "comm_hook" not in fields
+    assert DDPCommunicationHookType.list()[:2] == ["no", "fp16"]
+
+
+def test_an_accelerator_has_its_handlers() -> None:
+    record = ProfileKwargs()
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[record])
+    assert (accelerator.profile_handler, accelerator.ddp_handler) == (record, None)
+    assert (accelerator.fp8_enabled, accelerator.deepspeed_config) == (False, {})
+    assert not accelerator.state.fork_launched
+
+
+def test_a_state_has_the_loaders_that_are_iterated() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(4), 2))
+    state = accelerator.gradient_state
+    seen = [state.dataloader_references for _ in skip_first_batches(loader, 1)]
+    assert [len(found) for found in seen] == [2]
+    for _ in loader:
+        assert state.dataloader_references == [None, loader]
+    assert state.dataloader_references == [None]
+
+
+def test_policies_of_fsdp_are_made_and_checked() -> None:
+    plugin = FullyShardedDataParallelPlugin(cpu_offload=True)
+    with pytest.raises(ValueError, match="`OffloadPolicy` of torch"):
+        plugin.validate_cpu_offload()
+    plugin.set_cpu_offload()
+    plugin.validate_cpu_offload()
+    assert isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    assert plugin.as_options()["fsdp.cpu_offload"] is True
+    with pytest.raises(ValueError, match="MixedPrecisionPolicy"):
+        plugin.validate_mixed_precision_policy()
+    assert ParallelismConfig(tp_size=2, cp_size=3).non_data_parallel_size == 6
