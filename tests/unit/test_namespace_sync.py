@@ -15,8 +15,9 @@ from torch import nn
 from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
 from accel_nb.pool.sync.change_detection import fingerprint_of
+from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
-from accel_nb.pool.sync.result_transfer import NamespaceSnapshot, ResultReceiver, ResultSender, ReturnRecord
+from accel_nb.pool.sync.result_transfer import ResultReceiver, ResultSender, ReturnRecord
 from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime.process.typed_records import build_record
 

@@ -242,7 +242,7 @@ def test_attributes_of_modules_follow_in_both_directions(sides):
     model.losses.append(2.0)
     model.layer.extra = "x"
     there = sides.worker["model"]
-    assert sides.ship("model") == ["model"]
+    assert sides.ship("model") == ["model@own:losses", "model"]
     assert sides.worker["model"] is there
     assert (there.losses, there.layer.extra) == ([1.0, 2.0], "x")
 

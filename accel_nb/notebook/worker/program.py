@@ -56,9 +56,10 @@ from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloa
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.event_writers import close_event_writers
+from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_paths import root_name
-from accel_nb.pool.sync.result_transfer import CHANGES, NamespaceSnapshot, PackedReturn, ResultSender
+from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSender
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded

@@ -21,7 +21,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_sparse,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of, set_attribute
+from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
     group_sizes,
@@ -33,20 +33,12 @@ from accel_nb.pool.sync.pickling import digest, dump
 from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
+from accel_nb.pool.sync.user_attributes import attribute_owners, user_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 
 _PLAIN = bool | int | float | complex | str | bytes | None
-_TORCH_ATTRIBUTES = frozenset(
-    {
-        "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
-        "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
-        "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_version",
-        "_compiled_call_impl", "forward",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,29 +194,6 @@ def _all_tensors(module: Any) -> dict[str, Any]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
-    """Return by path the attributes that the user's code has set on a module, its submodules and its parameters.
-
-    Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for path, part in module.named_modules():
-        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
-        hides_private = len(kinds) > 1  # a layer of torch, or a subclass of one
-        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
-        own = {
-            name: value
-            for name, value in vars(part).items()
-            if name not in _TORCH_ATTRIBUTES
-            and name not in hidden
-            and not name.startswith(("_accel_nb", "__composable_api"))
-            and not (hides_private and name.startswith("_"))
-        }
-        if own:
-            found[path] = own
-    return found | {path: own for path, value in module.named_parameters() if (own := tensor_attributes(value))}
-
-
 def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> AttributesContent:
     names: list[tuple[str, str]] = []
     plain: list[Any] = []
@@ -278,7 +247,7 @@ def module_attributes(
     names: dict[str | None, list[str]] = {}
     for path, name in before.names:
         names.setdefault(path, []).append(name)
-    for path in _parts(module):
+    for path in attribute_owners(module):
         path_before = path if paths_before is None else paths_before.get(path)
         gone = [name for name in names.get(path_before, ()) if name not in own.get(path, ())]
         if gone:
@@ -287,56 +256,15 @@ def module_attributes(
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set and delete attributes; existing containers and tensors are updated in place: references stay valid."""
-    weights = {_storage(tensor) for tensor in module_tensors(module).values()}
-    parts = _parts(module)
+    """Set and delete attributes; an object that both sides hold arrives as itself, and its changes by its own path."""
+    owners = attribute_owners(module)
     for path, own in attributes.items():
-        part = parts[path]
+        held = vars(owners[path])
         for name, value in own.items():
             if value is Deleted:
-                vars(part).pop(name, None)
+                held.pop(name, None)
             else:
-                _set_attribute(part, name, value, weights)
-
-
-def _parts(module: Any) -> dict[str, Any]:
-    """Return by path the objects whose attributes are those of a module: its submodules, itself and its parameters."""
-    return dict(module.named_modules()) | dict(module.named_parameters())
-
-
-def _set_attribute(part: Any, name: str, value: Any, weights: set[int | None]) -> None:
-    """Set an attribute, in place if possible; ``weights`` are the storages that may not be changed so."""
-    if _is_stale_alias(vars(part).get(name), value, weights):
-        setattr(part, name, value)
-    else:
-        set_attribute(part, name, value)
-
-
-def _is_stale_alias(current: Any, value: Any, weights: set[int | None]) -> bool:
-    """Return whether a tensor attribute shares memory with the module's weights, but its new value differs from them.
-
-    ``weights`` are the addresses of the weights, which have their new values already. `torch.nn.utils.spectral_norm`
-    binds ``weight`` to the memory of ``weight_orig`` until the first forward: an attribute that shares the memory of
-    the weights and differs from its new value must be replaced.
-    """
-    import torch
-
-    return (
-        is_tensor(current)
-        and is_tensor(value)
-        and value.dtype == current.dtype
-        and _storage(current) in weights - {None}
-        and not torch.equal(current.detach(), value.detach())
-    )
-
-
-def _storage(tensor: Any) -> int | None:
-    """Return the address of a tensor's memory; None for sharded, meta and non-strided tensors."""
-    import torch
-
-    if is_sharded(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
-        return None
-    return tensor.untyped_storage().data_ptr()
+                held[name] = value
 
 
 def module_state(module: Any) -> dict[str, Any]:

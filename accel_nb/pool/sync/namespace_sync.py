@@ -8,7 +8,6 @@ the parts of functions, bound methods and objects of the notebook (`accel_nb.poo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,6 +41,7 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_paths import (
     content_of,
+    is_below_module,
     referenced_objects,
     resolve_path,
     root_name,
@@ -412,8 +412,11 @@ class SharedObjectRegistry:
         for entries in (optimizers, others):
             shared = self.shared_ids() if entries else SharedObjects()
             for path, entry in entries.items():
-                with suppress(Exception):  # a value that cannot be copied counts as changed
+                try:
                     entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
+                except Exception:  # a value that cannot be copied counts as changed
+                    if is_below_module(path):
+                        self._drop_parts([path])
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
         """Record that the workers have a different value of a name, which they keep until the notebook rebinds it."""
@@ -532,18 +535,39 @@ class SharedObjectRegistry:
         references.look_up_parts(value)
         changes = NamespaceDelta()
         parts = self._parts.get(name, [])
+        replaced: list[str] = []
         for path in (name, *parts):
             entry = self._entries[path]
-            fingerprint = _fingerprint(path, entry.value, namespace, references)
+            try:
+                fingerprint = _fingerprint(path, entry.value, namespace, references)
+            except Exception:
+                if not is_below_module(path):
+                    raise
+                replaced.append(path)
+                continue
             if fingerprint == entry.fingerprint:
                 continue
             if fingerprint is None or entry.fingerprint is None or not fingerprint.can_update(entry.fingerprint):
+                if is_below_module(path):
+                    replaced.append(path)
+                    continue
                 delta.values[name] = value
                 # A prepared model has the forward method that its class had when it was prepared.
                 return bool(parts) or is_training_object(value) or is_module_class(value)
             _add_change(changes, path, entry.value, fingerprint, entry.fingerprint, namespace, references)
+        if replaced:  # such an object is sent anew with what refers to it, not with the whole model
+            for path in replaced:
+                references.pop(id(self._entries[path].value), None)
+            self._drop_parts(replaced)
+            return self._add(name, namespace, references, delta)
         delta.merge(changes)
         return False
+
+    def _drop_parts(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            del self._entries[path]
+            self._parts[root_name(path)].remove(path)
+            self._aliases.pop(path, None)
 
 
 def _add_change(

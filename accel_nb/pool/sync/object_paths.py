@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import set_tensor_attributes, tensor_attributes
+from accel_nb.pool.sync.user_attributes import attribute_owner, user_attributes
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.generators import argument_values
@@ -41,6 +43,9 @@ from accel_nb.runtime.tensors.overlap import overwrite
 MAX_ITEMS = 64
 """Containers with more items are compared and sent whole: their items have no paths."""
 MAX_PARTS = 512
+
+_OWN = "own:"
+"""The start of the step to an attribute of a module, or of one of its submodules or parameters."""
 
 _MISSING = object()
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -76,10 +81,18 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     name, *steps = path.split("@")
     value = namespace[name]
     for step in steps:
-        value = next((child for known, child in _steps(value) if known == step), _MISSING)
+        if step.startswith(_OWN) and is_module(value):
+            value = _module_attribute(value, step.removeprefix(_OWN))
+        else:
+            value = next((child for known, child in _steps(value) if known == step), _MISSING)
         if value is _MISSING:
             raise LookupError(f"nothing is at {path!r} any more")
     return value
+
+
+def is_below_module(path: str) -> bool:
+    """Return whether an object is at an attribute of a module, or below one."""
+    return f"@{_OWN}" in path
 
 
 def referenced_objects(name: str, value: Any) -> dict[str, Any]:
@@ -98,16 +111,21 @@ def _has_only_atoms(value: Any) -> bool:
 
 def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
     is_container = isinstance(value, list | tuple | dict)
+    if is_module(value):
+        seen.update(id(part) for part in value.modules())
+        seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
     for step, child in _steps(value):
         is_atom = isinstance(child, _ATOMS) and not _is_builtin_method(child)
         if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
             continue
         below = f"{path}@{step}"
+        if is_below_module(below) and not _can_change_in_place(child):
+            continue  # it is a part of the attribute, not a reason to send the whole model
         seen.add(id(child))
         if any(is_kind(child) for is_kind in _CHANGED_IN_PLACE):
             found[below] = child
             _collect_objects(below, child, seen, found)
-        elif isinstance(child, list | tuple | dict | set | deque | bytearray):
+        elif isinstance(child, list | tuple | dict | set | deque | bytearray | array):
             inside: dict[str, Any] = {}
             _collect_objects(below, child, seen, inside)
             # A container in another one gets a path only if it contains objects: numbers are part of the outer content.
@@ -117,6 +135,16 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         elif has_references(child) or has_own_state(child):
             found[below] = child
             _collect_objects(below, child, seen, found)
+
+
+def _can_change_in_place(value: Any) -> bool:
+    if is_tensor(value):
+        return value.is_leaf and type(value).__module__.partition(".")[0] == "torch"
+    return not isinstance(value, dict) or _is_known_dict(type(value))
+
+
+def _is_known_dict(kind: type) -> bool:
+    return kind in _DICTS or kind.__module__ == "__main__"
 
 
 def _steps(value: Any) -> Iterator[tuple[str, Any]]:
@@ -148,6 +176,9 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"item:{index}", item) for index, item in enumerate(items))
     elif is_module(value):
         yield from _hooks(value)
+        for path, own in user_attributes(value).items():
+            prefix = f"{_OWN}{path}." if path else _OWN
+            yield from ((prefix + name, item) for name, item in own.items() if name.isidentifier())
     elif is_tensor(value):
         yield from _numbered("hook:", gradient_hooks(value))
     elif is_loader(value):
@@ -159,6 +190,14 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the user's hooks of a module, of its submodules and of its parameters."""
     yield from ((f"hook:{path}.{name}.{number}", hook) for (path, name, number), hook in module_hooks(module))
+
+
+def _module_attribute(module: Any, place: str) -> Any:
+    path, _, name = place.rpartition(".")
+    try:
+        return vars(attribute_owner(module, path)).get(name, _MISSING)
+    except LookupError:
+        return _MISSING
 
 
 def _numbered(step: str, hooks: Mapping[str, Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
@@ -203,7 +242,7 @@ def is_plain_object(value: Any) -> bool:
         and not is_weak_mapping(value)
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
         and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
+        and kind.__reduce__ in (object.__reduce__, types.SimpleNamespace.__reduce__)
         and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
@@ -263,7 +302,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if isinstance(value, functools.partial):
         return "partial", (value.func, value.args, dict(value.keywords), own)
     if is_tensor(value):
-        if not value.is_leaf or kind.__module__.partition(".")[0] != "torch":
+        if not _can_change_in_place(value):
             return None
         return ("tensor", tuple(value.shape), str(value.dtype)), (
             OwnData(value.detach()),
@@ -279,9 +318,11 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return kind, (set(value), own)
     if isinstance(value, bytearray):
         return kind, (bytes(value), own)
+    if isinstance(value, array):
+        return (kind, value.typecode), (value[:], own)
     if isinstance(value, deque):
         return (kind, value.maxlen), (list(value), own)
-    if isinstance(value, dict) and (kind in _DICTS or kind.__module__ == "__main__"):
+    if isinstance(value, dict) and _is_known_dict(kind):
         return kind, (list(value.items()), value.default_factory if isinstance(value, defaultdict) else None, own)
     if is_plain_object(value):
         return kind, ObjectAttributes(own or {})
@@ -314,7 +355,7 @@ def set_content(value: Any, content: Any) -> None:
         set_tensor_attributes(value, own)
     elif _is_array(value):
         value[...] = data_of(content)
-    elif isinstance(value, list | bytearray):
+    elif isinstance(value, list | bytearray | array):
         value[:], own = content
         _set_attributes(value, own)
     elif isinstance(value, set | deque):

@@ -1,0 +1,186 @@
+"""The state of a worker's namespace before a cell runs, to detect what the cell has bound and changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.pool.sync.change_detection import (
+    Fingerprint,
+    content_fingerprint,
+    fingerprint_of,
+    is_compared_by_identity,
+    is_state_sharded,
+    module_structure,
+)
+from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts
+from accel_nb.pool.sync.namespace_sync import Namespace
+from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_tensor
+from accel_nb.pool.sync.object_paths import content_of, is_below_module, referenced_objects, root_name
+from accel_nb.pool.sync.references import ReferenceRecorder
+from accel_nb.pool.sync.shared_ids import SharedObjects, has_identity, shared_ids
+
+
+@dataclass(slots=True)
+class RecordedObject:
+    """The record of an object before a cell runs; it has a fingerprint only if the cell may change the object."""
+
+    reference: Any
+    """The object, or a weak reference to it."""
+    fingerprint: Fingerprint | None = None
+    is_tracked: bool = False
+
+
+@dataclass(slots=True)
+class NamespaceSnapshot:
+    """The state of a namespace before a cell runs, to detect changes afterwards."""
+
+    bindings: dict[str, Any]
+    objects: dict[str, RecordedObject]
+    """By path: the values of names that the cell uses, and the objects reachable from names that both sides hold."""
+    shared: dict[str, None]
+    parts: RecordedParts
+    """The parts of the modules that both sides hold."""
+    rebound: frozenset[str] = frozenset()
+    """The names that the cell's code binds."""
+
+    @classmethod
+    def take(
+        cls,
+        namespace: Namespace,
+        used: Iterable[str],
+        *,
+        shared: Collection[str] = (),
+        rebound: Collection[str] = (),
+    ) -> NamespaceSnapshot:
+        """Record every binding, and the fingerprint of the names that the cell uses.
+
+        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly, so that
+        a cell that creates a new model can use the memory of the old one.
+        """
+        bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
+        shared = dict.fromkeys(name for name in shared if name in bound)
+        rebound = frozenset(rebound)
+        known = {id(bound[name]) for name in shared}
+        parts: dict[str, dict[str, Any]] = {}
+        for name in shared:
+            found = {
+                path: part for path, part in referenced_objects(name, bound[name]).items() if id(part) not in known
+            }
+            if found:
+                known.update(map(id, found.values()))
+                parts[name] = found
+        waiting, seen = [name for name in used if name in bound], set(used)
+        objects = _objects(bound, shared, parts) if waiting else {}
+        references = ReferenceRecorder(shared_ids(objects))
+        fingerprints: dict[str, Fingerprint | None] = {}
+        tracked: dict[str, Any] = {}
+        while waiting:
+            name = waiting.pop()
+            tracked[name] = bound[name]
+            for path, value in ((name, bound[name]), *parts.get(name, {}).items()):
+                fingerprints[path] = tracked_fingerprint(value, namespace, references)
+            references.look_up_parts(bound[name])
+            further = {root_name(path) for path in references.looked_up} - seen
+            waiting += further
+            seen |= further
+            references.looked_up.clear()
+        for name in rebound & bound.keys():
+            bound[name] = _to_weak(bound[name])
+        held = {
+            path: RecordedObject(
+                _to_weak(value) if root_name(path) in rebound else value, fingerprints.get(path), path in fingerprints
+            )
+            for part in (tracked, *parts.values())
+            for path, value in part.items()
+        }
+        return cls(bound, held, shared, RecordedParts(objects), rebound)
+
+    def is_bound(self, name: str, value: Any) -> bool:
+        """Return whether a name has the same object as before."""
+        if name not in self.bindings:
+            return False
+        return _resolve_weak(self.bindings[name]) is value or self.bindings[name] is value
+
+    def is_new(self, name: str, value: Any) -> bool:
+        """Return whether the cell has, as far as detectable, bound a name to a value that the notebook may lack."""
+        if not self.is_bound(name, value):
+            return True
+        return name in self.rebound and name not in self.shared and not has_identity(value)
+
+    def living(self) -> dict[str, Any]:
+        """Return the recorded objects that are still alive, by path."""
+        found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
+        return {path: value for path, value in found.items() if value is not None}
+
+    def shared_ids(self, changed: Collection[str] = ()) -> SharedObjects:
+        """Return the ids of objects that both sides hold and that are still alive.
+
+        ``changed`` are the paths of modules with other parts than before: of these, parts that are new have no id.
+        """
+        names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
+        objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
+        unchanged = {path: value for path, value in objects.items() if path not in changed}
+        fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
+        states = {
+            path: found.content.state if (found := fingerprints[path]) else {}
+            for path, value in unchanged.items()
+            if path in fingerprints and is_optimizer(value)
+        }
+        found = shared_ids(unchanged, states)
+        return self.parts.shared_ids(changed).merge(found) if changed else found
+
+    def forget_replaced(self) -> None:
+        """Forget the tensors and arrays below modules that have another size or type now: they are sent anew."""
+        for path, value in self.living().items():
+            found = self.objects[path].fingerprint
+            if found is None or not is_below_module(path) or not (is_tensor(value) or is_plain_array(value)):
+                continue
+            content = content_of(value)
+            if found.kind[0] != "view" and (content is None or content[0] != found.kind):
+                del self.objects[path]
+
+    def changed_modules(self) -> list[str]:
+        """Return the paths of modules that both sides hold whose parts the cell has changed, to be changed in place."""
+        found = []
+        for path, value in self.living().items():
+            before = self.objects[path].fingerprint
+            if not is_module(value) or before is None or root_name(path) not in self.shared:
+                continue
+            is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
+            if is_changed and can_set_parts(value, self.parts.shared_ids([path])):
+                found.append(path)
+        return found
+
+
+def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    objects = {name: namespace[name] for name in names}
+    for found in parts.values():
+        objects.update(found)
+    return objects
+
+
+def _to_weak(value: Any) -> Any:
+    """Return a weak reference to a value, or the value if its type does not support these."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _resolve_weak(reference: Any) -> Any:
+    return reference() if type(reference) is weakref.ref else reference
+
+
+def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:
+    """Return the fingerprint of a value; None if its changes are not tracked."""
+    if is_compared_by_identity(value):
+        return None
+    if is_loader(value):
+        return content_fingerprint(value, namespace, refs)
+    try:
+        return fingerprint_of(value, namespace, refs)
+    except Exception:  # a value that cannot be copied cannot be returned, so its changes are not tracked
+        return content_fingerprint(value, namespace, refs)

@@ -1,0 +1,55 @@
+"""The attributes that the user's code has set on modules and their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_nb.pool.sync.tensor_reduction import tensor_attributes
+
+_TORCH_ATTRIBUTES = frozenset(
+    {
+        "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
+        "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
+        "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_version",
+        "_compiled_call_impl", "forward",
+    }
+)  # fmt: skip
+
+
+def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
+    """Return by path the attributes that the user's code has set on a module, its submodules and its parameters.
+
+    Tensors, submodules, hooks, flags and private attributes of torch's layers are not included.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path, part in module.named_modules():
+        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
+        hides_private = len(kinds) > 1  # a layer of torch, or a subclass of one
+        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
+        own = {
+            name: value
+            for name, value in vars(part).items()
+            if name not in _TORCH_ATTRIBUTES
+            and name not in hidden
+            and not name.startswith(("_accel_nb", "__composable_api"))
+            and not (hides_private and name.startswith("_"))
+        }
+        if own:
+            found[path] = own
+    return found | {path: own for path, value in module.named_parameters() if (own := tensor_attributes(value))}
+
+
+def attribute_owners(module: Any) -> dict[str, Any]:
+    """Return by path the objects whose attributes are those of a module: its submodules, itself and its parameters."""
+    return dict(module.named_modules()) | dict(module.named_parameters())
+
+
+def attribute_owner(module: Any, path: str) -> Any:
+    """Return one object of `attribute_owners`; raise LookupError if there is none."""
+    owner, _, name = path.rpartition(".")
+    try:
+        holder = module.get_submodule(owner)
+        return holder.get_submodule(name) if name in holder._modules or not name else holder.get_parameter(name)
+    except AttributeError as error:
+        raise LookupError(str(error)) from None
