@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
+from accel_nb.notebook.session.module_assignments import ModuleAssignments
 from accel_nb.pool.sync.imported_attributes import (
     AssignedAttribute,
     ImportedAttributes,
@@ -17,6 +19,7 @@ from accel_nb.pool.sync.imported_attributes import (
     describe_copy_problem,
     read_assigned,
 )
+from accel_nb.pool.sync.shared_ids import SharedObjects
 
 SENT_NAME = "_accel_nb_imported"
 """The name that the attributes have in the namespaces of the notebook and the workers."""
@@ -29,6 +32,7 @@ class ImportedChanges:
     """The attributes that cells may have set, found in their code, and the values that were sent last."""
 
     _assigned: set[AssignedAttribute] = field(default_factory=set)
+    _modules: ModuleAssignments = field(default_factory=ModuleAssignments)
     _num_read: int = 0
     """How many cells of the notebook's history have been read."""
     _sent: ImportedAttributes = field(default_factory=lambda: ImportedAttributes({}))
@@ -40,6 +44,7 @@ class ImportedChanges:
         ``assigned`` are attributes that the cell to be run may set itself, and that later cells may read.
         """
         self._read_history()
+        self._assigned |= self.in_modules()
         found = read_assigned(self._assigned, namespace)
         self._assigned |= set(assigned)
         lines: list[str] = []
@@ -63,6 +68,14 @@ class ImportedChanges:
         else:
             namespace.pop(SENT_NAME, None)
         return lines
+
+    def ids(self) -> SharedObjects:
+        """Return the ids of the objects among the values, for values that refer to them."""
+        return self._sent.ids()
+
+    def in_modules(self) -> set[AssignedAttribute]:
+        """Return the global names that functions of the user's modules set, or whose objects they change."""
+        return self._modules.find(list(sys.modules))
 
     def _read_history(self) -> None:
         """Find the attributes that cells may set which have run since the last call, before `%load_ext` included."""

@@ -121,8 +121,9 @@ class NamespaceSession:
             self._registry.forget(
                 self._registry.shared_names()
             )  # the workers' objects are instances of classes of the old modules
-        assigned = find_assigned_attributes(cell.tree)
+        assigned = find_assigned_attributes(cell.tree) | self._imported.in_modules()
         lines = self._imported.update(self.namespace, assigned)
+        self._registry.imported = self._imported.ids()
         imported = [SENT_NAME] if SENT_NAME in self.namespace else []
         prepared = self._registry.serialize_changes(
             [*imported, *needed], self.namespace, pool.payloads, rng=states, optional=names.optional

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from accel_nb.notebook.session.imported_changes import RETURNED_NAME
+from accel_nb.notebook.session.module_assignments import ModuleAssignments
 from accel_nb.pool.sync.change_detection import fingerprint_of
 from accel_nb.pool.sync.imported_attributes import (
     AssignedAttribute,
@@ -16,6 +18,7 @@ from accel_nb.pool.sync.imported_attributes import (
     read_assigned,
 )
 from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.runtime.process.user_code import modules_imported_after
 
 
 class ImportedReturns:
@@ -25,11 +28,17 @@ class ImportedReturns:
         """Read the values of ``assigned``, the attributes that the cell may set (`RunRequest.assigned`)."""
         self._assigned = [AssignedAttribute.from_text(text) for text in assigned]
         self._namespace = namespace
+        self._newest_module = next(reversed(sys.modules))
         self._before = self._read()
+
+    def ids(self) -> SharedObjects:
+        """Return the ids of the objects that the attributes are now, for values that refer to them."""
+        return ImportedAttributes({path: value for path, (value, _) in self._read().items()}).ids()
 
     def bind_changed(self) -> list[str]:
         """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied."""
         self._namespace.pop(RETURNED_NAME, None)
+        self._assigned += ModuleAssignments().find(modules_imported_after(self._newest_module))
         changed: dict[ImportedPath, Any] = {}
         problems: list[str] = []
         for path, (value, fingerprint) in self._read().items():

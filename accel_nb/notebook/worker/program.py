@@ -60,6 +60,7 @@ from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
 from accel_nb.pool.sync.object_paths import root_name
 from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSender
+from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
@@ -165,20 +166,18 @@ class CellProgram:
             return TaskResult("done", TaskReply(was_idle=True, modules=self._modules.new_imports()).to_body())
         resolved = self._read_options(request.config)
         returns = self._worker.world.is_main and resolved.config.bring_back
-        before = self._take_snapshot(request) if returns else None
         imported = ImportedReturns(request.assigned if returns else (), self._namespace)
-        settings, self._settings = self._settings, None
-        if not returns or request.call is not None:
-            settings = None
-        elif settings is None:
-            settings = ChangedSettings()
+        before = self._take_snapshot(request, imported.ids()) if returns else None
+        known, self._settings = self._settings, None
+        settings = (known or ChangedSettings()) if returns and request.call is None else None
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
         self._lines += imported.bind_changed()
+        if before is not None:
+            before.imported = imported.ids()
         changed, notes = ({}, []) if settings is None else settings.find()
-        if not (changed or notes):
-            self._settings = settings
+        self._settings = None if changed or notes else settings
         lines = (*request.lines, *self._lines, *notes) if self._worker.world.is_main else ()
         reply = replace(reply, lines=lines, modules=self._modules.new_imports(), settings=changed)
         sent: dict[str, Payload] = {}
@@ -352,10 +351,10 @@ class CellProgram:
         if reloaded:
             self._modules.reload(reloaded)
 
-    def _take_snapshot(self, request: RunRequest) -> NamespaceSnapshot:
+    def _take_snapshot(self, request: RunRequest, imported: SharedObjects) -> NamespaceSnapshot:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
-        return NamespaceSnapshot.take(names, used, shared=request.shared, rebound=request.bound)
+        return NamespaceSnapshot.take(names, used, shared=request.shared, rebound=request.bound, imported=imported)
 
     def _execute(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""

@@ -5,6 +5,7 @@ Workers import the same modules: attributes that the notebook has changed since 
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import operator
@@ -14,15 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accel_nb.pool.sync.object_kinds import is_plain_array, is_tensor
+from accel_nb.pool.sync.object_kinds import is_plain_array, is_tensor, is_training_object
 from accel_nb.pool.sync.object_paths import content_of, is_plain_object, set_content
 from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.shared_ids import IMPORTED, SharedObjects
 from accel_nb.runtime.process.user_code import is_user_module
 
 CONTAINERS = (dict, list, set)
 """Types of values whose content code changes in place, as by ``config.options["lr"] = 0.1``."""
 
 ITSELF = "*"
+MODULE_END = "/"
+"""The end of a module's name at the start of a dotted text, for attributes that the module's own code sets."""
 
 _MISSING = object()
 _EXCLUDED = frozenset(
@@ -81,25 +85,49 @@ class ImportedAttributes:
     values: dict[ImportedPath, Any]
 
     def __reduce__(self) -> Any:
-        return _set_attributes, (list(self.values.items()),)
+        found = [
+            (place, type(value), content_of(value)) if _has_same_identity(value) else (place, None, value)
+            for place, value in self.values.items()
+        ]
+        return _set_attributes, (found,)
+
+    def ids(self) -> SharedObjects:
+        """Return the ids of the objects that other values refer to as those at their places in the receiver."""
+        return SharedObjects(
+            {
+                id(value): (IMPORTED, place.module + MODULE_END, place.path)
+                for place, value in self.values.items()
+                if _has_same_identity(value)
+            }
+        )
 
 
-def _set_attributes(values: list[tuple[ImportedPath, Any]]) -> ImportedAttributes:
+def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> ImportedAttributes:
     """Set attributes; what code changes in place is updated so, as code may have imported it by its own name."""
     found: dict[ImportedPath, Any] = {}
-    for place, value in values:
+    for place, kind, value in values:
         path, _, name = place.path.rpartition(".")
         imported = importlib.import_module(place.module)
         owner = operator.attrgetter(path)(imported) if path else imported
         current = getattr(owner, name, None)
-        content = content_of(value)
-        held = content_of(current) if is_changed_in_place(value) else None
-        if held is not None and content is not None and held[0] == content[0]:
-            set_content(current, content[1])
+        if kind is not None:
+            if type(current) is not kind:
+                current = copyreg.__newobj__(kind)  # type: ignore[attr-defined]
+                setattr(owner, name, current)
+            set_content(current, value[1])
         else:
-            setattr(owner, name, value)
+            content = content_of(value)
+            held = content_of(current) if is_changed_in_place(value) else None
+            if held is not None and content is not None and held[0] == content[0]:
+                set_content(current, content[1])
+            else:
+                setattr(owner, name, value)
         found[place] = getattr(owner, name)
     return ImportedAttributes(found)
+
+
+def _has_same_identity(value: Any) -> bool:
+    return type(value) in CONTAINERS or _is_of_user(value)
 
 
 def is_changed_in_place(value: Any) -> bool:
@@ -133,7 +161,8 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
                 found[place] = owner
         elif name is not None:
             value = getattr(owner, name, _MISSING) if not isinstance(owner, type) else vars(owner).get(name, _MISSING)
-            if value is not _MISSING and not isinstance(value, types.ModuleType):  # as of torch.nn.init.zeros_()
+            is_kept_apart = isinstance(value, types.ModuleType) or is_training_object(value)
+            if value is not _MISSING and not is_kept_apart:  # a module as of torch.nn.init.zeros_()
                 found[ImportedPath(place.module, prefix + name)] = value
         elif isinstance(owner, type | types.ModuleType):
             for key, value in list(vars(owner).items()):
@@ -146,8 +175,10 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
 
 def _resolve(base: str, namespace: Mapping[str, Any]) -> tuple[ImportedPath | None, Any]:
     """Return the place of the object that a dotted name means, None if it is in no imported module, and the object."""
-    root, *steps = base.split(".")
-    place, value = _find_place(namespace.get(root)), namespace.get(root)
+    module, is_module, dotted = base.rpartition(MODULE_END)
+    root, *steps = dotted.split(".")
+    value = sys.modules.get(module) if is_module else namespace.get(root)
+    place = _find_place(value)
     for step in steps:
         if place is None:
             return None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.pool.sync.change_detection import (
@@ -45,6 +45,8 @@ class NamespaceSnapshot:
     """The parts of the modules that both sides hold."""
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
+    imported: SharedObjects = field(default_factory=SharedObjects)
+    """The ids of objects of modules that both sides import."""
 
     @classmethod
     def take(
@@ -54,6 +56,7 @@ class NamespaceSnapshot:
         *,
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
+        imported: SharedObjects | None = None,
     ) -> NamespaceSnapshot:
         """Record every binding, and the fingerprint of the names that the cell uses.
 
@@ -74,7 +77,8 @@ class NamespaceSnapshot:
                 parts[name] = found
         waiting, seen = [name for name in used if name in bound], set(used)
         objects = _objects(bound, shared, parts) if waiting else {}
-        references = ReferenceRecorder(shared_ids(objects))
+        imported = SharedObjects() if imported is None else imported
+        references = ReferenceRecorder(imported.merge(shared_ids(objects)))
         fingerprints: dict[str, Fingerprint | None] = {}
         tracked: dict[str, Any] = {}
         while waiting:
@@ -84,7 +88,7 @@ class NamespaceSnapshot:
                 fingerprints[path] = tracked_fingerprint(value, namespace, references)
             references.look_up_parts(bound[name])
             further = {root_name(path) for path in references.looked_up} - seen
-            waiting += further
+            waiting += further & bound.keys()
             seen |= further
             references.looked_up.clear()
         for name in rebound & bound.keys():
@@ -96,7 +100,7 @@ class NamespaceSnapshot:
             for part in (tracked, *parts.values())
             for path, value in part.items()
         }
-        return cls(bound, held, shared, RecordedParts(objects), rebound)
+        return cls(bound, held, shared, RecordedParts(objects), rebound, imported)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""
@@ -129,7 +133,7 @@ class NamespaceSnapshot:
             for path, value in unchanged.items()
             if path in fingerprints and is_optimizer(value)
         }
-        found = shared_ids(unchanged, states)
+        found = self.imported.merge(shared_ids(unchanged, states))
         return self.parts.shared_ids(changed).merge(found) if changed else found
 
     def forget_replaced(self) -> None:

@@ -23,6 +23,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_attributes,
     set_module_state,
 )
+from accel_nb.pool.sync.imported_attributes import ImportedAttributes
 from accel_nb.pool.sync.iterators import is_iterator
 from accel_nb.pool.sync.module_gradients import gradient_state, set_gradients
 from accel_nb.pool.sync.module_hooks import changed_module_hooks, set_changed_module_hooks
@@ -213,6 +214,8 @@ def _packing_order(value: Any) -> tuple[int, int]:
 
     Of tensors and arrays the larger ones come first: a view of part of another's memory finds that memory sent.
     """
+    if isinstance(value, ImportedAttributes):
+        return -1, 0
     if isinstance(value, type):
         return 0, 0
     if is_training_object(value):
@@ -268,6 +271,8 @@ class SharedObjectRegistry:
         self._bindings: dict[str, Any] = {}
         # By id, iterators of the notebook that workers have read from.
         self._outdated_iterators: dict[int, Any] = {}
+        self.imported = SharedObjects()
+        """The ids of objects of modules that both sides import."""
 
     def shared_ids(self) -> SharedObjects:
         """Return the ids of the objects that both sides hold."""
@@ -278,7 +283,8 @@ class SharedObjectRegistry:
             if is_optimizer(entry.value)
         }
         held = shared_ids({path: entry.value for path, entry in entries.items()}, states)
-        return SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED)).merge(held)
+        outdated = SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED))
+        return self.imported.merge(outdated).merge(held)
 
     def shared_names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
         """Return the names that both sides hold; with ``namespace`` only those whose value is still the one sent."""

@@ -7,6 +7,7 @@ import copyreg
 import functools
 import importlib
 import io
+import operator
 import pickle
 import sys
 import types
@@ -57,7 +58,7 @@ from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_repl
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
 from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
+from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
@@ -311,6 +312,8 @@ class Unpickler(pickle.Unpickler):
             _, held = pid
             return id(self.persistent_load(held) if isinstance(held, tuple) else held)
         kind, name, path = pid
+        if kind == IMPORTED:
+            return operator.attrgetter(path)(sys.modules[name.rstrip("/")])  # its attributes have arrived before
         value = resolve_path(self._namespace, name)
         if kind == "module":
             return value.get_submodule(path)

@@ -18,6 +18,9 @@ SharedId = tuple[str, str, str]
 """The id of an object that both sides hold: (kind, path from a name, path below it in a module or attribute)."""
 
 
+IMPORTED = "imported"
+"""The kind of the id of an object that is an attribute of a module which both sides import."""
+
 OUTDATED: SharedId = ("outdated", "", "")
 """The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
 
