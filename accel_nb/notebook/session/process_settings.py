@@ -48,6 +48,9 @@ _PANDAS_OPTION = re.compile(
 
 _UMASK = re.compile(rb"^Umask:\t(\d+)$", re.MULTILINE)
 
+_NOTEBOOK = re.compile(r"__main__\Z")
+"""The module of warnings that a filter of the notebook raises on the workers."""
+
 EXIT_WARNING = "To exit: use"
 """IPython's warning at ``SystemExit``, which workers ignore: they report the code of the exit."""
 
@@ -214,13 +217,25 @@ def _set_plot_style(values: Mapping[str, Any]) -> None:
         importlib.import_module("matplotlib").rcParams.update(values)
 
 
+def limit_error_filters() -> None:
+    """Limit the filters that raise any module's warnings to the notebook's code: on workers, libraries warn more."""
+    warnings.filters[:] = [  # type: ignore[index]
+        ("error", message, category, _NOTEBOOK, line) if action == "error" and module is None else entry
+        for entry in warnings.filters
+        for action, message, category, module, line in [entry]
+    ]
+
+
 def _filter_to_json(entry: Any) -> list[Any] | None:
     """Return a filter of `warnings` as JSON; None for one that stays in its process.
 
-    The code around a cell may warn too, which ``error`` would raise there, and workers have a filter of their own.
+    The code around a cell may warn too, which ``error`` for a library's modules would raise there, and workers have a
+    filter of their own.
     """
     action, message, category, module, line = entry
-    if action == "error" or getattr(message, "pattern", None) == EXIT_WARNING:
+    if module is _NOTEBOOK:
+        module = None
+    if (action == "error" and module is not None) or getattr(message, "pattern", None) == EXIT_WARNING:
         return None
     texts = [[item.pattern, item.flags] if isinstance(item, re.Pattern) else item for item in (message, module)]
     return [action, texts[0], category.__module__, category.__qualname__, texts[1], line]

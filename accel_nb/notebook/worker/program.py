@@ -39,7 +39,7 @@ from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
-from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings
+from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings, limit_error_filters
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
 from accel_nb.notebook.worker.rank_values import digest_values
 from accel_nb.notebook.worker.sent_modules import SentModules
@@ -209,6 +209,7 @@ class CellProgram:
         self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)
         apply_settings(request.settings)
+        limit_error_filters()
         send_records(self._send_display)
         suspended, self._suspended = self._suspended, []
         for accelerator in suspended if not request.has_lost_ranks else ():
