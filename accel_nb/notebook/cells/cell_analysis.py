@@ -511,7 +511,8 @@ def _find_codes(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
     elif isinstance(value, type):
         if value.__module__ == "__main__":
             for item in vars(value).values():
-                yield from _find_codes(_function_of(item), seen)
+                setters = [item.fset, item.fdel] if isinstance(item, property) else []
+                yield from _find_codes_of_all([_function_of(item), *setters], seen)
             yield from _find_codes_of_all(value.__mro__[1:], seen)
     elif callable(wrapped := (attributes_of(value) or {}).get("__wrapped__")):  # such as by functools.lru_cache
         yield from _find_codes(wrapped, seen)
@@ -537,6 +538,8 @@ def _function_of(item: Any) -> Any:
     """Return the function of a method or property in a class, or the item itself."""
     if isinstance(item, staticmethod | classmethod | types.MethodType):
         return item.__func__
+    if isinstance(item, functools.cached_property):
+        return item.func
     return item.fget if isinstance(item, property) else item
 
 

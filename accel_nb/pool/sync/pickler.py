@@ -212,6 +212,8 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
             own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
             return rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
+        if type(obj) is functools.cached_property:  # it has a lock up to Python 3.11
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, BaseException) and is_rebuilt_by_init(type(obj)):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_event_writer(obj):
