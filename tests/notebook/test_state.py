@@ -303,6 +303,11 @@ def test_models_of_earlier_runs_are_released(kernel):
         output = done(kernel, cell)
     assert output.receipt.count("Linear") == 1
     assert output.receipt.count("SGD") == 1
+    done(
+        kernel,
+        "import gc\ngc.collect()\nnum_held = sum(isinstance(item, torch.nn.Linear) for item in gc.get_objects())",
+    )
+    assert kernel.value("num_held") == 1
 
 
 def test_what_is_made_inside_a_function_trains_on_shares_whatever_ran_before(kernel):

@@ -99,7 +99,7 @@ class CellProgram:
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
-        # Read before a cell; of the next one too, if neither the cell nor the request for the next has changed any.
+        # Read before a cell, and again only if the cell or a request has changed any.
         self._settings: ChangedSettings | None = None
         self._place: tuple[str, tuple[str, ...], dict[str, str | None]] | None = None
         self._sent_modules = SentModules()
@@ -168,8 +168,7 @@ class CellProgram:
         returns = self._worker.world.is_main and resolved.config.bring_back
         imported = ImportedReturns(request.assigned if returns else (), self._namespace)
         before = self._take_snapshot(request, imported.ids()) if returns else None
-        known, self._settings = self._settings, None
-        settings = (known or ChangedSettings()) if returns and request.call is None else None
+        settings = (self._settings or ChangedSettings()) if returns and request.call is None else None
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
@@ -199,7 +198,7 @@ class CellProgram:
 
     def _apply_request(self, request: RunRequest, payloads: Payloads) -> None:
         """Apply the notebook's folder, settings, modules and values; raise ShippingError for values that fail."""
-        place = request.cwd, request.sys_path, request.variables
+        place = (request.cwd, request.sys_path, request.variables)
         if place != self._place or payloads or request.settings or request.modules or request.reloaded:
             self._place, self._settings = place, None
         with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine

@@ -7,8 +7,21 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+
+def _cached_for_class(function: Callable[[type], bool]) -> Callable[[type], bool]:
+    """Cache the results of a function while the class exists: the own class of a prepared model refers to the model."""
+    known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def find(kind: type) -> bool:
+        if (found := known.get(kind)) is None:
+            found = known[kind] = function(kind)
+        return found
+
+    return find
 
 
 @functools.cache
@@ -70,7 +83,7 @@ def _set_own_state(value: Any, state: Any) -> None:
         object.__setattr__(value, name, item)
 
 
-@functools.cache
+@_cached_for_class
 def is_made_with_arguments(kind: type) -> bool:
     """Return whether ``__new__`` of a class needs arguments that pickle, which calls it with none, does not have."""
     if issubclass(kind, type) or not isinstance(kind.__new__, types.FunctionType) or hasattr(kind, "__getnewargs__"):
@@ -87,7 +100,7 @@ def reduce_without_new(reduced: Any) -> Any:
     return (object.__new__, *reduced[1:]) if reduced[0] is copyreg.__newobj__ else reduced  # type: ignore[attr-defined]
 
 
-@functools.cache
+@_cached_for_class
 def may_change_itself(kind: type) -> bool:
     """Return whether a class has a ``__getstate__`` of its own, which may write to the object."""
     own = getattr(kind, "__getstate__", None)
@@ -122,7 +135,7 @@ def _set_state_and_more(value: Any, content: tuple[Any, Mapping[str, Any]]) -> N
         vars(value).update(kept)
 
 
-@functools.cache
+@_cached_for_class
 def adds_items_itself(kind: type) -> bool:
     """Return whether pickle adds the items of a list or dict by a method of its class, which may need the state."""
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
