@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -132,7 +132,7 @@ class Accelerator(OwnAccelerator):
             project_config=self.project_configuration,
             log_with=log_with,
             fsdp_plugin=fsdp_plugin,
-            deepspeed_plugin=chosen,
+            deepspeed_plugin=cast("Any", chosen),
             megatron_lm_plugin=megatron_lm_plugin,
             torch_tp_plugin=torch_tp_plugin,
             parallelism_config=parallelism_config,

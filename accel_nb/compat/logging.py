@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from typing import Any
 
 from accel_nb.accelerator.process.logging import RankLogger
@@ -16,15 +17,15 @@ class MultiProcessAdapter(RankLogger):
         super().__init__(logger)
         self.extra = extra or {}
 
-    def process(self, msg: object, kwargs: dict[str, Any]) -> tuple[object, dict[str, Any]]:
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
         """Return a message and the options with which it is logged."""
         kwargs.setdefault("stacklevel", 2)
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Log on the ranks that the options select."""
-        msg, kwargs = self.process(msg, kwargs)
-        super().log(level, msg, *args, **kwargs)
+        msg, options = self.process(msg, kwargs)
+        super().log(level, msg, *args, **options)
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
