@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +74,7 @@ class ImportedChanges:
 
     def in_modules(self) -> set[AssignedAttribute]:
         """Return the global names that functions of the user's modules set, or whose objects they change."""
-        return self._modules.find(list(sys.modules))
+        return self._modules.find_in_process()
 
     def _read_history(self) -> None:
         """Find the attributes that cells may set which have run since the last call, before `%load_ext` included."""
