@@ -497,7 +497,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "changes",
-        ("pool/sync/change_detection.py",),
+        ("pool/sync/change_detection.py", "pool/sync/user_attributes.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",

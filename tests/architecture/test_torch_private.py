@@ -40,7 +40,7 @@ SHARED = {"_device", "_world"}
 
 PARTS = {
     "_ACCEL_NB_SAVED_", "_ACCEL_NB_STORE", "_ACCEL_NB_WORKER_DEVICE", "_always_called", "_bytes",
-    "_foreach_", "_makes_plain_objects", "_optimizer_", "_seconds", "_with_kwargs",
+    "_foreach_", "_makes_plain_objects", "_nvme_path", "_optimizer_", "_seconds", "_with_kwargs",
 }  # fmt: skip
 """Names of our own that are written as text only, and parts that names are put together from."""
 
