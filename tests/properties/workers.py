@@ -56,11 +56,14 @@ class Workers:
         self._more_flags = flags
         self._pool: Pool | None = None
         self._flags = resolve([])
+        self._session = NamespaceSession({})
 
     def start(self, size: int) -> None:
         """Start new workers in place of those that run."""
         if self._pool is not None:
             self._pool.detach()
+        # One for all programs: the first request reads the code of all modules of the tests.
+        self._session = NamespaceSession({})
         self._flags = resolve([parse_flags(f"--cpus {size} --no-panel --no-return {self._more_flags}", "%%accelerate")])
         self._pool = Pool(self._engine, [WorkerSpec("cpu", 1)] * size)
         self._pool.wait_ready()
@@ -126,8 +129,9 @@ class Workers:
         """Send a cell as a notebook without other cells does; or, unprepared, lines of this class for each rank."""
         assert self._pool is not None
         cell = Cell(source, ast.parse(source), 1)
-        session = NamespaceSession({})
-        packed, _ = session.pack_cell(cell, analyze_cell(cell.tree, {}), self._flags, self._pool, self._engine.facts())
+        packed, _ = self._session.pack_cell(
+            cell, analyze_cell(cell.tree, {}), self._flags, self._pool, self._engine.facts()
+        )
         bodies = packed.bodies
         if own is not None:
             bodies = {rank: {**body, "source": own[rank], "is_empty": True} for rank, body in bodies.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from accel_nb.pool.sync.imported_attributes import ITSELF, AssignedAttribute
 
@@ -26,43 +26,75 @@ def find_assigned_attributes(tree: ast.AST) -> set[AssignedAttribute]:
     dictionary or set, as in ``config.options.update(lr=0.1)``, set the attribute. Any method of an attribute may change
     the object that it is, as in ``config.counter.add(1)``.
     """
+    return find_in_nodes(ast.walk(tree))
+
+
+def find_in_nodes(nodes: Iterable[ast.AST], names: Collection[str] = (), owner: str = "") -> set[AssignedAttribute]:
+    """Return the same of some nodes of code, of which the global ``names`` are attributes of ``owner``."""
+    attributes = _Attributes(names, owner)
     found: set[AssignedAttribute] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign):
-            found |= _find_targets(node.targets)
+            found |= attributes.targets(node.targets)
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            found |= _find_targets([node.target])
+            found |= attributes.targets([node.target])
         elif isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
                 if _changes_in_place(node.func.attr):
-                    found |= _find_targets([node.func.value])
-                if isinstance(node.func.value, ast.Attribute) and (owner := _dotted_name(node.func.value)):
-                    found.add(AssignedAttribute(owner, ITSELF))
+                    found |= attributes.targets([node.func.value])
+                if (value := attributes.split(node.func.value)) is not None:
+                    found.add(AssignedAttribute(".".join(value), ITSELF))
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            found |= {AssignedAttribute(base) for base in map(_dotted_name, arguments) if base}
+            found |= {AssignedAttribute(base) for base in map(attributes.dotted_name, arguments) if base}
             for text in _sources_of_magic(node):
-                found |= find_assigned_attributes(text)
+                found |= find_in_nodes(ast.walk(text))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.decorator_list:
             annotations = [item.annotation for item in (*node.args.posonlyargs, *node.args.args)[:1]]
-            found |= {AssignedAttribute(base) for base in map(_dotted_name, annotations) if base}
+            found |= {AssignedAttribute(base) for base in map(attributes.dotted_name, annotations) if base}
     return found
+
+
+class _Attributes:
+    """Expressions that are attributes, as text."""
+
+    def __init__(self, names: Collection[str], owner: str) -> None:
+        self._names = names
+        self._owner = owner
+
+    def dotted_name(self, node: ast.AST | None) -> str:
+        """Return an expression such as ``torch.nn.Linear`` as text; an empty text for any other expression."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        parts.append(node.id)
+        if node.id in self._names:
+            parts.append(self._owner)
+        return ".".join(reversed(parts))
+
+    def split(self, node: ast.AST) -> tuple[str, str] | None:
+        """Return the object of which an expression is an attribute, and the attribute's name; None if it is none."""
+        base, _, name = self.dotted_name(node).rpartition(".")
+        return (base, name) if base else None
+
+    def targets(self, targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
+        """Return the attributes that are set when something is assigned to ``targets``."""
+        found: set[AssignedAttribute] = set()
+        for target in targets:
+            if isinstance(target, ast.Tuple | ast.List):
+                found |= self.targets(target.elts)
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            if (attribute := self.split(target)) is not None:
+                found.add(AssignedAttribute(*attribute))
+        return found
 
 
 def _changes_in_place(method: str) -> bool:
     """Return whether a method changes its object: one of containers, or of tensors, whose names end so."""
     return method in _CHANGING_METHODS or (method.endswith("_") and not method.startswith("_"))
-
-
-def _find_targets(targets: Iterable[ast.AST]) -> set[AssignedAttribute]:
-    found: set[AssignedAttribute] = set()
-    for target in targets:
-        if isinstance(target, ast.Tuple | ast.List):
-            found |= _find_targets(target.elts)
-        while isinstance(target, ast.Subscript):
-            target = target.value
-        if isinstance(target, ast.Attribute) and (base := _dotted_name(target.value)):
-            found.add(AssignedAttribute(base, target.attr))
-    return found
 
 
 def _sources_of_magic(call: ast.Call) -> Iterator[ast.Module]:
@@ -74,14 +106,3 @@ def _sources_of_magic(call: ast.Call) -> Iterator[ast.Module]:
         yield ast.parse(str(texts[2]))
     except SyntaxError:  # not Python, such as in %%bash
         return
-
-
-def _dotted_name(node: ast.AST | None) -> str:
-    """Return an expression such as ``torch.nn.Linear`` as text; an empty text for any other expression."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([node.id, *reversed(parts)])

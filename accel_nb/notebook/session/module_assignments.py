@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
+from accel_nb.notebook.cells.assigned_attributes import find_in_nodes
 from accel_nb.notebook.session.module_sync import FileStamp, source_file_of, stamp_of
 from accel_nb.pool.sync.imported_attributes import MODULE_END, AssignedAttribute
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class ModuleAssignments:
@@ -48,29 +51,36 @@ def _find_in_file(name: str, file: str, namespace: dict[str, Any]) -> set[Assign
     except (OSError, SyntaxError, ValueError):
         return set()
     found: set[AssignedAttribute] = set()
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            names = namespace.keys() - _local_names(function)
-            found |= find_assigned_attributes(_AsAttributes(name, names).visit(function))
+    for function in _Scope(tree).functions:
+        found |= _find_in_function(function, namespace.keys(), name + MODULE_END)
     return {item for item in found if MODULE_END in item.base and item.name is not None}
 
 
-def _local_names(function: ast.AST) -> set[str]:
-    nodes = list(ast.walk(function))
-    shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return (bound | {node.arg for node in nodes if isinstance(node, ast.arg)}) - shared
+class _Scope:
+    """The nodes of a module, or of a function without those of the functions inside, which are scopes of their own."""
+
+    def __init__(self, root: ast.AST) -> None:
+        self.nodes: list[ast.AST] = [root]
+        self.functions: list[ast.AST] = []
+        for node in self.nodes:
+            for child in ast.iter_child_nodes(node):
+                (self.functions if isinstance(child, _FUNCTIONS) else self.nodes).append(child)
 
 
-class _AsAttributes(ast.NodeTransformer):
-    """Replaces global names of a module by attributes of the module."""
-
-    def __init__(self, module: str, names: set[str]) -> None:
-        self._root = module + MODULE_END
-        self._names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Replace a global name."""
-        if node.id not in self._names:
-            return node
-        return ast.Attribute(ast.Name(self._root, ast.Load()), node.id, node.ctx)
+def _find_in_function(function: ast.AST, names: AbstractSet[str], module: str) -> set[AssignedAttribute]:
+    """Find the attributes that a function sets, if ``names`` are the global names that its surroundings can use."""
+    scope = _Scope(function)
+    local: set[str] = set()
+    shared: set[str] = set()
+    for node in scope.nodes:
+        if isinstance(node, ast.Global):
+            shared.update(node.names)
+        elif isinstance(node, ast.arg):
+            local.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            local.add(node.id)
+    names = names - (local - shared) | shared
+    found = find_in_nodes(scope.nodes, names, module)
+    for inside in scope.functions:
+        found |= _find_in_function(inside, names, module)
+    return found
