@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import sys
+import types
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from accel_nb.notebook.cells.assigned_attributes import find_in_nodes
 from accel_nb.notebook.session.module_sync import FileStamp, source_file_of, stamp_of
-from accel_nb.pool.sync.imported_attributes import MODULE_END, AssignedAttribute
+from accel_nb.pool.sync.imported_attributes import ITSELF, MODULE_END, AssignedAttribute
+from accel_nb.runtime.process.user_code import is_user_module
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -53,7 +55,15 @@ def _find_in_file(name: str, file: str, namespace: dict[str, Any]) -> set[Assign
     found: set[AssignedAttribute] = set()
     for function in _Scope(tree).functions:
         found |= _find_in_function(function, namespace.keys(), name + MODULE_END)
-    return {item for item in found if MODULE_END in item.base and item.name is not None}
+    own = {item for item in found if MODULE_END in item.base and item.name is not None}
+    return {item for item in own if item.name != ITSELF or not _is_in_library(item, namespace)}
+
+
+def _is_in_library(attribute: AssignedAttribute, namespace: dict[str, Any]) -> bool:
+    """Return whether an attribute is that of an installed library's module, as in ``np.random.shuffle``."""
+    _, root, *_ = attribute.base.rpartition(MODULE_END)[2].split(".")
+    value = namespace.get(root)
+    return isinstance(value, types.ModuleType) and not is_user_module(value.__name__)
 
 
 class _Scope:

@@ -33,7 +33,7 @@ class ImportedReturns:
 
     def ids(self) -> SharedObjects:
         """Return the ids of the objects that the attributes are now, for values that refer to them."""
-        return ImportedAttributes({path: value for path, (value, _) in self._read().items()}).ids()
+        return ImportedAttributes(read_assigned(self._assigned, self._namespace)).ids()
 
     def bind_changed(self) -> list[str]:
         """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied."""
@@ -60,6 +60,9 @@ class ImportedReturns:
 
     def _fingerprint(self, value: Any) -> Any:
         """Return a fingerprint of what is changed in place; None for other values, which are compared by identity."""
-        if not is_changed_in_place(value) or describe_copy_problem(value, self._namespace) is not None:
+        if not is_changed_in_place(value):
             return None
-        return fingerprint_of(value, self._namespace, SharedObjects())
+        try:
+            return fingerprint_of(value, self._namespace, SharedObjects())
+        except Exception:  # a value that cannot be copied does not return
+            return None
