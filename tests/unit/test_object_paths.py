@@ -299,7 +299,7 @@ def test_containers_are_filled_in_place(sides, value, change, expected):
     assert sides.ship("value") == []
     change(value)
     if value != expected if not isinstance(value, np.ndarray) else False:
-        assert sides.ship("value") == ["value"]
+        assert {path.partition("@")[0] for path in sides.ship("value")} == {"value"}
         assert sides.worker["value"] is there
         assert there == value
 

@@ -35,7 +35,9 @@ def keep_output(namespace: dict[str, Any], *, is_of_this_cell: bool) -> bool:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    if is_tensor(value) or is_plain_array(value):
+    if is_tensor(value):
+        return value.numel() * value.element_size() <= _MAX_BYTES  # a sparse tensor has no `nbytes`
+    if is_plain_array(value):
         return value.nbytes <= _MAX_BYTES
     items = value.values() if type(value) is dict else value
     if type(value) in (list, tuple, dict):

@@ -26,10 +26,11 @@ from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
     group_sizes,
     hyperparameters,
+    keyed_values,
     own_values,
     state_tensors,
 )
-from accel_nb.pool.sync.pickling import digest, dump
+from accel_nb.pool.sync.pickling import copyable_values, digest
 from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
@@ -94,14 +95,15 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
         )
         return Fingerprint(_structure(value, tensors), content)
     if is_optimizer(value):
-        groups = digest((hyperparameters(value), own_values(value)), namespace=namespace, shared={})
+        groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        attributes = digest((own_values(value, namespace, refs), keyed_values(value)), namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
         state = {part: id(tensor) for part, tensor in state_parts(value).items()}
-        content = OptimizerContent(tensors, groups, hooks, methods, state)
+        content = OptimizerContent(tensors, groups, attributes, hooks, methods, state)
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
-        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
+        return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))
     if is_compared_by_identity(value):
         return None
     found = None if is_loader(value) else content_of(value)
@@ -214,20 +216,6 @@ def _attributes_fingerprint(module: Any, namespace: dict[str, Any], refs: Mappin
     except Exception:  # leave out attributes that cannot be copied
         code = digest(copyable_values(other, namespace, refs), namespace=namespace, shared=refs)
     return AttributesContent(frozenset(names), (plain, code))
-
-
-def copyable_values(
-    values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
-) -> dict[Any, Any]:
-    """Return the values that can be copied."""
-    copyable: dict[Any, Any] = {}
-    for key, value in values.items():
-        try:
-            dump(value, namespace=namespace, shared=refs)
-        except Exception:  # such as a lock, a file or a generator
-            continue
-        copyable[key] = value
-    return copyable
 
 
 def module_attributes(

@@ -18,7 +18,7 @@ from accel_nb.pool.sync.change_detection import (
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts
 from accel_nb.pool.sync.namespace_sync import Namespace
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_tensor
-from accel_nb.pool.sync.object_paths import content_of, is_below_module, referenced_objects, root_name
+from accel_nb.pool.sync.object_paths import content_of, is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.shared_ids import SharedObjects, has_identity, shared_ids
 
@@ -140,7 +140,7 @@ class NamespaceSnapshot:
         """Forget the tensors and arrays below modules that have another size or type now: they are sent anew."""
         for path, value in self.living().items():
             found = self.objects[path].fingerprint
-            if found is None or not is_below_module(path) or not (is_tensor(value) or is_plain_array(value)):
+            if found is None or not is_below_training_object(path) or not (is_tensor(value) or is_plain_array(value)):
                 continue
             content = content_of(value)
             if found.kind[0] != "view" and (content is None or content[0] != found.kind):

@@ -42,7 +42,8 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_paths import (
     content_of,
-    is_below_module,
+    is_below_training_object,
+    is_replaced_whole,
     referenced_objects,
     resolve_path,
     root_name,
@@ -370,7 +371,7 @@ class SharedObjectRegistry:
         still_shared = ReferenceRecorder(
             references.select(
                 lambda item: (root := root_name(item[1])) not in delta.values or not self._is_shared(root, namespace)
-            )
+            ).merge(self._replaced_whole(namespace, seen))
         )
         try:
             worker_only = {name for name, entry in self._entries.items() if entry.is_worker_only}
@@ -385,6 +386,19 @@ class SharedObjectRegistry:
             delta.replace_content(NamespaceDelta(rng=delta.rng, removed=delta.removed))
             return self._write([*names, *further], namespace, delta, payloads)
         return payload
+
+    def _replaced_whole(self, namespace: Namespace, names: Collection[str]) -> SharedObjects:
+        """Return the ids of objects with other names than ``names`` that are replaced whole, and that workers lack.
+
+        A value that contains one is sent with that name: it stays one object when a cell changes it.
+        """
+        return SharedObjects(
+            {
+                id(value): ("name", name, "")
+                for name, value in dict(namespace).items()
+                if name not in names and name not in self._entries and name[:1] != "_" and is_replaced_whole(value)
+            }
+        )
 
     def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``."""
@@ -421,7 +435,7 @@ class SharedObjectRegistry:
                 try:
                     entry.fingerprint = _fingerprint(path, entry.value, namespace, shared)
                 except Exception:  # a value that cannot be copied counts as changed
-                    if is_below_module(path):
+                    if is_below_training_object(path):
                         self._drop_parts([path])
 
     def record_worker_only(self, name: str, namespace: Namespace) -> None:
@@ -547,14 +561,14 @@ class SharedObjectRegistry:
             try:
                 fingerprint = _fingerprint(path, entry.value, namespace, references)
             except Exception:
-                if not is_below_module(path):
+                if not is_below_training_object(path):
                     raise
                 replaced.append(path)
                 continue
             if fingerprint == entry.fingerprint:
                 continue
             if fingerprint is None or entry.fingerprint is None or not fingerprint.can_update(entry.fingerprint):
-                if is_below_module(path):
+                if is_below_training_object(path):
                     replaced.append(path)
                     continue
                 delta.values[name] = value
@@ -597,7 +611,9 @@ def _add_change(
             delta.hooks[path] = changed_module_hooks(value, before.content.hooks)
     elif is_optimizer(value):
         has_stepped = fingerprint.content.tensors != before.content.tensors
-        delta.optimizers[path] = optimizer_state(value, with_tensors=has_stepped, before=before.content)
+        delta.optimizers[path] = optimizer_state(
+            value, namespace, shared, with_tensors=has_stepped, before=before.content
+        )
     elif is_scheduler(value):
         delta.schedulers[path] = value.state_dict()
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import types
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.iterators import is_generator_iterator, is_loader_iterator
+from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator
 from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
@@ -25,6 +26,9 @@ from accel_nb.pool.sync.object_kinds import (
     is_generator,
     is_loader,
     is_module,
+    is_optimizer,
+    is_scheduler,
+    is_sparse,
     is_tensor,
     is_training_object,
     set_attributes,
@@ -32,9 +36,16 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
 from accel_nb.pool.sync.process_objects import is_of_process
+from accel_nb.pool.sync.shared_ids import has_identity
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.tensor_reduction import set_tensor_attributes, tensor_attributes
-from accel_nb.pool.sync.user_attributes import attribute_owner, user_attributes
+from accel_nb.pool.sync.user_attributes import (
+    attribute_owner,
+    has_tensor_keys,
+    optimizer_attributes,
+    scheduler_attributes,
+    user_attributes,
+)
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.generators import argument_values
@@ -45,13 +56,14 @@ MAX_ITEMS = 64
 MAX_PARTS = 512
 
 _OWN = "own:"
-"""The start of the step to an attribute of a module, or of one of its submodules or parameters."""
+"""The start of the step to an attribute of a module, its submodules or parameters, of an optimizer or a scheduler."""
 
 _MISSING = object()
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _LOADER_PARTS = frozenset({"dataset", "sampler", "batch_sampler", "collate_fn"})
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+_NEVER_WHOLE = (*_ATOMS, types.FunctionType, types.MethodType, types.CellType, list, set, deque, bytearray, array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +102,8 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def is_below_module(path: str) -> bool:
-    """Return whether an object is at an attribute of a module, or below one."""
+def is_below_training_object(path: str) -> bool:
+    """Return whether an object is at an attribute of a module, an optimizer or a scheduler, or below one."""
     return f"@{_OWN}" in path
 
 
@@ -110,7 +122,6 @@ def _has_only_atoms(value: Any) -> bool:
 
 
 def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
-    is_container = isinstance(value, list | tuple | dict)
     if is_module(value):
         seen.update(id(part) for part in value.modules())
         seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
@@ -119,19 +130,16 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
             continue
         below = f"{path}@{step}"
-        if is_below_module(below) and not _can_change_in_place(child):
+        if is_below_training_object(below) and not _can_change_in_place(child):
             continue  # it is a part of the attribute, not a reason to send the whole model
         seen.add(id(child))
         if any(is_kind(child) for is_kind in _CHANGED_IN_PLACE):
             found[below] = child
             _collect_objects(below, child, seen, found)
         elif isinstance(child, list | tuple | dict | set | deque | bytearray | array):
-            inside: dict[str, Any] = {}
-            _collect_objects(below, child, seen, inside)
-            # A container in another one gets a path only if it contains objects: numbers are part of the outer content.
-            if (inside or not is_container) and not isinstance(child, tuple):
+            if not isinstance(child, tuple):
                 found[below] = child
-            found.update(inside)
+            _collect_objects(below, child, seen, found)
         elif has_references(child) or has_own_state(child):
             found[below] = child
             _collect_objects(below, child, seen, found)
@@ -144,7 +152,9 @@ def _can_change_in_place(value: Any) -> bool:
 
 
 def _is_known_dict(kind: type) -> bool:
-    return kind in _DICTS or kind.__module__ == "__main__"
+    """Return whether a class of dicts is copied by its items and attributes."""
+    is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and any(kind.__reduce__ is base.__reduce__ for base in _DICTS)
+    return is_usual or kind.__module__ == "__main__"
 
 
 def _steps(value: Any) -> Iterator[tuple[str, Any]]:
@@ -179,10 +189,16 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         for path, own in user_attributes(value).items():
             prefix = f"{_OWN}{path}." if path else _OWN
             yield from ((prefix + name, item) for name, item in own.items() if name.isidentifier())
+    elif is_optimizer(value) or is_scheduler(value):
+        own = optimizer_attributes(value) if is_optimizer(value) else scheduler_attributes(value)
+        yield from ((_OWN + name, item) for name, item in own.items() if not has_tensor_keys(item))
     elif is_tensor(value):
         yield from _numbered("hook:", gradient_hooks(value))
     elif is_loader(value):
         yield from _loader_parts(value)
+    elif _is_array(value):
+        if value.dtype.hasobject and value.size <= MAX_ITEMS:
+            yield from ((f"item:{index}", item) for index, item in enumerate(value.flat))
     elif is_plain_object(value):
         yield from _attributes(value)
 
@@ -254,7 +270,24 @@ def is_plain_object(value: Any) -> bool:
 
 def _is_builtin_method(value: Any) -> bool:
     """Return whether a value is a method of an object of a built-in type, such as the ``append`` of a list."""
-    return isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type | None)
+    return isinstance(value, types.BuiltinMethodType | types.MethodWrapperType) and not isinstance(
+        value.__self__, types.ModuleType | type | None
+    )
+
+
+def is_replaced_whole(value: Any) -> bool:
+    """Return whether the other side gets a new object when this one changes, so that what refers to it is sent too."""
+    return (
+        has_identity(value)
+        and not isinstance(value, _NEVER_WHOLE)
+        and not is_iterator(value)
+        and not is_training_object(value)
+        and not any(is_kind(value) for is_kind in _CHANGED_IN_PLACE)
+        and not (isinstance(value, dict) and _is_known_dict(type(value)))
+        and not has_references(value)
+        and not has_own_state(value)
+        and not is_of_process(value)
+    )
 
 
 def _is_pickled_by_value(function: types.FunctionType) -> bool:
@@ -272,8 +305,22 @@ def _is_cell(value: Any) -> bool:
     return isinstance(value, types.CellType)
 
 
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    """Return the properties of a sparse tensor that a copy keeps: layout and number of values; none of other tensors."""
+    if not is_sparse(tensor):
+        return ()
+    name = str(tensor.layout)
+    return (name,) if name == "torch.sparse_coo" else (name, tensor.values().shape)
+
+
 def _is_array(value: Any) -> bool:
-    return type(value).__name__ == "ndarray" and type(value).__module__ == "numpy"
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _is_masked(array: Any) -> bool:
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(array, masked.MaskedArray)
 
 
 _CHANGED_IN_PLACE = (
@@ -304,14 +351,16 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if is_tensor(value):
         if not _can_change_in_place(value):
             return None
-        return ("tensor", tuple(value.shape), str(value.dtype)), (
+        return ("tensor", tuple(value.shape), str(value.dtype), *_layout(value)), (
             OwnData(value.detach()),
             value.requires_grad,
             value.grad,
             tensor_attributes(value),
         )
     if _is_array(value):
-        return ("array", value.shape, str(value.dtype)), OwnData(value.view())
+        plain = sys.modules["numpy"].ndarray
+        mask = (value.mask.copy(), value.fill_value) if _is_masked(value) else None
+        return ("array", kind, value.shape, str(value.dtype)), (OwnData(value.view(plain)), mask)
     if isinstance(value, list):
         return kind, (list(value), own)
     if isinstance(value, set):
@@ -348,26 +397,43 @@ def set_content(value: Any, content: Any) -> None:
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):
         data, requires_grad, gradient, own = content
-        overwrite(value.data, data_of(data))
+        if is_sparse(value):
+            with sys.modules["torch"].no_grad():
+                value.copy_(data_of(data))
+        else:
+            overwrite(value.data, data_of(data))
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
         value.grad = gradient
         set_tensor_attributes(value, own)
     elif _is_array(value):
-        value[...] = data_of(content)
-    elif isinstance(value, list | bytearray | array):
+        data, mask = content
+        value.view(sys.modules["numpy"].ndarray)[...] = data_of(data)
+        if mask is not None:
+            value.mask, value.fill_value = mask
+    elif isinstance(value, list):
+        items, own = content
+        list.__setitem__(value, slice(None), items)  # not the methods of a subclass: what they do has been done
+        _set_attributes(value, own)
+    elif isinstance(value, bytearray | array):
         value[:], own = content
         _set_attributes(value, own)
-    elif isinstance(value, set | deque):
+    elif isinstance(value, set):
         items, own = content
-        value.clear()
-        (value.update if isinstance(value, set) else value.extend)(items)
+        set.clear(value)
+        set.update(value, items)
+        _set_attributes(value, own)
+    elif isinstance(value, deque):
+        items, own = content
+        deque.clear(value)
+        deque.extend(value, items)
         _set_attributes(value, own)
     elif isinstance(value, dict):
         items, factory, own = content
-        value.clear()
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        base.clear(value)
         for key, item in items:
-            value[key] = item
+            base.__setitem__(value, key, item)
         if isinstance(value, defaultdict):
             value.default_factory = factory
         _set_attributes(value, own)

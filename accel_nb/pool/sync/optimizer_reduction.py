@@ -6,6 +6,7 @@ import copyreg
 import types
 from typing import Any
 
+from accel_nb.pool.sync.user_attributes import OPTIMIZER_PREFIXES
 from accel_nb.pool.sync.user_hooks import optimizer_hooks, own_methods, replaced_method, reserve_numbers
 
 
@@ -17,10 +18,6 @@ def reduce_scheduler(scheduler: Any) -> Any:
     return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
 
 
-TORCH_PREFIXES = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
-"""Beginnings of the names of attributes that torch sets on optimizers."""
-
-
 def reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with attributes that torch leaves out, such as those of LBFGS."""
     make, arguments, state, *rest = optimizer.__reduce_ex__(5)
@@ -29,7 +26,7 @@ def reduce_optimizer(optimizer: Any) -> Any:
     own = {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in (*state, "step", "zero_grad") and not name.startswith(TORCH_PREFIXES)
+        if name not in (*state, "step", "zero_grad") and not name.startswith(OPTIMIZER_PREFIXES)
     }
     users = {**own_methods(optimizer), **optimizer_hooks(optimizer)}
     state = {name: value for name, value in state.items() if not is_property(type(optimizer), name)}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor, parameters_of
-from accel_nb.pool.sync.object_paths import set_attribute
-from accel_nb.pool.sync.optimizer_reduction import TORCH_PREFIXES, is_property
-from accel_nb.pool.sync.shared_ids import DIVIDED, StatePart, state_parts
+from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
+from accel_nb.pool.sync.object_paths import content_of, is_replaced_whole, set_attribute
+from accel_nb.pool.sync.optimizer_reduction import is_property
+from accel_nb.pool.sync.pickling import copyable_values
+from accel_nb.pool.sync.shared_ids import DIVIDED, SharedId, StatePart, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.user_attributes import has_tensor_keys, optimizer_attributes
 from accel_nb.pool.sync.user_hooks import (
     HookId,
     changed_hooks,
@@ -26,7 +29,6 @@ from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _PLAIN = bool | int | float | complex | str | bytes | None
-_OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class OptimizerContent:
 
     tensors: tuple[Any, ...]
     groups: bytes
+    attributes: bytes
     hooks: tuple[HookId, ...]
     methods: tuple[tuple[str, int], ...]
     state: dict[StatePart, int]
@@ -64,12 +67,14 @@ def optimizer_bytes(optimizer: Any) -> int:
 
 def optimizer_state(
     optimizer: Any,
+    namespace: dict[str, Any],
+    refs: Mapping[int, SharedId],
     *,
     with_tensors: bool,
     sizes_before: tuple[int, ...] | None = None,
     before: OptimizerContent | None = None,
 ) -> dict[str, Any]:
-    """Return hyperparameters and `own_values`; if ``with_tensors`` also the state of the parameters.
+    """Return hyperparameters and attributes; if ``with_tensors`` also the state of the parameters.
 
     ``sizes_before`` are the `group_sizes` of the other optimizer, which receives the parameters of other groups too.
     ``before`` is the content that both have had; without it, hooks and replaced methods are left out.
@@ -78,7 +83,10 @@ def optimizer_state(
         kept = _read_state(optimizer) if with_tensors else None
     if kept is not None:
         kept = {key: {name: _own_tensor(value) for name, value in values.items()} for key, values in kept.items()}
-    inner = {name: optimizer_state(item, with_tensors=with_tensors) for name, item in inner_optimizers(optimizer)}
+    inner = {
+        name: optimizer_state(item, namespace, refs, with_tensors=with_tensors)
+        for name, item in inner_optimizers(optimizer)
+    }
     known = group_sizes(optimizer) if sizes_before is None else sizes_before
     params = [
         None if known[number : number + 1] == (len(group["params"]),) else group["params"]
@@ -91,7 +99,8 @@ def optimizer_state(
         "state": kept,
         "is_divided": any(is_sharded(tensor) for tensor in state_tensors(optimizer)),
         "held": [] if before is None else _held_places(optimizer, before),
-        "own": own_values(optimizer),
+        "own": own_values(optimizer, namespace, refs),
+        "keyed": keyed_values(optimizer),
         "inner": inner,
         "hooks": None if before is None else changed_hooks(optimizer, before.hooks),
         "methods": own_methods(optimizer) if has_other_methods else None,
@@ -126,7 +135,8 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     for group, params in zip(groups, state["params"], strict=True):
         if params is not None:
             group["params"] = params
-    for name, value in state["own"].items():
+    vars(optimizer).update(state["own"])
+    for name, value in state["keyed"].items():
         set_attribute(optimizer, name, _with_keys(value, dict(enumerate(parameters_of(optimizer)))))
     for group, values in zip(groups, state["groups"], strict=True):
         group.update(values)
@@ -178,29 +188,38 @@ def _load_state(optimizer: Any, state: Mapping[Any, dict[str, Any]], places: Col
             optimizer.state[parameters[int(number)]][name] = known.copy_(loaded)
 
 
-def own_values(optimizer: Any) -> dict[str, Any]:
-    """Return the data among the attributes of an optimizer, such as a count of steps, without those of torch's classes.
+def own_values(optimizer: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[str, Any]:
+    """Return the attributes of an optimizer that can be copied, such as a count of steps, without those of torch.
 
-    Data are plain values, tensors that require no gradients, and containers of these. A parameter that is the key of a
-    dict is returned as its `ParameterIndex`.
+    They are data (plain values, tensors that require no gradients, and containers of these) and objects.
     """
-    hides_private = all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__)
+    own = {name: value for name, value in optimizer_attributes(optimizer).items() if not has_tensor_keys(value)}
+    data = {name: value for name, value in own.items() if _is_data(value)}
+    others = {name: value for name, value in own.items() if name not in data and _is_object(value)}
+    return data | (copyable_values(others, namespace, refs) if others else {})
+
+
+def keyed_values(optimizer: Any) -> dict[str, Any]:
+    """Return the containers among the attributes of an optimizer in which parameters are keys: as `ParameterIndex`."""
     indices = {value: ParameterIndex(number) for number, value in enumerate(parameters_of(optimizer))}
     return {
         name: _with_keys(value, indices)
-        for name, value in vars(optimizer).items()
-        if name not in ("state", "param_groups", "defaults")
-        and not (hides_private and name.startswith("_"))
-        and not name.startswith(("_accel_nb", *TORCH_PREFIXES))
-        and _is_data(value, indices)
+        for name, value in optimizer_attributes(optimizer).items()
+        if has_tensor_keys(value) and _is_data(value, indices)
     }
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value has content that is sent: not a function, a model or a tensor."""
+    is_other = is_tensor(value) or is_training_object(value) or isinstance(value, types.FunctionType | types.MethodType)
+    return not is_other and (is_replaced_whole(value) or content_of(value) is not None)
 
 
 class ParameterIndex(int):
     """The index of a parameter among those of its optimizer."""
 
 
-def _is_data(value: Any, parameters: Mapping[Any, Any]) -> bool:
+def _is_data(value: Any, parameters: Collection[Any] = ()) -> bool:
     if is_tensor(value):
         return not value.requires_grad and not is_sharded(value)
     if type(value) in _DICTS:

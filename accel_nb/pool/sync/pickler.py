@@ -40,7 +40,7 @@ from accel_nb.pool.sync.loader_state import has_started_workers, reduce_loader
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
-from accel_nb.pool.sync.object_paths import resolve_path
+from accel_nb.pool.sync.object_paths import is_replaced_whole, resolve_path
 from accel_nb.pool.sync.object_reduction import (
     adds_items_itself,
     inverse_transform_type,
@@ -148,7 +148,7 @@ class Pickler(cloudpickle.Pickler):
                 return None if held is None else ("id", held)
             return None
         if self._by_identity:
-            return id(obj)
+            return None if is_replaced_whole(obj) else id(obj)
         if found == OUTDATED:
             raise TypeError(
                 f"workers have read from this {type(obj).__qualname__}, and the place that they got to is lost"

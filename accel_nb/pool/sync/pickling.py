@@ -39,6 +39,20 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
     return Unpickler(io.BytesIO(stream), namespace, buffers).load()
 
 
+def copyable_values(
+    values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]
+) -> dict[Any, Any]:
+    """Return the values that can be copied."""
+    copyable: dict[Any, Any] = {}
+    for key, value in values.items():
+        try:
+            dump(value, namespace=namespace, shared=refs)
+        except Exception:  # such as a lock, a file or a generator
+            continue
+        copyable[key] = value
+    return copyable
+
+
 class Trial:
     """Copies values one after another, which shows whether they can be copied and how large the copies are.
 
@@ -71,7 +85,8 @@ class Trial:
 def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
     """Return a short fingerprint of a value's content, tensors and arrays included.
 
-    It is valid in this process only: shared objects are included by identity, which does not depend on their paths.
+    It is valid in this process only: shared objects are included by identity, which does not depend on their paths;
+    not so those that are replaced whole, of which a change is one of the value too.
     """
     stream, buffers = io.BytesIO(), []
     Pickler(stream, buffers.append, namespace, shared, by_identity=True).dump(value)

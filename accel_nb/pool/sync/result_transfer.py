@@ -34,7 +34,6 @@ from accel_nb.pool.payload import (
 )
 from accel_nb.pool.sync.change_detection import (
     Fingerprint,
-    copyable_values,
     is_state_sharded,
     module_attributes,
     module_flags,
@@ -66,7 +65,7 @@ from accel_nb.pool.sync.object_paths import (
 )
 from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
-from accel_nb.pool.sync.pickling import Trial
+from accel_nb.pool.sync.pickling import Trial, copyable_values
 from accel_nb.pool.sync.sections import SectionError
 from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
@@ -297,7 +296,7 @@ class ResultSender:
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             fits = fits and (can_read_full() or not is_state_sharded(value))
             delta.optimizers[path] = optimizer_state(
-                value, with_tensors=fits, sizes_before=known.kind, before=known.content
+                value, namespace, shared, with_tensors=fits, sizes_before=known.kind, before=known.content
             )
             if not fits:
                 size = size_text(optimizer_bytes(value))

@@ -1,9 +1,10 @@
-"""The attributes that the user's code has set on modules and their parameters."""
+"""The attributes that the user's code has set on modules and their parameters, on optimizers and on schedulers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
 
 _TORCH_ATTRIBUTES = frozenset(
@@ -15,6 +16,11 @@ _TORCH_ATTRIBUTES = frozenset(
         "_compiled_call_impl", "forward",
     }
 )  # fmt: skip
+
+OPTIMIZER_PREFIXES = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
+"""Beginnings of the names of attributes that torch sets on optimizers."""
+_OPTIMIZER_ATTRIBUTES = frozenset({"state", "param_groups", "defaults", "step", "zero_grad"})
+_OPTIMIZER_PACKAGES = ("torch.", "accel_nb.", "builtins", "typing", "abc")
 
 
 def user_attributes(module: Any) -> dict[str, dict[str, Any]]:
@@ -53,3 +59,28 @@ def attribute_owner(module: Any, path: str) -> Any:
         return holder.get_submodule(name) if name in holder._modules or not name else holder.get_parameter(name)
     except AttributeError as error:
         raise LookupError(str(error)) from None
+
+
+def optimizer_attributes(optimizer: Any) -> dict[str, Any]:
+    """Return the attributes that the user's code has set on an optimizer, without the optimizers that it wraps."""
+    hides_private = all(kind.__module__.startswith(_OPTIMIZER_PACKAGES) for kind in type(optimizer).__mro__)
+    hidden = ("_",) if hides_private else ("_accel_nb", *OPTIMIZER_PREFIXES)
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in _OPTIMIZER_ATTRIBUTES and not name.startswith(hidden) and not is_optimizer(value)
+    }
+
+
+def scheduler_attributes(scheduler: Any) -> dict[str, Any]:
+    """Return the attributes of a scheduler, without those that preparing it has set."""
+    return {
+        name: value for name, value in vars(scheduler).items() if name != "step" and not name.startswith("_accel_nb")
+    }
+
+
+def has_tensor_keys(value: Any) -> bool:
+    """Return whether a container has a dict whose keys are tensors, such as the parameters of an optimizer."""
+    if isinstance(value, dict):
+        return any(map(is_tensor, value)) or any(map(has_tensor_keys, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_tensor_keys, value))
