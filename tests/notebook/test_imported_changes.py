@@ -129,3 +129,14 @@ def test_the_style_of_plots_and_the_detection_of_anomalies_are_the_notebooks(ker
     setup(kernel, "matplotlib.rcParams['lines.linewidth'] = 1.5\ntorch.autograd.set_detect_anomaly(False)")
     done(kernel, "found = (matplotlib.rcParams['lines.linewidth'], torch.is_anomaly_enabled())")
     assert kernel.value("found") == (1.5, False)
+
+
+def test_cells_run_where_a_module_of_the_notebook_is_not_found(kernel, tmp_path):
+    (tmp_path / "accel_nb_gone.py").write_text("SEEN = []\ndef record(item): SEEN.append(item)\n")
+    setup(kernel, f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport accel_nb_gone\nsys.path.pop(0)")
+    done(kernel, "found = 3")
+    assert kernel.value("found") == 3
+    output = run(kernel, "accel_nb_gone.record(1)")
+    assert output.error is not None
+    assert "accel_nb_gone" in output.traceback
+    setup(kernel, "del sys.modules['accel_nb_gone'], accel_nb_gone")

@@ -103,11 +103,17 @@ class ImportedAttributes:
 
 
 def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> ImportedAttributes:
-    """Set attributes; what code changes in place is updated so, as code may have imported it by its own name."""
+    """Set attributes; what code changes in place is updated so, as code may have imported it by its own name.
+
+    Those of a module that cannot be found are left out: code that uses one gets Python's error.
+    """
     found: dict[ImportedPath, Any] = {}
     for place, kind, value in values:
         path, _, name = place.path.rpartition(".")
-        imported = importlib.import_module(place.module)
+        try:
+            imported = importlib.import_module(place.module)
+        except ModuleNotFoundError:
+            continue
         owner = operator.attrgetter(path)(imported) if path else imported
         current = getattr(owner, name, None)
         if kind is not None:

@@ -306,7 +306,7 @@ def _is_cell(value: Any) -> bool:
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
-    """Return the properties of a sparse tensor that a copy keeps: layout and number of values; none of other tensors."""
+    """Return the layout of a sparse tensor, and the shape of its values if a copy keeps it; nothing of others."""
     if not is_sparse(tensor):
         return ()
     name = str(tensor.layout)
