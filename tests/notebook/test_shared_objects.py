@@ -57,6 +57,7 @@ KINDS = {
     "masked array": (lambda: np.ma.array([1, 2, 3], mask=[0, 1, 0]), lambda x: x.__setitem__(0, 9), repr),
     "matrix": (lambda: np.matrix([[1, 2]]), lambda x: x.fill(4), lambda x: x.tolist()),
     "tensor": (lambda: torch.zeros(3), lambda x: x.add_(1), lambda x: x.tolist()),
+    "resized tensor": (lambda: torch.zeros(3), lambda x: x.resize_(4).fill_(1), lambda x: x.tolist()),
     "sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda x: x.mul_(2), lambda x: x.to_dense().tolist()),
     "parameter": (lambda: nn.Parameter(torch.zeros(3)), lambda x: x.data.add_(1), lambda x: x.tolist()),
     "random": (lambda: random.Random(0), lambda x: x.random(), lambda x: hash(x.getstate())),

@@ -155,6 +155,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
     Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without increasing
     them. The sum of the bits is cheap, but equal after a permutation; ``exact`` computes a checksum instead.
     """
+    import numpy
     import torch
 
     fingerprints: list[Any] = []
@@ -168,7 +169,7 @@ def tensor_fingerprints(tensors: Iterable[Any], *, exact: bool = False) -> tuple
             data = torch.view_as_real(data.resolve_conj())
         flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
         if exact and data.is_cpu:
-            fingerprints.append(zlib.crc32(flat.numpy().data))
+            fingerprints.append(zlib.crc32(numpy.from_dlpack(flat).data))  # `Tensor.numpy` forbids to resize it
             continue
         whole = flat[: flat.numel() // 4 * 4]
         parts = sums.setdefault(data.device, [])

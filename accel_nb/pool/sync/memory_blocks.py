@@ -94,7 +94,9 @@ class MemoryBlocks:
                 data = data.clone()
                 storage = data.untyped_storage()
             torch = sys.modules["torch"]
-            block = self._add(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+            # The user's code may resize it: `Tensor.numpy` would forbid that.
+            content = sys.modules["numpy"].from_dlpack(torch.empty(0, dtype=torch.uint8).set_(storage))
+            block = self._add(storage.data_ptr(), content)
             offset = data.storage_offset() * size
         return block, (offset // size, tuple(data.size()), data.stride())
 

@@ -306,11 +306,11 @@ def _is_cell(value: Any) -> bool:
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
-    """Return the layout of a sparse tensor, and the shape of its values if a copy keeps it; nothing of others."""
+    """Return the layout and the shape of a sparse tensor, and that of its values if a copy keeps it; none of others."""
     if not is_sparse(tensor):
         return ()
     name = str(tensor.layout)
-    return (name,) if name == "torch.sparse_coo" else (name, tensor.values().shape)
+    return (name, tensor.shape) if name == "torch.sparse_coo" else (name, tensor.shape, tensor.values().shape)
 
 
 def _is_array(value: Any) -> bool:
@@ -351,7 +351,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     if is_tensor(value):
         if not _can_change_in_place(value):
             return None
-        return ("tensor", tuple(value.shape), str(value.dtype), *_layout(value)), (
+        return ("tensor", str(value.dtype), *_layout(value)), (
             OwnData(value.detach()),
             value.requires_grad,
             value.grad,
@@ -400,8 +400,10 @@ def set_content(value: Any, content: Any) -> None:
         if is_sparse(value):
             with sys.modules["torch"].no_grad():
                 value.copy_(data_of(data))
-        else:
+        elif value.shape == data_of(data).shape:
             overwrite(value.data, data_of(data))
+        else:
+            value.data = data_of(data)
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
         value.grad = gradient
