@@ -1,11 +1,13 @@
 """Reading and assigning ``parameter.data`` and ``parameter.grad.data`` in plain cells.
 
-A sharded tensor cannot be given other memory: the values are copied into its part. What a forward pass writes to a
-parameter that was gathered for it would be lost, and is refused by the strategy, which counts writes; those to ``data``
-do not count in PyTorch. DDP averages gradients in the memory
-of its buckets, and a parameter's gradient is the very tensor by which DDP finds its part of a bucket. If the code
-assigned other memory to that tensor, DDP would average the bucket and leave the gradient as it is, in every later step.
-So the values are copied into the bucket instead.
+A sharded tensor cannot be given other memory: the values are copied into its part, and what was read from ``data``
+before gets a copy of the old values, as code that swaps weights with their averages expects. What a forward pass writes
+to a parameter that was gathered for it would be lost, and is refused by the strategy, which counts writes; those to
+``data`` do not count in PyTorch.
+
+DDP averages gradients in the memory of its buckets, and a parameter's gradient is the very tensor by which DDP finds
+its part of a bucket. If the code assigned other memory to that tensor, DDP would average the bucket and leave the
+gradient as it is, in every later step. So the values are copied into the bucket instead.
 """
 
 from __future__ import annotations
@@ -33,18 +35,26 @@ class GradientData:
         self._is_gathered = is_gathered
         # By address of a gradient that is a view of a bucket: its parameter.
         self._owners: dict[int, weakref.ref[nn.Parameter]] = {}
+        # By address of a sharded tensor's part: what was read from its `data` and shares that memory.
+        self._reads: dict[int, list[weakref.ref[Tensor]]] = {}
 
     def make_property(self, plain: Any) -> property:
         """Return the property to use in place of torch's attribute ``plain``."""
 
         def read(tensor: Tensor) -> Tensor:
-            return tensor.detach() if self._counts_writes(tensor) else plain.__get__(tensor)
+            if self._counts_writes(tensor):
+                return tensor.detach()
+            value = plain.__get__(tensor)
+            if sharded.is_sharded(tensor) and not _is_called_by_strategy():
+                self._remember(value)
+            return value
 
         def assign(tensor: Tensor, value: Tensor) -> None:
             if sharded.is_sharded(tensor):
                 if _is_called_by_strategy():
                     plain.__set__(tensor, value)
                 else:
+                    self._separate(tensor, value, plain)
                     sharded.copy_into(tensor, value)
             elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
                 with torch.no_grad():
@@ -53,6 +63,20 @@ class GradientData:
                 plain.__set__(tensor, value)
 
         return property(read, assign)
+
+    def _remember(self, value: Tensor) -> None:
+        reads = self._reads.setdefault(sharded.local_part(value).data_ptr(), [])
+        reads[:] = [known for known in reads if known() is not None]
+        reads.append(weakref.ref(value))
+
+    def _separate(self, tensor: Tensor, value: Tensor, plain: Any) -> None:
+        """Copy what was read from a sharded tensor's ``data`` into its own memory, unless that very memory is assigned."""
+        address = sharded.local_part(tensor).data_ptr()
+        if sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address:
+            return
+        for known in self._reads.pop(address, ()):
+            if (read := known()) is not None and (part := sharded.local_part(read)).data_ptr() == address:
+                plain.__set__(part, part.clone())
 
     def _counts_writes(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
