@@ -70,7 +70,7 @@ class GradientData:
         reads.append(weakref.ref(value))
 
     def _separate(self, tensor: Tensor, value: Tensor, plain: Any) -> None:
-        """Copy what was read from a sharded tensor's ``data`` into its own memory, unless that very memory is assigned."""
+        """Copy what was read from a sharded tensor's ``data`` into memory of its own, unless it is what is assigned."""
         address = sharded.local_part(tensor).data_ptr()
         if sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address:
             return
