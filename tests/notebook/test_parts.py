@@ -87,3 +87,18 @@ def test_a_model_that_comes_back_as_a_new_object_is_reported(kernel):
     )
     assert kernel.value("(model is held[0], torch.nn.utils.parametrize.is_parametrized(model[1]))") == (False, True)
     assert any(text.startswith("model is a new object") for text in output.texts)
+
+
+def test_an_object_comes_back_without_an_attribute_that_cannot_be_copied(kernel):
+    setup(
+        kernel,
+        "class Reader:\n"
+        "    def __init__(self): self.items, self.seen, self.rate = (n for n in range(9)), [], 1\n"
+        "    def read(self): self.seen.append(next(self.items) * self.rate)",
+    )
+    output = done(kernel, "reader = Reader()\nreader.read()\nreader.read()")
+    assert "stayed on the workers: reader.items (generator cannot be copied)" in output.texts[-1]
+    assert kernel.value("(reader.seen, hasattr(reader, 'items'))") == ([0, 1], False)
+    setup(kernel, "reader.rate, reader.note = 10, 'new'")
+    done(kernel, "reader.read()\ndel reader.note")
+    assert kernel.value("(reader.seen, hasattr(reader, 'note'))") == ([0, 1, 20], False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from accel_nb.errors import ShippingError
@@ -41,6 +42,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_training_object,
 )
 from accel_nb.pool.sync.object_paths import (
+    ObjectAttributes,
     content_of,
     is_below_training_object,
     is_replaced_whole,
@@ -50,7 +52,7 @@ from accel_nb.pool.sync.object_paths import (
     set_content,
 )
 from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
-from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.pickling import copyable_values, dump
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.sections import SectionError, dump_sections, load_sections
 from accel_nb.pool.sync.shared_ids import OUTDATED, SharedId, SharedObjects, shared_ids
@@ -175,7 +177,7 @@ class NamespaceDelta:
                     errors[path] = error
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
             (self.structures, set_module_parts),
-            (self.changed, set_content),
+            (self.changed, partial(_set_content, namespace)),
             (self.modules, set_module_state),
             (self.gradients, set_gradients),
             (self.attributes, set_module_attributes),
@@ -197,6 +199,18 @@ class NamespaceDelta:
 
             rng.restore_cpu(self.rng)
         return errors
+
+
+def _set_content(namespace: Namespace, value: Any, content: Any) -> None:
+    """Set the content of a value; attributes that cannot be copied stay, since the sender cannot have had them."""
+    if isinstance(content, ObjectAttributes) and content.is_complete:
+        own = attributes_of(value) or {}
+        missing = {name: own[name] for name in own.keys() - content.values.keys()}
+        if missing:
+            known = {name: item for name, item in missing.items() if name not in content.left_out}
+            stay = missing.keys() - copyable_values(known, namespace, {}).keys()
+            content = ObjectAttributes({**content.values, **{name: own[name] for name in stay}})
+    set_content(value, content)
 
 
 def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:

@@ -68,15 +68,27 @@ _NEVER_WHOLE = (*_ATOMS, types.FunctionType, types.MethodType, types.CellType, l
 
 @dataclass(frozen=True, slots=True)
 class ObjectAttributes:
-    """The attributes of an object; if ``is_complete`` is False, those that cannot be copied are left out."""
+    """The attributes of an object, without those that are ``left_out``; if not complete, only some of them."""
 
     values: dict[str, Any]
     is_complete: bool = True
+    left_out: frozenset[str] = frozenset()
+    """The names of attributes that cannot be copied."""
 
 
 def root_name(path: str) -> str:
     """Return the name at the start of a path."""
     return path.partition("@")[0]
+
+
+def attribute_path(path: str, name: str) -> str:
+    """Return the path of an attribute of the plain object at ``path``."""
+    return f"{path}@attribute:{name}"
+
+
+def is_at_or_below(path: str, other: str) -> bool:
+    """Return whether ``path`` is ``other`` or one below it."""
+    return path == other or path.startswith(f"{other}@")
 
 
 def readable_path(path: str) -> str:

@@ -60,13 +60,13 @@ class Trial:
     """
 
     def __init__(self, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> None:
-        self._namespace, self._shared = namespace, shared
+        self._namespace, self.shared = namespace, shared
         self.reset()
 
     def reset(self) -> None:
         """Start anew: an object of earlier values counts again in the next value that contains it."""
         self._stream, self._buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-        self._pickler = Pickler(self._stream, self._buffers.append, self._namespace, self._shared)
+        self._pickler = Pickler(self._stream, self._buffers.append, self._namespace, self.shared)
 
     def num_bytes(self, value: Any) -> int:
         """Return the size of a copy, without objects of earlier values. Raise the error of a value's reduction."""

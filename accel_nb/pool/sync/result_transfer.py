@@ -13,10 +13,12 @@ Weights of modules are copied through a memory region that is reused in later ce
 
 from __future__ import annotations
 
+import copyreg
 import io
 import math
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -59,7 +61,10 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
+    attribute_path,
     content_of,
+    is_at_or_below,
+    is_plain_object,
     resolve_path,
     root_name,
 )
@@ -67,7 +72,7 @@ from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import Trial, copyable_values
 from accel_nb.pool.sync.sections import SectionError
-from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -148,6 +153,8 @@ class ResultSender:
         self._region: RegionPayload | None = None
         # Names whose sharded weights could not be gathered after an earlier cell and are still to be returned.
         self._deferred_weights: set[str] = set()
+        # By path, the owners of attributes that could not be copied: the notebook's objects lack these.
+        self._left_out: dict[str, weakref.ref[Any]] = {}
 
     def collect(
         self,
@@ -174,7 +181,7 @@ class ResultSender:
         living = before.living()
         restructured = before.changed_modules()
         gradients = ReturnedGradients(LARGE_BYTES if returns_gradients else None, kept)
-        shared = before.shared_ids(restructured)
+        shared = self._without_left_out(before.shared_ids(restructured), living)
         trial = Trial(namespace, shared)
         for name, value in dict(namespace).items():  # threads of the cell may bind names meanwhile
             is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
@@ -183,6 +190,8 @@ class ResultSender:
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
+            if self._is_lacking(path):
+                continue
             root, held = root_name(path), before.objects.get(path) or RecordedObject(value)
             is_wanted = root in wanted
             if root in delta.values and root not in before.shared:
@@ -240,8 +249,24 @@ class ResultSender:
             self._region.close()
             self._region = None
 
-    @staticmethod
+    def _leave_out(self, path: str, owner: Any, attributes: Mapping[str, str], kept: dict[str, str]) -> None:
+        for name, reason in attributes.items():
+            kept[f"{path}.{name}"] = reason
+            with suppress(TypeError):  # an object with slots, to which there are no weak references
+                self._left_out[attribute_path(path, name)] = weakref.ref(owner)
+
+    def _without_left_out(self, shared: SharedObjects, living: Mapping[str, Any]) -> SharedObjects:
+        """Return the ids of ``shared`` without those of attributes that the notebook's objects lack."""
+        owners = {id(value) for value in living.values()}
+        self._left_out = {path: owner for path, owner in self._left_out.items() if id(owner()) in owners}
+        return shared.select(lambda item: not self._is_lacking(item[1])) if self._left_out else shared
+
+    def _is_lacking(self, path: str) -> bool:
+        """Return whether the notebook has no object at a path, since it could not be copied."""
+        return any(is_at_or_below(path, lacking) for lacking in self._left_out)
+
     def _add_whole(
+        self,
         name: str,
         value: Any,
         namespace: Namespace,
@@ -255,9 +280,15 @@ class ResultSender:
         own = shared.get(id(value))
         if own and own[1] == name:  # else another name of an object that the kernel holds
             trial = Trial(namespace, shared.select(lambda item: root_name(item[1]) != name))
-        reason = _try_value(value, trial, None if is_wanted else LARGE_BYTES)
+        limit = None if is_wanted else LARGE_BYTES
+        reason = _try_value(value, trial, limit)
         if reason is None:
             delta.values[name] = value
+            return
+        part, left_out = (None, {}) if own else _copyable_part(value, namespace, trial.shared)
+        if part is not None and _try_value(part, trial, limit) is None:
+            delta.values[name] = part
+            self._leave_out(name, value, left_out, kept)
         else:
             kept[name] = "" if _is_leftover(value) and not is_wanted else reason
 
@@ -310,10 +341,9 @@ class ResultSender:
             content = found[1]
             reason = _try_value(content, Trial(namespace, shared), limit)
             if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
-                copyable = copyable_values(content.values, namespace, shared)
-                for name in content.values.keys() - copyable.keys():
-                    kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
-                content, reason = ObjectAttributes(copyable, is_complete=False), None
+                copyable, left_out = _split_attributes(content.values, namespace, shared)
+                self._leave_out(path, value, left_out, kept)
+                content, reason = ObjectAttributes(copyable, left_out=frozenset(left_out)), None
             if reason is None:
                 delta.changed[path] = content
             else:
@@ -521,6 +551,30 @@ def _is_leftover(value: Any) -> bool:
         return value.gi_frame is None
     is_progress = hasattr(type(value), "__iter__") and "iterable" in own and "disable" in own
     return hasattr(type(value), "__next__") or is_progress
+
+
+def _split_attributes(
+    values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the attributes that can be copied, and the reasons why the others cannot."""
+    copyable = copyable_values(values, namespace, shared)
+    others = values.keys() - copyable.keys()
+    return copyable, {name: f"{type(values[name]).__qualname__} cannot be copied" for name in sorted(others)}
+
+
+def _copyable_part(value: Any, namespace: Namespace, shared: Mapping[int, SharedId]) -> tuple[Any, dict[str, str]]:
+    """Return an object of the notebook's classes without the attributes that cannot be copied, and the reasons.
+
+    A trainer that reads its batches from a generator comes back without this. None for any other value.
+    """
+    if type(value).__module__ != "__main__" or not is_plain_object(value):
+        return None, {}
+    copyable, left_out = _split_attributes(attributes_of(value) or {}, namespace, shared)
+    if not copyable:
+        return None, {}
+    part = copyreg.__newobj__(type(value))  # type: ignore[attr-defined]
+    set_attributes(part, copyable)
+    return part, left_out
 
 
 def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
