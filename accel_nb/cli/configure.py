@@ -49,10 +49,8 @@ def _init(words: Sequence[str]) -> str:
 
 
 def _import(words: Sequence[str]) -> str:
-    from accel_nb.config.accelerate_import import import_accelerate
-    from accel_nb.config.deepspeed_import import import_deepspeed, is_deepspeed
+    from accel_nb.config.accelerate_import import import_file
     from accel_nb.config.files import to_yaml
-    from accel_nb.config.yaml_documents import read_document
 
     parser = CommandParser(
         prog="accel-nb config import",
@@ -64,8 +62,7 @@ def _import(words: Sequence[str]) -> str:
     parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
     parser.add_json_flag()
     options = parser.parse_args(words)
-    document = read_document(options.file)
-    report = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
+    _, report = import_file(options.file)
     text = to_yaml(report.options)
     end = f"\n{text}" if options.out is None else _write_options(options.out, text)
     return json.dumps(asdict(report), indent=2, default=str) + "\n" if options.json else f"{report.table()}\n{end}"

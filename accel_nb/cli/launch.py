@@ -26,6 +26,7 @@ flags lists them), such as --cpus N, --gpus N, --precision bf16, --checkpoint DI
   --emit kubeflow            print a TrainJob manifest instead of running
   --image IMAGE              the manifest's container image
   --out FILE                 write a notebook with its outputs there
+  --config-file FILE         use the values of a file that `accelerate config` wrote; notes say which have no effect
 
 Under mpirun and srun, the ranks that these start are the ranks of the job."""
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import accel_nb
 from accel_nb.compat.finder import install
+from accel_nb.config.yaml_documents import dump_yaml
+from accel_nb.runtime.process.hardware import inspect_machine
+
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 class _Alias:
@@ -48,11 +54,14 @@ def notebook_launcher(function: Callable[..., Any], args: Sequence[Any] = (), *m
     return accel_nb.notebook_launcher(_under_alias(function), args, *more, **options)
 
 
-def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> bool:
-    """Write nothing and return False, as if the file existed: the launchers find devices without a file.
+def write_basic_config(mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None) -> Path | bool:
+    """Write a file for ``--config-file`` to ``save_location`` and return its path, or False if the file exists.
 
-    A precision has no effect here, and is reported: it is passed to the launcher or to the Accelerator.
+    Without ``save_location`` nothing is written, as if the file existed: launchers find devices without one, and a
+    precision, which is passed to them or to the Accelerator, is reported.
     """
+    if save_location is not None:
+        return _write_config(str(mixed_precision).lower(), Path(save_location).expanduser())
     if mixed_precision not in ("no", None):
         warnings.warn(
             f"write_basic_config(mixed_precision={mixed_precision!r}) has no effect: pass mixed_precision to "
@@ -60,3 +69,22 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | os.Path
             stacklevel=2,
         )
     return False
+
+
+def _write_config(precision: str, path: Path) -> Path | bool:
+    if precision not in _PRECISIONS:
+        raise ValueError(f"mixed_precision is {precision!r}; give one of {', '.join(_PRECISIONS)}")
+    if path.exists():
+        return False
+    devices = len(inspect_machine().gpus)
+    values = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if devices > 1 else "NO",
+        "mixed_precision": precision,
+        "num_machines": 1,
+        "num_processes": devices or 1,
+        "use_cpu": not devices,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=2) + "\n" if path.suffix == ".json" else dump_yaml(values))
+    return path

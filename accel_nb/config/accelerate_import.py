@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from accel_nb.config.deepspeed_import import import_deepspeed, is_deepspeed
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import (
     ImportOutcome,
@@ -16,9 +17,28 @@ from accel_nb.config.import_report import (
     record_outcome,
 )
 from accel_nb.config.message_text import quoted
+from accel_nb.config.yaml_documents import read_document
 from accel_nb.errors import ConfigError
 
+_DEEPSPEED_FILE = "deepspeed_config.deepspeed_config_file"
 _UNSET = (None, "", "no", "NO", "none", "None")
+
+
+def import_file(path: str) -> tuple[dict[str, Any], ImportReport]:
+    """Return a file of accelerate's or DeepSpeed's, and its import; of a DeepSpeed file that it names too.
+
+    Raises `ConfigError` if one of them cannot be read, or is another file.
+    """
+    document = read_document(path)
+    if is_deepspeed(document):
+        return document, import_deepspeed(document, path)
+    report = import_accelerate(document, path)
+    named = dict(_flatten(document)).get(_DEEPSPEED_FILE)
+    if isinstance(named, str) and named:
+        del report.left[_DEEPSPEED_FILE]
+        report.needless[_DEEPSPEED_FILE] = "imported below"
+        report.add(import_deepspeed(read_document(named), named), f"{named}: ")
+    return document, report
 
 
 def import_accelerate(document: Mapping[str, Any], source: str) -> ImportReport:
@@ -96,6 +116,12 @@ def _workers(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
     return {"cpus" if on_cpu else "gpus": value}
 
 
+def _use_cpu(value: Any, values: Mapping[str, Any]) -> ImportOutcome:
+    if value is True and values.get("num_processes") is None and values.get("distributed_type") not in ("XLA", "TPU"):
+        return {"cpus": 1}
+    return "see num_processes"
+
+
 def _devices(value: Any, _values: Mapping[str, Any]) -> ImportOutcome:
     if value == "all":
         return "every visible GPU may be used"
@@ -126,7 +152,7 @@ _RULES: Mapping[str, Rule] = {
     "compute_environment": _machine,
     "distributed_type": _distributed,
     "num_processes": _workers,
-    "use_cpu": not_needed("see num_processes"),
+    "use_cpu": _use_cpu,
     "gpu_ids": _devices,
     "mixed_precision": becomes("precision"),
     "debug": becomes("debug"),
@@ -152,9 +178,7 @@ _RULES: Mapping[str, Rule] = {
     "deepspeed_config.offload_param_device": becomes("deepspeed.offload_parameters"),
     "deepspeed_config.zero3_init_flag": not_needed("models are built whole, and partitioned when they are prepared"),
     "deepspeed_config.zero3_save_16bit_model": not_needed("save_model always gathers the weights"),
-    "deepspeed_config.deepspeed_config_file": lambda value, _values: NotImported(
-        f"import the file {quoted(value)} instead"
-    ),
+    _DEEPSPEED_FILE: lambda value, _values: NotImported(f"import the file {quoted(value)} instead"),
     "deepspeed_config.gradient_accumulation_steps": becomes("accumulate"),
     "deepspeed_config.gradient_clipping": becomes("clip"),
 }

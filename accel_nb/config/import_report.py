@@ -48,6 +48,13 @@ class ImportReport:
     needless: dict[str, str] = field(default_factory=dict[str, str])
     left: dict[str, str] = field(default_factory=dict[str, str])
 
+    def add(self, other: ImportReport, prefix: str) -> None:
+        """Add the import of another file, whose values get names with a prefix."""
+        self.options.update(other.options)
+        self.taken.update({prefix + name: value for name, value in other.taken.items()})
+        self.needless.update({prefix + name: value for name, value in other.needless.items()})
+        self.left.update({prefix + name: value for name, value in other.left.items()})
+
     def table(self) -> str:
         """Return a line for each value of the file, the values that are not imported last."""
         rows = [

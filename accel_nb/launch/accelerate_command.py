@@ -51,6 +51,8 @@ def launch_command(args: argparse.Namespace) -> None:
     if job.resolved.config.dry_run:
         print(job.plan())
         return
+    for note in job.notes:
+        print(f"note: {note}", file=sys.stderr)
     ending = job.run()
     if ending.code:
         sys.exit(ending.code)

@@ -13,7 +13,6 @@ _TE = "Transformer Engine and MS-AMP are not served; --precision fp8 uses torcha
 
 EQUIVALENTS: Mapping[str, str] = MappingProxyType(
     {
-        "config_file": "--config FILE; accel-nb config import converts accelerate's file",
         "cpu": "--cpus N",
         "debug": "--debug",
         "deepspeed_config_file": "--config FILE; accel-nb config import converts DeepSpeed's file",

@@ -85,8 +85,9 @@ class LaunchJob:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each given option that has no effect."""
-        lines = list(self.resolved.notes)
+        """One line for each given option that has no effect, and for each value of accelerate's file that has none."""
+        imported = self.request.imported
+        lines = [*(() if imported is None else imported.notes), *self.resolved.notes]
         if self.request.target.kind != "notebook":
             lines += [
                 f"{name} from {self.resolved.origins[name]} has no effect: {_WITHOUT_EFFECT[name]}"

@@ -6,7 +6,7 @@ Flags before the target are those of the launch; words after it are passed to th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
+from accel_nb.launch.accelerate_file import ImportedFile, read_accelerate_file
 from accel_nb.launch.accelerate_flags import equivalent_of
 from accel_nb.launch.rank_task import Target
 from accel_nb.launch.target import check_target
@@ -35,6 +36,7 @@ FLAGS = {
     "--emit": "|".join(FORMATS),
     "--image": "IMAGE",
     "--out": "FILE",
+    "--config-file": "FILE",
 }
 """The flags that determine where a job runs, with their values; the options of a run come from the schema."""
 
@@ -72,6 +74,8 @@ class LaunchRequest:
     flags: Layer
     notebook_layer: Layer | None = None
     """The options in a notebook's metadata."""
+    imported: ImportedFile | None = None
+    """The file of accelerate's that ``--config-file`` names."""
     machines: Machines = field(default_factory=Machines)
     max_restarts: int = 0
     is_for_slurm: bool = False
@@ -83,7 +87,8 @@ class LaunchRequest:
     @property
     def layers(self) -> list[Layer]:
         """The layers of options of the request."""
-        return [*([] if self.notebook_layer is None else [self.notebook_layer]), self.flags]
+        of_files = [] if self.imported is None else [self.imported.layer]
+        return [*of_files, *([] if self.notebook_layer is None else [self.notebook_layer]), self.flags]
 
 
 def read_request(words: Sequence[str]) -> LaunchRequest:
@@ -95,6 +100,14 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
     except ConfigError as error:
         problems += error.problems
     reader = _FlagReader(own, problems)
+    imported = None
+    if (path := reader.last("--config-file")) is not None:
+        try:
+            imported = read_accelerate_file(path)
+        except ConfigError as error:
+            problems += error.problems
+        else:
+            reader.add_defaults(imported.flags)
     machines = reader.machines()
     max_restarts = reader.count("--max-restarts", 0, MAX_RESTARTS) or 0
     sbatch = reader.sbatch()
@@ -112,7 +125,9 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
         problems += _find_conflicts(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
     if problems or target is None:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return LaunchRequest(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
+    return LaunchRequest(
+        target, flags, stored, imported, machines, max_restarts, is_for_slurm, sbatch, emit, image, out
+    )
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -132,6 +147,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
         if word == "-m" or not word.startswith("-"):
             break
         name, has_value, value = word.partition("=")
+        if (dashed := name.replace("_", "-")) in FLAGS or dashed in _SCHEMA_FLAGS:  # accelerate has both ways
+            name = dashed
+            word = name + has_value + value
         takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
         if takes is None:
             problems.append(f"{quoted(name)} is no flag of accel-nb launch{_suggest(name)}")
@@ -168,6 +186,11 @@ class _FlagReader:
     def __init__(self, own: dict[str, list[str]], problems: list[str]) -> None:
         self._own = own
         self._problems = problems
+
+    def add_defaults(self, flags: Mapping[str, list[str]]) -> None:
+        """Add flags that a file sets, where the command line does not; it sets machines as a whole."""
+        if "--nnodes" not in self._own:
+            self._own = {**flags, **self._own}
 
     def last(self, name: str) -> str | None:
         values = self._own.get(name, [])

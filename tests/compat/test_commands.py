@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_nb.compat.launchers import write_basic_config
+from accel_nb.config.accelerate_import import import_file
 from accel_nb.launch.accelerate_command import launch_command_parser
 from accel_nb.runtime.process.environment import notebook_variables
 
@@ -68,3 +69,15 @@ def test_the_file_of_a_notebook_is_not_needed() -> None:
     assert write_basic_config() is False
     with pytest.warns(UserWarning, match="pass mixed_precision to notebook_launcher"):
         write_basic_config(mixed_precision="bf16")
+
+
+@pytest.mark.parametrize("name", ["made.json", "made.yaml"])
+def test_a_file_that_a_program_names_is_written_for_a_launch(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "folder" / name
+    assert write_basic_config("bf16", file) == file
+    assert write_basic_config("no", file) is False
+    _, report = import_file(str(file))
+    assert (report.options["precision"], report.left) == ("bf16", {})
+    assert report.options.keys() & {"cpus", "gpus"}
+    with pytest.raises(ValueError, match="give one of no, fp16"):
+        write_basic_config("fp12", tmp_path / "other.yaml")

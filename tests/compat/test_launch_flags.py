@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from accel_nb.config import OPTIONS
 from accel_nb.config.accelerate_import import import_accelerate
 from accel_nb.errors import ConfigError
 from accel_nb.launch.accelerate_flags import EQUIVALENTS, equivalent_of
-from accel_nb.launch.request import FLAGS, read_request
+from accel_nb.launch.job import LaunchJob
+from accel_nb.launch.request import FLAGS, LaunchRequest, Machines, read_request
 
 _PARSER = """
 import json
@@ -51,6 +53,57 @@ def test_equivalents_are_flags_that_there_are() -> None:
 def test_a_refused_flag_is_answered(flag: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_request([flag, "true", "script.py"])
+
+
+def imported(path: Path, **values: object) -> LaunchRequest:
+    """Return the request of a script with a file of accelerate's."""
+    script, file = path / "train.py", path / "default_config.yaml"
+    script.write_text("pass\n")
+    file.write_text(json.dumps(values))
+    return read_request(["--config_file", str(file), str(script)])
+
+
+def test_a_file_of_the_other_package_sets_the_options_of_a_launch(tmp_path: Path) -> None:
+    values = {"num_processes": 3, "use_cpu": True, "mixed_precision": "bf16", "enable_cpu_affinity": True}
+    job = LaunchJob.from_request(imported(tmp_path, **values))
+    assert (job.resolved.config.precision, len(job.specs)) == ("bf16", 3)
+    assert any("enable_cpu_affinity" in note and "is not used" in note for note in job.notes)
+    script, file = str(tmp_path / "train.py"), str(tmp_path / "default_config.yaml")
+    stronger = LaunchJob.from_request(read_request([f"--config-file={file}", "--cpus", "1", script]))
+    assert len(stronger.specs) == 1
+
+
+def test_a_file_of_the_other_package_sets_the_machines_of_a_launch(tmp_path: Path) -> None:
+    place = {"machine_rank": 1, "main_process_ip": "10.0.0.1", "main_process_port": 29500, "rdzv_backend": "static"}
+    request = imported(tmp_path, num_processes=4, num_machines=2, use_cpu=True, **place)
+    assert request.machines == Machines("2", 1, "static", "10.0.0.1:29500")
+    assert request.imported is not None
+    assert (dict(request.imported.layer.values), request.imported.notes) == ({"cpus": 2}, ())
+
+
+def test_the_file_of_deepspeed_that_a_file_names_is_imported_too(tmp_path: Path) -> None:
+    engine = tmp_path / "ds.json"
+    engine.write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}))
+    named = {"deepspeed_config_file": str(engine)}
+    request = imported(tmp_path, distributed_type="DEEPSPEED", num_processes=1, deepspeed_config=named)
+    assert request.imported is not None
+    found = request.imported.layer.values
+    assert (found["strategy"], found["deepspeed.zero_stage"], found["clip"]) == ("deepspeed", 2, 0.5)
+
+
+@pytest.mark.parametrize(("text", "words"), [("cpus: 2", "no value of an accelerate config file"), (None, "be read")])
+def test_another_file_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
+    file, script = tmp_path / "config.yaml", tmp_path / "train.py"
+    script.write_text("pass\n")
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_request(["--config_file", str(file), str(script)])
+
+
+def test_flags_may_have_underscores() -> None:
+    with pytest.raises(ConfigError, match="--max-restarts x is not allowed"):
+        read_request(["--max_restarts", "x", "train.py"])
 
 
 def test_the_answer_about_a_flag_that_names_tokens_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
