@@ -34,6 +34,13 @@ from accel_nb.compat.option_records import (
     GradientAccumulationPlugin,
     ProjectConfiguration,
 )
+from accel_nb.compat.prepared_classes import (
+    LOADER_EVENTS,
+    AcceleratedOptimizer,
+    AcceleratedScheduler,
+    do_nothing,
+    give_members,
+)
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
 from accel_nb.config import ambient_layers, environment_layer
@@ -321,9 +328,9 @@ class Accelerator(OwnAccelerator):
             self._prepare_counting_steps(counting)
         for item in args:
             if isinstance(item, DataLoader):
-                vars(item)["gradient_state"] = self._gradient_state
+                vars(item).update(gradient_state=self._gradient_state, **dict.fromkeys(LOADER_EVENTS, do_nothing))
             if isinstance(item, nn.Module | Optimizer | LRScheduler | ReduceLROnPlateau | DataLoader):
-                mark_prepared(item, 1 if item in counting else self._schedule_stride)
+                mark_prepared(item, self, 1 if item in counting else self._schedule_stride)
             if isinstance(item, nn.Module) and size > 1 and not hasattr(item, "no_sync"):
                 # Models of several processes are there wrapped by DDP.
                 patch_instance(item, {"no_sync": self.no_sync}, plain_class(item))
@@ -347,6 +354,11 @@ class Accelerator(OwnAccelerator):
         options = self._settings.options
         is_ahead = options.schedule == "samples" and options.batch != "global"
         return self.components.strategy.data_coords()[1] if is_ahead else 1
+
+    def was_step_skipped(self, optimizer: Any) -> bool:
+        """Return whether the latest step of an optimizer was skipped because gradients overflowed."""
+        proxy = self._stepper.optimizer_proxies.get(id(optimizer))
+        return proxy is not None and proxy.was_skipped
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Restore prepared objects to their state before `prepare`, and free cached memory.
@@ -602,10 +614,12 @@ def refuse_offloaded_quantized(item: Any) -> None:
         )
 
 
-def mark_prepared(item: Any, stride: int = 1) -> None:
-    """Set the attributes by which libraries recognize a prepared object; a schedule advances by ``stride``."""
+def mark_prepared(item: Any, accelerator: Accelerator, stride: int = 1) -> None:
+    """Add to a prepared object the members of accelerate's wrapper of it; a schedule advances by ``stride``."""
     if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
+        if isinstance(item, Optimizer):
+            give_members(item, AcceleratedOptimizer, accelerator)
         return
     # A scheduler's state dict contains its attributes: set these on its class, which only this scheduler has.
     plain = plain_class(item)
@@ -625,8 +639,9 @@ def mark_prepared(item: Any, stride: int = 1) -> None:
 
     if type(item) is not plain:  # the scheduler steps with its optimizer
         methods["step"] = step
-    kind: Any = type(patch_instance(item, methods, plain))
-    kind._is_accelerate_prepared, kind.scheduler = True, property(lambda self: self)
+    give_members(item, AcceleratedScheduler, accelerator, methods)
+    kind: Any = type(item)
+    kind._is_accelerate_prepared = True
 
 
 def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:

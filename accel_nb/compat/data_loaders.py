@@ -303,7 +303,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin, _DeviceLoade
         self.split_batches, self.base_dataloader = split_batches, self
 
 
-class SkipDataLoader(DataLoaderAdapter, _DeviceLoader, metaclass=_Meta):
+class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin, _DeviceLoader, metaclass=_Meta):
     """A loader without its first batches."""
 
     def __init__(

@@ -89,8 +89,7 @@ def _lacking(place: str, parameters: list[str]) -> list[str]:
 
 _NOT_THERE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "AcceleratedOptimizer": ("*", "a prepared optimizer is the object that was passed, and has its own members"),
-        "AcceleratedScheduler": ("*", "a prepared scheduler is the object that was passed, and has its own members"),
+        "AcceleratedScheduler": ("print_lr", "PyTorch has removed it from schedulers"),
         "DataLoaderAdapter": ("*", "a class for `isinstance`: loaders keep their class"),
         "DataLoaderDispatcher": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
         "DataLoaderShard": ("*", "loaders with a state are torchdata's; checkpoints have the position of others"),
@@ -116,6 +115,8 @@ def lacking_members(members: Mapping[str, Mapping[str, list[str]]]) -> dict[str,
             continue
         left, _ = _NOT_THERE.get(name, ("", ""))
         has = {*dir(ours), *dir(type(ours)), *getattr(ours, "__dataclass_fields__", ()), *_set_by(ours)}
+        if (kind := getattr(ours, "kind", None)) is not None:
+            has |= {*dir(kind), *_set_by(kind)}  # a prepared object has those of its own class
         has |= set(vars(ours).get("__annotations__", ()))
         lacking = [key for key in theirs if key not in has and left not in ("*", key)]
         lacking += [
@@ -141,7 +142,9 @@ def _without(method: Any, parameters: list[str]) -> list[str]:
 
 def _set_by(kind: Any) -> set[str]:
     """Return the attributes that the methods of a class set on an object."""
-    text = "".join(inspect.getsource(base) for base in kind.__mro__ if base.__module__.startswith("accel_nb"))
+    text = "".join(
+        inspect.getsource(base) for base in kind.__mro__ if base.__module__.startswith(("accel_nb", "torch.optim"))
+    )
     return set(re.findall(r"self\.(\w+)(?=[^\n]* = )", text))
 
 

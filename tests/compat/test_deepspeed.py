@@ -132,7 +132,7 @@ def test_placeholders_are_what_the_configuration_names() -> None:
     placeholder = DummyOptim(model.parameters(), lr=0.1, weight_decay=0.5)
     rates = train(accelerator, placeholder, DummyScheduler(placeholder, 4, warmup_num_steps=2), model)
     assert rates == pytest.approx([0.0, 0.0, 0.05, 0.1])  # these schedules begin with the first step
-    assert [type(item) for item in accelerator._optimizers] == [torch.optim.AdamW]
+    assert [type(item).__name__ for item in accelerator._optimizers] == ["AdamW"]
     assert accelerator._optimizers[0].param_groups[0]["weight_decay"] == 0.5
     plugin = get_active_deepspeed_plugin(accelerator.state)
     assert plugin.get_value("train_micro_batch_size_per_gpu") == 2

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.utils.data import DataLoader
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.data_loaders import skip_first_batches
+from accel_nb.compat.data_loaders import SkipDataLoader, skip_first_batches
 from accel_nb.compat.kwargs_records import DistributedDataParallelKwargs, ProfileKwargs
 from accel_nb.compat.option_records import DDPCommunicationHookType, FullyShardedDataParallelPlugin
 from accel_nb.compat.parallelism import ParallelismConfig
@@ -78,3 +83,70 @@ def test_policies_of_fsdp_are_made_and_checked() -> None:
     with pytest.raises(ValueError, match="MixedPrecisionPolicy"):
         plugin.validate_mixed_precision_policy()
     assert ParallelismConfig(tp_size=2, cp_size=3).non_data_parallel_size == 6
+
+
+class Averaging(torch.optim.SGD):
+    """An optimizer with members of the names that accelerate's wrapper has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.optimizer, self.modes = "inner", list[str]()
+
+    def train(self) -> None:
+        self.modes.append("train")
+
+
+def test_prepared_objects_have_the_members_of_wrappers() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    saved = schedule.state_dict().keys()
+    for _ in range(2):  # the second preparation changes nothing
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    assert (optimizer.optimizer, optimizer.scaler, optimizer.step_was_skipped) == (optimizer, None, False)
+    optimizer.train()
+    optimizer.eval()
+    assert (schedule.scheduler, schedule.optimizers, schedule.split_batches) == (schedule, [optimizer], False)
+    assert schedule.step_with_optimizer
+    assert schedule.gradient_state.sync_gradients
+    assert schedule.state_dict().keys() == saved
+    assert isinstance(optimizer, torch.optim.SGD)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(copied) is torch.optim.SGD
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == [pytest.approx(0.01)]
+
+
+def test_members_of_an_optimizers_own_stay() -> None:
+    model = nn.Linear(1, 1)
+    model, optimizer = Accelerator(cpu=True).prepare(model, Averaging(model.parameters(), lr=0.1))
+    optimizer.train()
+    assert (optimizer.optimizer, optimizer.modes) == ("inner", ["train"])
+
+
+def test_a_step_that_overflows_is_seen_on_its_optimizer() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+    model = nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for value in (math.inf, 1.0):
+        accelerator.backward(model(torch.ones(1, 1)).float().sum() * value)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer.step_was_skipped is (value == math.inf)
+    assert optimizer.scaler is accelerator.scaler
+
+
+def test_loaders_have_the_members_of_an_iteration() -> None:
+    accelerator = Accelerator(cpu=True)
+    stream = SkipDataLoader(list(range(5)), skip_batches=1, batch_size=2)
+    seen = [(batch.tolist(), stream.end_of_dataloader, accelerator.gradient_state.remainder) for batch in stream]
+    assert seen == [([2, 3], False, 1), ([4], True, 1)]
+    loader = accelerator.prepare(DataLoader(list(range(5)), 2))
+    skipped = skip_first_batches(loader, 1)
+    skipped.begin()
+    assert [skipped.end_of_dataloader for _ in skipped] == [False, True]
+    skipped.end()
+    assert pickle.loads(pickle.dumps(loader)).batch_size == 2

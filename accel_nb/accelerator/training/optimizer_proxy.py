@@ -52,6 +52,7 @@ class OptimizerProxy:
         self.optimizer = optimizer
         self.num_step_calls = 0
         self.num_steps_run = 0
+        self.was_skipped = False
         # Numbers of the last window whose gradients were averaged, and of the last one in which the optimizer stepped.
         self.finished_window = -1
         self.stepped_window = -1

@@ -529,7 +529,7 @@ class Stepper:
         if ran:
             proxy.num_steps_run += 1
         proxy.stepped_window = number
-        self.was_skipped = not ran
+        self.was_skipped = proxy.was_skipped = not ran
         now = self.meter.end_step(proxy.learning_rate, not ran, proxy)
         if now >= self._memory.due:
             for name, value in self.strategy.statistics().items():

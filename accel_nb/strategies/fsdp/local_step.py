@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 _BY_ELEMENT = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
 
@@ -24,7 +25,7 @@ def step_on_parts(optimizer: Optimizer, step: Callable[[], Any]) -> Any:
 
     Hooks on the optimizer's step see the sharded tensors.
     """
-    if type(optimizer) not in _BY_ELEMENT:
+    if innermost_class(optimizer) not in _BY_ELEMENT:
         return step()
     exchange = _Exchange(optimizer)
     if not exchange.is_possible():
