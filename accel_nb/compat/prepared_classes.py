@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOADER_EVENTS = ("begin", "end", "reset")
 """Methods of accelerate's loaders around an iteration; a prepared loader records its iteration itself."""
 
-_ACCELERATOR = "_accelerator_of_members"
+_ACCELERATOR = "_accel_nb_accelerator"
 
 
 class _DetectsPrepared(type):
