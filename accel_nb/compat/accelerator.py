@@ -39,7 +39,7 @@ from accel_nb.compat.prepared_classes import (
     AcceleratedOptimizer,
     AcceleratedScheduler,
     do_nothing,
-    give_members,
+    add_members,
 )
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
@@ -619,7 +619,7 @@ def mark_prepared(item: Any, accelerator: Accelerator, stride: int = 1) -> None:
     if not isinstance(item, LRScheduler):
         vars(item)["_is_accelerate_prepared"] = True
         if isinstance(item, Optimizer):
-            give_members(item, AcceleratedOptimizer, accelerator)
+            add_members(item, AcceleratedOptimizer, accelerator)
         return
     # A scheduler's state dict contains its attributes: set these on its class, which only this scheduler has.
     plain = plain_class(item)
@@ -639,7 +639,7 @@ def mark_prepared(item: Any, accelerator: Accelerator, stride: int = 1) -> None:
 
     if type(item) is not plain:  # the scheduler steps with its optimizer
         methods["step"] = step
-    give_members(item, AcceleratedScheduler, accelerator, methods)
+    add_members(item, AcceleratedScheduler, accelerator, methods)
     kind: Any = type(item)
     kind._is_accelerate_prepared = True
 

@@ -113,7 +113,7 @@ def do_nothing() -> None:
     """Do nothing."""
 
 
-def give_members(item: Any, source: type, accelerator: Accelerator, methods: dict[str, Any] | None = None) -> None:
+def add_members(item: Any, source: type, accelerator: Accelerator, methods: dict[str, Any] | None = None) -> None:
     """Add to a prepared object the public members of ``source`` that it lacks, and override its ``methods``."""
     kind: Any = innermost_class(item)
     body = {

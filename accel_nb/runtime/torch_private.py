@@ -196,7 +196,7 @@ PRIVATE_USES = (
         "optimizer.called",
         (
             "accelerator/training/optimizer_proxy.py",
-            "pool/sync/optimizer_reduction.py",
+            "pool/sync/user_attributes.py",
             "strategies/deepspeed/strategy.py",
         ),
         (
