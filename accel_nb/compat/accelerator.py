@@ -38,8 +38,8 @@ from accel_nb.compat.prepared_classes import (
     LOADER_EVENTS,
     AcceleratedOptimizer,
     AcceleratedScheduler,
-    do_nothing,
     add_members,
+    do_nothing,
 )
 from accel_nb.compat.states import AcceleratorState, GradientState, world_of_variable
 from accel_nb.compat.trackers import LOGGER_TYPE_TO_CLASS, registered_names, require_folder
