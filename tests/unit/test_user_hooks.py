@@ -68,7 +68,7 @@ def test_reading_and_setting_a_state_runs_no_hooks_of_state_dicts():
     for optimizer in (own, other):
         optimizer.register_state_dict_pre_hook(users(lambda *_: calls.append("read")))
         optimizer.register_load_state_dict_post_hook(users(lambda *_: calls.append("set")))
-    set_optimizer_state(own, optimizer_state(other, with_tensors=True))
+    set_optimizer_state(own, optimizer_state(other, {}, {}, with_tensors=True))
     assert calls == []
     own.state_dict()
     assert calls == ["read"]
