@@ -58,6 +58,9 @@ MAX_PARTS = 512
 _OWN = "own:"
 """The start of the step to an attribute of a module, its submodules or parameters, of an optimizer or a scheduler."""
 
+_ITEM = "item:"
+"""The start of the step to an item of a container, which ends with its number."""
+
 _MISSING = object()
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _LOADER_PARTS = frozenset({"dataset", "sampler", "batch_sampler", "collate_fn"})
@@ -107,6 +110,8 @@ def resolve_path(namespace: Mapping[str, Any], path: str) -> Any:
     for step in steps:
         if step.startswith(_OWN) and is_module(value):
             value = _module_attribute(value, step.removeprefix(_OWN))
+        elif step.startswith(_ITEM) and isinstance(value, list | tuple | dict):
+            value = _item(value, int(step.removeprefix(_ITEM)))
         else:
             value = next((child for known, child in _steps(value) if known == step), _MISSING)
         if value is _MISSING:
@@ -195,7 +200,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | dict):
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
-            yield from ((f"item:{index}", item) for index, item in enumerate(items))
+            yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(items))
     elif is_module(value):
         yield from _hooks(value)
         for path, own in user_attributes(value).items():
@@ -210,7 +215,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _loader_parts(value)
     elif _is_array(value):
         if value.dtype.hasobject and value.size <= MAX_ITEMS:
-            yield from ((f"item:{index}", item) for index, item in enumerate(value.flat))
+            yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(value.flat))
     elif is_plain_object(value):
         yield from _attributes(value)
 
@@ -218,6 +223,15 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield the user's hooks of a module, of its submodules and of its parameters."""
     yield from ((f"hook:{path}.{name}.{number}", hook) for (path, name, number), hook in module_hooks(module))
+
+
+def _item(container: Any, number: int) -> Any:
+    """Return an item of a list, tuple or dict by its number, as `_steps` counts; there may be hundreds of paths."""
+    if not number < len(container) <= MAX_ITEMS:
+        return _MISSING
+    return (
+        next(itertools.islice(container.values(), number, None)) if isinstance(container, dict) else container[number]
+    )
 
 
 def _module_attribute(module: Any, place: str) -> Any:
