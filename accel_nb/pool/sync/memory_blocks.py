@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import operator
-import sys
 from pickle import PickleBuffer
 from typing import Any
 
@@ -64,6 +63,21 @@ class MemoryBlock:
         return self.data if self._own is None else self._own.numpy()
 
 
+class _StorageBytes:
+    """The bytes of a storage, as an array that can be written to. `Tensor.numpy` would forbid to resize the storage."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        address = storage.data_ptr(), False
+        self.__array_interface__ = {"data": address, "shape": (storage.nbytes(),), "typestr": "|u1", "version": 3}
+
+    def to_array(self) -> Any:
+        """Return the array, which keeps the storage."""
+        import numpy
+
+        return numpy.asarray(self) if self._storage.nbytes() else numpy.empty(0, numpy.uint8)
+
+
 class MemoryBlocks:
     """The blocks of one stream, by address. Each keeps its memory alive, so that no other gets its address."""
 
@@ -93,10 +107,7 @@ class MemoryBlocks:
             if _is_small_part(data.numel() * size, storage.nbytes()):
                 data = data.clone()
                 storage = data.untyped_storage()
-            torch = sys.modules["torch"]
-            # The user's code may resize it: `Tensor.numpy` would forbid that.
-            content = sys.modules["numpy"].from_dlpack(torch.empty(0, dtype=torch.uint8).set_(storage))
-            block = self._add(storage.data_ptr(), content)
+            block = self._add(storage.data_ptr(), _StorageBytes(storage).to_array())
             offset = data.storage_offset() * size
         return block, (offset // size, tuple(data.size()), data.stride())
 
