@@ -23,7 +23,9 @@ class Stateful:
     def __setstate__(self, state): self.n = state["n"]
 
 class Named(dict):
-    __getattr__ = dict.__getitem__
+    def __getattr__(self, name):
+        try: return self[name]
+        except KeyError: raise AttributeError(name) from None
     __setattr__ = dict.__setitem__
 
 Pair = collections.namedtuple("Pair", "first second")
