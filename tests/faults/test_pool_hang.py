@@ -62,6 +62,21 @@ def test_a_rank_that_has_ended_and_is_waited_for_is_named(pool):
     assert "rank 1 has ended and does not come" in line
 
 
+def test_a_rank_that_ended_is_missed_after_a_request_whose_ranks_were_stopped_at_different_collectives(pool):
+    reduce = "dist.all_reduce(torch.ones(1))\n"
+    imports = "import torch, torch.distributed as dist\n"
+    run_code(pool, imports + 21 * reduce, imports + 20 * reduce)
+    exchange = (
+        "import torch\nfrom accel_nb.runtime.distributed.process_group import DefaultGroup\n"
+        "for _ in range({}): DefaultGroup.exchange().all_gather(torch.ones(3))"
+    )
+    recorder = HangRecorder()
+    _, reason = run_code(pool, exchange.format(2), exchange.format(3), recorder=recorder, timeout_s=30)
+    assert "rank 1 waits in all_gather" in recorder.lines[0][1]
+    assert reason == "deadlock"
+    assert results(pool) == HEALTHY
+
+
 def test_different_collectives_are_named_with_their_shapes(pool):
     rank, line = hang(
         pool,

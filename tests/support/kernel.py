@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -64,7 +65,10 @@ class Kernel:
         message_id = self.client.execute(code)
         places: dict[str, int] = {}
         while True:
-            message = self.client.get_iopub_msg(timeout=timeout_s)
+            try:
+                message = self.client.get_iopub_msg(timeout=timeout_s)
+            except Empty:
+                raise TimeoutError(f"the cell has sent nothing for {timeout_s:g} s, after {output}") from None
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             kind, content = message["msg_type"], message["content"]

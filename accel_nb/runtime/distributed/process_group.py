@@ -64,8 +64,9 @@ class DefaultGroup:
         self._is_owner = owned
         self._backend = backend
         self._sockets: set[int] = set()
-        # When the group was opened, by the clock of torch's flight recorder.
-        self._opened_ns = 0
+        # The first entry of torch's flight recorder that can belong to the group: it keeps those of earlier groups,
+        # which have the same name and whose numbers may differ between ranks that were stopped.
+        self._first_record = 0
         self._original_factory: Callable[..., Any] | None = None
 
     @classmethod
@@ -186,10 +187,14 @@ class DefaultGroup:
         whether all ranks are in its group. The source is torch's flight recorder, and the exchange through memory,
         which is counted with the collectives of all ranks; None if neither has a record. Any thread may call.
         """
-        records = _flight_records() if self.is_open() else []
-        last = max(records, key=lambda record: record["record_id"], default=None)
-        exchange = self.exchange() if self.is_open() else None
-        if exchange is not None and (last is None or last["time_created_ns"] < exchange.last.began_ns):
+        if not self.is_open():
+            return None
+        records = [record for record in _flight_records() if record["record_id"] >= self._first_record]
+        last = max(records, key=_record_id, default=None)
+        exchange = self.exchange()
+        if exchange is not None and (
+            exchange.last.is_open or last is None or last["time_created_ns"] < exchange.last.began_ns
+        ):
             return self._describe_exchange(exchange, records)
         if last is None:
             return None
@@ -199,7 +204,7 @@ class DefaultGroup:
             "sequence": last["collective_seq_id"] + (self._num_exchanges() if is_of_all else 0),
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
-            "is_open": last.get("retired") is False and last["time_created_ns"] > self._opened_ns,
+            "is_open": last.get("retired") is False,
             "is_of_all": is_of_all,
         }
 
@@ -224,7 +229,7 @@ class DefaultGroup:
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
         has_exchange = self._close_exchange()
-        self._opened_ns = time.time_ns()
+        self._first_record = _next_record_id()
         if backend == "nccl":
             c10d._abort_process_group()
         else:
@@ -267,7 +272,7 @@ class DefaultGroup:
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
         self._record_sockets_of_new_groups()
-        self._opened_ns = time.time_ns()
+        self._first_record = _next_record_id()
         try:
             if store is None:
                 init_options: dict[str, Any] = {"init_method": "env://"}
@@ -363,6 +368,14 @@ def _flight_records() -> list[dict[str, Any]]:
     """Return the entries of torch's flight recorder."""
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     return [] if dump is None else json.loads(dump(True, False)).get("entries") or []
+
+
+def _next_record_id() -> int:
+    return max(map(_record_id, _flight_records()), default=-1) + 1
+
+
+def _record_id(record: dict[str, Any]) -> int:
+    return int(record["record_id"])
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:
