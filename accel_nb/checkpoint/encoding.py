@@ -288,7 +288,11 @@ def _numpy(decoder: _Decoder, value: Any) -> Any:
         if type(content) is not bool:
             raise TypeError("not a boolean")
         return np.bool_(content)
-    return _NUMPY_SCALARS[name](decoder.number(content))
+    number = decoder.number(content)
+    found = _NUMPY_SCALARS[name](number)
+    if found != number and number == number:  # NumPy 1 wraps integers, and NaN differs from itself
+        raise ValueError(f"{number} is not of NumPy's type {name}")
+    return found
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -323,6 +323,9 @@ def _with_state(found: ModelSizes, model: nn.Module, optimizer: Optimizer, on_gp
             with _LiveStorages(
                 [*copies.values(), *(copied.grad for copied in copies.values() if copied.grad is not None)]
             ) as live:
+                for parameter in _optimizer_parameters(optimizer):  # some optimizers make their state at construction
+                    if (state := optimizer.state.get(parameter)) is not None:
+                        clone.state[copies[id(parameter)]] = {key: _fake_state(value) for key, value in state.items()}
                 type(optimizer).step(clone)
                 kept = {
                     key: sum(map(_nbytes, find_tensors(clone.state.get(copied, {})))) for key, copied in copies.items()
@@ -356,6 +359,15 @@ def _fake_like(parameter: Tensor) -> Tensor:
     if parameter.requires_grad:
         fake.grad = torch.empty_like(fake)
     return fake
+
+
+def _fake_state(value: Any) -> Any:
+    """Return a value of an optimizer's state without its data; steps may read single numbers, such as their count."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() == 0:
+        return torch.tensor(1, dtype=value.dtype)
+    return torch.empty(value.shape, dtype=value.dtype, device="cpu")
 
 
 def _chooses_foreach(group: dict[str, Any]) -> bool:

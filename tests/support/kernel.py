@@ -62,7 +62,8 @@ class Kernel:
         """Run a cell and wait for its end; interrupt it, or call ``act``, once it has printed ``interrupt_on``."""
         act = act or self.manager.interrupt_kernel
         output = Output()
-        message_id = self.client.execute(code)
+        # Older kernels drop requests that arrive within 0.1 s after an error, unless they are told not to.
+        message_id = self.client.execute(code, stop_on_error=False)
         places: dict[str, int] = {}
         while True:
             try:

@@ -123,7 +123,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
         found["torch_grad"] = torch.is_grad_enabled()
         found["torch_validates"] = torch.distributions.Distribution._validate_args
-        found["torch_matmul"] = torch.get_float32_matmul_precision()
+        found["torch_matmul"] = _matmul_precision(torch)
         cudnn = torch.backends.cudnn
         found["torch_cudnn"] = [cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -261,6 +261,14 @@ def _log_levels() -> dict[str, int]:
         if isinstance(logger, logging.Logger) and logger.level and logger is not own
     }
     return {"": logging.root.level, **levels}
+
+
+def _matmul_precision(torch: Any) -> str:
+    if not torch.__version__.startswith("2.9."):
+        return torch.get_float32_matmul_precision()
+    with warnings.catch_warnings():  # torch 2.9 warns at the first time
+        warnings.simplefilter("ignore")
+        return torch.get_float32_matmul_precision()
 
 
 def _file_mask() -> int:
