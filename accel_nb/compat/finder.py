@@ -18,6 +18,8 @@ from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
 """The version of accelerate whose names and semantics are provided, reported to libraries."""
+TEST_HELPERS = f"{PACKAGE}.test_utils"
+"""Helpers by which libraries test themselves; those of the real package are used, if it is installed."""
 
 
 def install() -> None:
@@ -39,7 +41,7 @@ def install() -> None:
 def uninstall() -> None:
     """Undo `install`: later imports find the real package, if installed; imported objects stay usable."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module) or _is_of_tests(name)]:
         del sys.modules[name]
 
 
@@ -90,6 +92,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=True)
         parent, _, _ = fullname.rpartition(".")
         if parent.partition(".")[0] == PACKAGE:
+            if _is_of_tests(fullname) and (found := _find_in_real_package(fullname)) is not None:
+                return found
             raise ModuleNotFoundError(_unsupported_message(fullname), name=parent)
         return None
 
@@ -120,6 +124,20 @@ class _Distribution(importlib.metadata.Distribution):
 
     def locate_file(self, path: Any) -> Path:
         return Path(__file__).parent / path
+
+
+def _is_of_tests(name: str) -> bool:
+    return name == TEST_HELPERS or name.startswith(f"{TEST_HELPERS}.")
+
+
+def _find_in_real_package(fullname: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module of the real package without importing it, or None if it is not there."""
+    real = importlib.machinery.PathFinder.find_spec(PACKAGE)
+    if real is None or real.submodule_search_locations is None:
+        return None
+    folders = fullname.split(".")[1:-1]
+    places = [str(Path(place, *folders)) for place in real.submodule_search_locations]
+    return importlib.machinery.PathFinder.find_spec(fullname, places)
 
 
 def _find(place: str, requested: str) -> Any:

@@ -68,7 +68,7 @@ _NAMES_BY_REASON = {
         "SAGEMAKER_PARALLEL_EC2_INSTANCES SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION "
         "SAGEMAKER_TRANSFORMERS_VERSION"
     ),
-    "it belongs to accelerate's own tests": "test_utils",
+    "it is a helper of tests, which is there if accelerate is installed too": "test_utils",
 }
 
 UNSUPPORTED_REASONS: Mapping[str, str] = MappingProxyType(

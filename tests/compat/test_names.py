@@ -164,6 +164,28 @@ def test_transformers_models_are_found_under_our_name() -> None:
 
 
 @pytest.mark.usefixtures("without_peer")
+def test_helpers_of_tests_are_those_of_the_real_package_over_our_names() -> None:
+    """Suites of other libraries import them."""
+    compat.install()
+    testing = importlib.import_module("accelerate.test_utils.testing")
+    assert Path(testing.__file__ or "").parts[-3:] == ("accelerate", "test_utils", "testing.py")
+    assert testing.AcceleratorState is importlib.import_module("accelerate.state").AcceleratorState
+    assert testing.get_backend()[0] == "cpu"
+    with pytest.raises(ImportError, match=r"test_utils\.absent is not offered by accel_nb"):
+        importlib.import_module("accelerate.test_utils.absent")
+    compat.uninstall()
+    assert "accelerate.test_utils.testing" not in sys.modules
+
+
+def test_helpers_of_tests_are_refused_without_the_real_package(
+    installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ImportError, match="which is there if accelerate is installed too"):
+        importlib.import_module("accelerate.test_utils")
+
+
+@pytest.mark.usefixtures("without_peer")
 def test_uninstalling_brings_the_real_package_back() -> None:
     compat.install()
     compat.install()
