@@ -158,6 +158,7 @@ _TENSORS = places_in(
     "named_module_tensors retie_parameters set_module_tensor_to_device",
 )
 _SIZES = {
+    "_get_proper_dtype": "accel_nb.bigmodel.planning.sizes:parse_dtype",  # the tests of diffusers import it
     **places_in("accel_nb.bigmodel.planning.sizes", "compute_module_sizes find_tied_parameters"),
     **places_in(
         "accel_nb.compat.module_sizes",
@@ -186,7 +187,12 @@ _SHARDED = {
 _MODELING = {**_PRECISION, **_TENSORS, **_SIZES, **_STATE_DICTS}
 _INNER_OF_MODELING = frozenset(
     {
-        *("check_device_same", "clean_device_map", "compute_module_total_buffer_size", "get_module_leaves"),
+        *(
+            "_get_proper_dtype check_device_same",
+            "clean_device_map",
+            "compute_module_total_buffer_size",
+            "get_module_leaves",
+        ),
         *("get_module_size_with_ties", "get_non_persistent_buffers", "get_state_dict_from_offload"),
         "get_state_dict_offloaded_model",
     }
