@@ -187,14 +187,9 @@ _SHARDED = {
 _MODELING = {**_PRECISION, **_TENSORS, **_SIZES, **_STATE_DICTS}
 _INNER_OF_MODELING = frozenset(
     {
-        *(
-            "_get_proper_dtype check_device_same",
-            "clean_device_map",
-            "compute_module_total_buffer_size",
-            "get_module_leaves",
-        ),
-        *("get_module_size_with_ties", "get_non_persistent_buffers", "get_state_dict_from_offload"),
-        "get_state_dict_offloaded_model",
+        *("_get_proper_dtype", "check_device_same", "clean_device_map", "compute_module_total_buffer_size"),
+        *("get_module_leaves", "get_module_size_with_ties", "get_non_persistent_buffers"),
+        *("get_state_dict_from_offload", "get_state_dict_offloaded_model"),
     }
 )
 _UTILS_OF_MODELING = {name: place for name, place in _MODELING.items() if name not in _INNER_OF_MODELING}
