@@ -236,7 +236,9 @@ class RankPosition:
     is_waiting: bool
     """Whether the thread is inside of a collective or a backward pass."""
     group: str | None
-    """The process group of the collective; None, as are the next three fields, if torch has not recorded one."""
+    """The process group of the collective; None, as are the next four fields, if torch has not recorded one."""
+    channel: str | None
+    """The name in ``entered`` of what the collective is counted with: its group, or the exchange through memory."""
     sequence: int | None
     operation: str | None
     sizes: list[Any] | None
@@ -244,6 +246,8 @@ class RankPosition:
     """Whether the collective has not completed."""
     is_of_all: bool
     """Whether all ranks take part in it."""
+    entered: dict[str, int]
+    """How many collectives of each group the rank has entered; the exchange through memory counts as a group."""
     has_ended: bool
     """Whether the request has ended on this rank."""
 

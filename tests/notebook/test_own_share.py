@@ -119,6 +119,21 @@ def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
     assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
 
 
+def test_workers_that_wait_for_each_other_in_different_collectives_are_called_back(kernel):
+    setup(kernel)
+    leaves_early = f"        if epoch == 1 and total > 2 and {ONE_OF_THEM}: break\n"
+    loop = SUMMED.format(decision="pass").replace("item()\n", "item()\n" + leaves_early)
+    output = run(kernel, loop, "--cpus 2 --strategy fsdp")
+    assert output.error is not None
+    assert output.error[0] == "PoolError"
+    assert "ranks waited in a collective that others never reach" in output.error[1]
+    assert any("ranks wait in different collectives: rank 0: " in text for text in output.texts)
+    setup(kernel)
+    output = run(kernel, loop)
+    assert output.error is not None
+    assert "look for a break or a branch that only some ranks take" in output.error[1]
+
+
 def test_metrics_of_shares_are_gathered_and_those_of_whole_batches_are_not(kernel):
     pytest.importorskip("torchmetrics")
     setup(kernel)

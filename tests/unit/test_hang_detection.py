@@ -24,8 +24,9 @@ def place(**changes: Any) -> RankPosition:
         "file": "the cell", "line": 3, "text": "loss.backward()", "is_waiting": True, "is_open": True,
         "is_of_all": True, "has_ended": False, "group": "0", "sequence": 28, "operation": "all_reduce",
         "sizes": [[3]],
-    }  # fmt: skip
-    return RankPosition(**values | changes)
+    } | changes  # fmt: skip
+    values = {"channel": values["group"], **values}
+    return RankPosition(**{"entered": {values["channel"]: values["sequence"]} if values["channel"] else {}, **values})
 
 
 def ended(**changes: Any) -> RankPosition:
@@ -33,6 +34,7 @@ def ended(**changes: Any) -> RankPosition:
 
 
 SUBGROUP = {"group": "1", "is_of_all": False}
+IN_SUBGROUP = place(**SUBGROUP, sequence=9, entered={"0": 27, "1": 9})
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,10 @@ SUBGROUP = {"group": "1", "is_of_all": False}
         ([place(**SUBGROUP), place(**SUBGROUP), ended(group=None, sequence=None)], False, "interrupt"),
         ([place(operation="broadcast"), place()], True, "ranks wait in different collectives"),
         ([place(sizes=[[4]]), place()], False, "ranks wait in different collectives"),
+        ([place(entered={"0": 28, "1": 8}), IN_SUBGROUP], True, "ranks wait in different collectives"),
+        ([place(entered={"0": 28, "1": 9}), IN_SUBGROUP], False, "rank 0 waits in all_reduce #28 of shape [[3]] for"),
+        ([place(entered={"0": 28}), IN_SUBGROUP], False, "rank 0 waits in all_reduce #28 of shape [[3]] for rank 1"),
+        ([ended(entered={"0": 27, "1": 8}), IN_SUBGROUP], True, "rank 0 has ended and does not come: look"),
         ([place(sequence=29), place(is_open=False, is_waiting=False)], False, "for rank 1, which is at line 3"),
     ],
 )

@@ -3,14 +3,15 @@
 When a request has been silent for a while, the kernel queries each rank: the rank's monitor thread reports the position
 of its main thread, without collectives. Ranks that have entered a collective wait for those that have not. If a rank
 cannot report (it is stopped, or native code holds its GIL), the zygote observes it from outside. A slow rank is never
-killed: there may be a good reason. Only ranks that wait for one whose request has ended, or that are in different
-operations, can never continue; `HangDetector.is_stuck` is then true.
+killed: there may be a good reason. Only ranks that each wait for one whose request has ended or that waits itself, or
+that are in different operations, can never continue; `HangDetector.is_stuck` is then true.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from accel_nb.pool.engine import Engine, ObservedState
@@ -77,7 +78,6 @@ class HangDetector:
         ended = sorted(set(range(self.size)) - waiting)
         if not ended or still.keys() != waiting or not all(place.is_waiting for place in still.values()):
             return {}
-        self.is_stuck = all(any(_is_missing(gone, place) for gone in self._ended.values()) for place in still.values())
         rank, place = min(still.items())
         what = "a collective" if place.sequence is None else _collective(place)
         return {
@@ -85,14 +85,29 @@ class HangDetector:
             f"not come: {'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
         }
 
+    def _is_deadlock(self, still: Mapping[int, RankPosition], waiting: set[int]) -> bool:
+        """Return whether all running ranks are in collectives that can never complete.
+
+        Each waits for a rank that has not entered its collective, and that is blocked itself or has ended; or all are
+        in the same collective with different operations.
+        """
+        if still.keys() != waiting or not all(place.is_open for place in still.values()):
+            return False
+        blocked = [*still.values(), *self._ended.values()]
+        return all(any(has_not_entered(other, place) for other in blocked) for place in still.values()) or (
+            len(still) == self.size
+            and len({(place.channel, place.sequence) for place in still.values()}) == 1
+            and len({place.operation for place in still.values()}) > 1
+        )
+
     def _report(self, waiting: set[int]) -> None:
         still = {rank: place for rank, place in self._places.items() if self._places_before.get(rank) == place}
+        self.is_stuck |= self._is_deadlock(still, waiting)
         lines = (
             find_missing(still, waiting - still.keys())
             or find_different(still)
             or self._find_ended_peers(still, waiting)
         )
-        self.is_stuck |= len(still) == self.size and _differ(still.values())
         is_waited_for = any(place.is_waiting for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._places_before.keys()):
             observed = self._observed.get(rank)
@@ -112,55 +127,57 @@ class HangDetector:
 
 
 def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[int, str]:
-    """Return a line for each rank that has not entered the collective in which others wait.
+    """Return a line for each rank that has not entered a collective in which others wait.
 
-    Empty while the position of a rank in ``unsure`` is unknown.
+    A rank that waits for these itself is left to `find_different`. Empty while the position of a rank in ``unsure`` is
+    unknown.
     """
-    known = {rank: place for rank, place in places.items() if place.sequence is not None}
-    if len({place.group for place in known.values()}) != 1 or unsure:
-        return {}
-    newest = max(map(_sequence, known.values()))
-    waiting = [rank for rank, place in known.items() if place.sequence == newest]
-    late = [rank for rank, place in known.items() if _sequence(place) < newest]
-    if not late or not any(known[rank].is_waiting for rank in waiting):
-        return {}
-    what = _collective(known[waiting[0]])
-    who = ", ".join(map(str, waiting))
-    return {
-        rank: f"rank {who} wait{'s' * (len(waiting) == 1)} in {what} for rank {rank}, which is {_at(known[rank])}"
-        for rank in late
-    }
-
-
-def _is_in_global_collective(place: RankPosition) -> bool:
-    """Return whether a rank is inside of a collective in which all ranks take part."""
-    return place.is_open and place.is_of_all
-
-
-def _differ(places: Collection[RankPosition]) -> bool:
-    """Return whether all ranks are in the collective with the same sequence number and the operations differ."""
-    are_in_one = all(map(_is_in_global_collective, places)) and len({place.sequence for place in places}) == 1
-    return are_in_one and len({place.operation for place in places}) > 1
-
-
-def _is_missing(gone: RankPosition, place: RankPosition) -> bool:
-    """Return whether the request ended on a rank before the rank entered the collective that another one is in.
-
-    ``gone`` is the last position of the first rank, ``place`` the position of the other.
-    """
-    if not _is_in_global_collective(place) or gone.group not in (None, place.group):
-        return False
-    return _sequence(gone) < _sequence(place)
+    lines: dict[int, str] = {}
+    for late, place in places.items():
+        waiting = {rank: other for rank, other in places.items() if other.is_waiting and has_not_entered(place, other)}
+        if unsure or not waiting or any(_wait_for_each_other(place, other) for other in waiting.values()):
+            continue
+        newest = max(waiting.values(), key=_sequence)
+        who = [
+            rank
+            for rank, other in waiting.items()
+            if (other.channel, other.sequence) == (newest.channel, newest.sequence)
+        ]
+        lines[late] = (
+            f"rank {', '.join(map(str, who))} wait{'s' * (len(who) == 1)} in {_collective(newest)} for rank {late}, "
+            f"which is {_at(place)}"
+        )
+    return lines
 
 
 def find_different(places: Mapping[int, RankPosition]) -> dict[int, str]:
-    """Return a line if ranks wait in different collectives with the same sequence number."""
+    """Return a line if ranks wait in different collectives."""
     waiting = {rank: place for rank, place in places.items() if place.is_waiting and place.sequence is not None}
-    kinds = {(place.operation, str(place.sizes)) for place in waiting.values()}
-    if len({place.sequence for place in waiting.values()}) != 1 or len(kinds) < 2:
+    if not any(_are_different(one, other) for one, other in itertools.combinations(waiting.values(), 2)):
         return {}
     described = "; ".join(f"rank {rank}: {_collective(place)} {_at(place)}" for rank, place in sorted(waiting.items()))
     return {min(waiting): f"ranks wait in different collectives: {described}"}
+
+
+def has_not_entered(other: RankPosition, place: RankPosition) -> bool:
+    """Return whether a rank has not entered the collective at another one's ``place``, in which it takes part.
+
+    A rank takes part in the collectives of all ranks, and in those of a group that it has entered before.
+    """
+    if place.channel is None:
+        return False
+    num_entered = other.entered.get(place.channel, 0 if place.is_of_all and not other.entered else None)
+    return num_entered is not None and num_entered < place.entered[place.channel]
+
+
+def _wait_for_each_other(one: RankPosition, other: RankPosition) -> bool:
+    return one.is_waiting and other.is_waiting and has_not_entered(one, other) and has_not_entered(other, one)
+
+
+def _are_different(one: RankPosition, other: RankPosition) -> bool:
+    if (one.channel, one.sequence) == (other.channel, other.sequence):
+        return (one.operation, one.sizes) != (other.operation, other.sizes)
+    return _wait_for_each_other(one, other)
 
 
 def _sequence(place: RankPosition) -> int:

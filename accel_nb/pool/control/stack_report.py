@@ -41,11 +41,13 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
         text=(current.line or current.name)[:200],
         is_waiting=is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITING_PATHS),
         group=None if last is None else last["group"],
+        channel=None if last is None else last["channel"],
         sequence=None if last is None else last["sequence"],
         operation=None if last is None else last["operation"],
         sizes=None if last is None else last["sizes"],
         is_open=is_open,
         is_of_all=last is not None and last["is_of_all"],
+        entered={} if last is None else last["entered"],
         has_ended=has_ended,
     )
 

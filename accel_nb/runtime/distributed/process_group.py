@@ -184,42 +184,47 @@ class DefaultGroup:
         """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
 
         ``is_open`` states whether the collective has not finished and belongs to the current group, ``is_of_all``
-        whether all ranks are in its group. The source is torch's flight recorder, and the exchange through memory,
-        which is counted with the collectives of all ranks; None if neither has a record. Any thread may call.
+        whether all ranks are in its group. ``entered`` has the number of the collectives entered by group, in which the
+        exchange through memory counts as the group ``channel``; ``sequence`` is the sum of both. The source is torch's
+        flight recorder, and the exchange; None if neither has a record. Any thread may call.
         """
         if not self.is_open():
             return None
         records = [record for record in _flight_records() if record["record_id"] >= self._first_record]
         last = max(records, key=_record_id, default=None)
         exchange = self.exchange()
-        if exchange is not None and (
-            exchange.last.is_open or last is None or last["time_created_ns"] < exchange.last.began_ns
-        ):
-            return self._describe_exchange(exchange, records)
+        entered: dict[str, int] = {}
+        for record in records:
+            name = record["process_group"][0]
+            entered[name] = max(entered.get(name, 0), record["collective_seq_id"])
+        default: Any = dist.group.WORLD
+        memory = f"{default.group_name} in memory"
+        if exchange is not None:
+            entered[memory] = exchange.num_exchanges
+            if exchange.last.is_open or last is None or last["time_created_ns"] < exchange.last.began_ns:
+                return {
+                    "group": default.group_name,
+                    "channel": memory,
+                    "sequence": entered.get(default.group_name, 0) + exchange.num_exchanges,
+                    "operation": exchange.last.operation,
+                    "sizes": exchange.last.sizes,
+                    "is_open": exchange.last.is_open,
+                    "is_of_all": True,
+                    "entered": entered,
+                }
         if last is None:
             return None
-        is_of_all = last["process_group"][1] == _OF_ALL
+        name, description = last["process_group"]
+        is_of_all = description == _OF_ALL
         return {
-            "group": last["process_group"][0],
-            "sequence": last["collective_seq_id"] + (self._num_exchanges() if is_of_all else 0),
+            "group": name,
+            "channel": name,
+            "sequence": last["collective_seq_id"] + (entered.get(memory, 0) if is_of_all else 0),
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
             "is_open": last.get("retired") is False,
             "is_of_all": is_of_all,
-        }
-
-    @staticmethod
-    def _describe_exchange(exchange: MemoryExchange, records: list[dict[str, Any]]) -> dict[str, Any]:
-        last = exchange.last
-        of_all = [record["collective_seq_id"] for record in records if record["process_group"][1] == _OF_ALL]
-        default: Any = dist.group.WORLD
-        return {
-            "group": default.group_name,
-            "sequence": max(of_all, default=0) + exchange.num_exchanges,
-            "operation": last.operation,
-            "sizes": last.sizes,
-            "is_open": last.is_open,
-            "is_of_all": True,
+            "entered": entered,
         }
 
     def replace_default_group(self) -> None:
