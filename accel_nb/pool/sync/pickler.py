@@ -57,7 +57,7 @@ from accel_nb.pool.sync.object_reduction import (
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
-from accel_nb.pool.sync.process_objects import is_of_process, reduce_of_process
+from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
@@ -197,6 +197,8 @@ class Pickler(cloudpickle.Pickler):
             return obj._accel_nb_reduce()
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
             return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
+        if is_of_process(obj):
+            return reduce_of_process(obj)
         if torch is not None and isinstance(obj, torch.Generator):
             return reduce_generator(obj)
         if isinstance(obj, types.CellType):
@@ -232,8 +234,6 @@ class Pickler(cloudpickle.Pickler):
             return reduce_parametrized(obj)
         if is_weak_mapping(obj):
             return reduce_weak_mapping(obj)
-        if is_of_process(obj):
-            return reduce_of_process(obj)
         if is_generator_iterator(obj):
             return reduce_generator_iterator(obj)
         if is_loader_iterator(obj):
@@ -257,7 +257,8 @@ class Pickler(cloudpickle.Pickler):
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return with_own_state(obj.__reduce_ex__(5))
-            self._ordinary_types.add(type(obj))
+            if not has_type_of_process(obj):
+                self._ordinary_types.add(type(obj))
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return with_binding(reduced)
         return reduced

@@ -1,35 +1,57 @@
-"""Objects of which each process has its own: IPython's shell and the standard streams.
+"""Objects of which each process has its own: IPython's shell, the standard streams, and the generators of modules.
 
-Functions of cells refer to them, as ``get_ipython()`` in a ``!`` line does, and ``print(..., file=sys.stdout)``. A copy
-of one would be of no use: the receiver puts its own in place.
+Functions of cells refer to them, as ``get_ipython()`` in a ``!`` line does, and ``print(..., file=sys.stdout)``. After
+``from random import randint`` the name is a method of the generator that ``random.seed`` sets. A copy of one would be
+of no use: the receiver puts its own in place.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
-_STREAMS = ("stdout", "stderr")
+_ATTRIBUTES = (
+    ("sys", "stdout"),
+    ("sys", "stderr"),
+    ("random", "_inst"),
+    ("numpy.random.mtrand", "_rand"),
+    ("torch", "default_generator"),
+)
+"""Modules, and the attributes that are such objects."""
 
 
 def is_of_process(value: Any) -> bool:
-    """Return whether the value is the shell or a standard stream of this process, or a method of one."""
+    """Return whether the value is the shell, a standard stream or a module's generator, or a method of one."""
     if isinstance(value, types.MethodType):
         return is_of_process(value.__self__)
-    return any(value is getattr(sys, name) for name in _STREAMS) or _is_shell(value)
+    return any(value is found for _, _, found in _module_attributes()) or _is_shell(value)
+
+
+def has_type_of_process(value: Any) -> bool:
+    """Return whether one of the objects of this process has the type of the value."""
+    return any(type(value) is type(found) for _, _, found in _module_attributes())
 
 
 def reduce_of_process(value: Any) -> tuple[Any, ...]:
     """Reduce an object of this process to that of the receiver."""
     if isinstance(value, types.MethodType):
         return getattr, (value.__self__, value.__name__)
-    for name in _STREAMS:
-        if value is getattr(sys, name):
-            return getattr, (sys, name)
+    for module, attribute, found in _module_attributes():
+        if value is found:
+            return getattr, (module, attribute)
     from IPython.core.getipython import get_ipython
 
     return get_ipython, ()
+
+
+def _module_attributes() -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """Yield the modules that are imported, the names of the attributes, and the objects."""
+    for name, attribute in _ATTRIBUTES:
+        module = sys.modules.get(name)
+        if module is not None:
+            yield module, attribute, getattr(module, attribute)
 
 
 def _is_shell(value: Any) -> bool:
