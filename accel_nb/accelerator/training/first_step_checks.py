@@ -67,10 +67,11 @@ class FirstStepCheck:
     def record(self) -> None:
         """Record checksums of the parameters, and which must change: their update is large enough for their dtype.
 
-        Raises `MisuseError` for an optimizer of another copy of the model, and for a learning rate that the schedule
-        has not set.
+        Raises `MisuseError` for an optimizer of another copy of the model, and, other than in plain cells, for a
+        learning rate that the schedule has not set.
         """
-        self._check_learning_rate()
+        if not self._is_plain:  # as on one device, a plain cell may set the rate of each step itself
+            self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
         self._check_owner([value for _, value in groups])
         moving = [(group, value) for group, value in groups if _is_plain(local_part(value)) and value.grad is not None]
