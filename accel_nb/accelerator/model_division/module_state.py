@@ -187,7 +187,9 @@ def _refill(container: Any, content: Any) -> None:
         return
     if isinstance(container, set):
         container.clear()
-    else:
-        for key in [key for key in container if key not in content]:
-            del container[key]
-    container.update(content)
+        container.update(content)
+        return
+    for key in [key for key in container if key not in content]:
+        del container[key]
+    for key, value in content.items():  # the `update` of a Counter adds
+        container[key] = value
