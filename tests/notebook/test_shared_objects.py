@@ -7,7 +7,7 @@ import pytest
 from tests.support.kernel import Kernel
 
 _DEFINITIONS = """
-import argparse, array, collections, copy, decimal, functools, io, random, types
+import argparse, array, collections, copy, dataclasses, decimal, enum, functools, io, random, types
 import numpy as np, torch
 from torch import nn
 
@@ -27,6 +27,12 @@ class Named(dict):
         try: return self[name]
         except KeyError: raise AttributeError(name) from None
     __setattr__ = dict.__setitem__
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    items: list
+
+def bare(): pass
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -51,6 +57,8 @@ KINDS = {
     "object": (Box, lambda x: setattr(x, "n", [1]), lambda x: getattr(x, "n", None)),
     "object with __reduce__": (lambda: Reduced(1), lambda x: setattr(x, "n", 2), lambda x: x.n),
     "object with a state": (Stateful, lambda x: setattr(x, "n", 2), lambda x: x.n),
+    "frozen dataclass with slots": (lambda: Frozen([1]), lambda x: x.items.append(2), repr),
+    "function": (lambda: types.FunctionType(bare.__code__, globals()), lambda x: setattr(x, "calls", 1), vars),
     "named tuple": (lambda: Pair([1], 2), lambda x: x.first.append(1), repr),
     "closure": (counter, lambda x: x(), lambda x: x.__closure__[0].cell_contents),
     "partial": (lambda: functools.partial(print, [1]), lambda x: x.args[0].append(2), lambda x: x.args),
@@ -73,6 +81,14 @@ def with_attribute(owner, value):
     object.__setattr__(owner, "own", value)
     return owner
 
+def class_with(value):
+    class Own: attribute = value
+    return Own
+
+class Described:
+    def __init__(self, own): self.own = own
+    def __get__(self, owner, kind): return self.own
+
 def sgd(): return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
 
 # How to make a value that holds an object, and to read the object from it.
@@ -90,10 +106,14 @@ HOLDERS = {
     "partial": (lambda x: functools.partial(int, x), lambda h: h.args[0]),
     "array of objects": (lambda x: np.array([x, None, 0, x], object)[:1].copy(), lambda h: h[0]),
     "named tuple": (lambda x: Pair(x, 1), lambda h: h.first),
+    "class": (class_with, lambda h: vars(h)["attribute"]),
+    "descriptor": (lambda x: class_with(Described(x)), lambda h: h.attribute),
+    "member of an enumeration": (lambda x: enum.Enum("Own", {"A": Pair(x, len(PAIRS))}), lambda h: h.A.value.first),
 }
 # Of these, the workers return new objects: other values hold them too where the cell has the names of both.
 REPLACED = ("object with __reduce__", "decimal context", "exception")
 PAIRS = [(kind, holder) for kind in KINDS for holder in HOLDERS]
+PAIRS = [pair for pair in PAIRS if pair[0] not in REPLACED or pair[1] != "member of an enumeration"]
 
 def make_all():
     for number, (kind, holder) in enumerate(PAIRS):

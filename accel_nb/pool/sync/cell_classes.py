@@ -6,9 +6,10 @@ metaclass fills would then have a class that nothing else uses.
 
 from __future__ import annotations
 
+import enum
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_nb.runtime.subclass_hooks import without_subclass_hooks
@@ -23,7 +24,23 @@ def reduce_class(kind: type, reduced: Any) -> Any:
         return reduced  # a class that can be imported
     make, arguments, *rest = reduced
     _CLASSES[arguments[-2]] = kind
+    if issubclass(kind, enum.Enum):
+        state, *items, set_state = rest
+        members = {name: _own_attributes(member) for name, member in kind.__members__.items()}
+        return _find_or_make, (make, arguments), (set_state, state, members), *items, _set_state_and_members
     return _find_or_make, (make, arguments), *rest
+
+
+def _own_attributes(member: Any) -> dict[str, Any]:
+    """Return the attributes that code has set on a member of an enumeration."""
+    return {name: item for name, item in vars(member).items() if name[:1] != "_"}
+
+
+def _set_state_and_members(kind: Any, content: tuple[Callable[..., Any], Any, Mapping[str, Any]]) -> None:
+    set_state, state, members = content
+    set_state(kind, state)
+    for name, own in members.items():
+        vars(kind.__members__[name]).update(own)
 
 
 def _find_or_make(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

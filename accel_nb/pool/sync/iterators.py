@@ -53,3 +53,9 @@ def reduce_loader_iterator(iterator: Any) -> Any:
 def is_iterator(value: Any) -> bool:
     """Return whether a value is an object that is read by `next`."""
     return hasattr(type(value), "__next__")
+
+
+def is_plain_iterator(value: Any) -> bool:
+    """Return whether a value is one of Python's own iterators, as of a list, of `zip` and of `itertools`."""
+    is_of_python = is_iterator(value) and type(value).__module__ in ("builtins", "itertools")
+    return is_of_python and not is_generator_iterator(value)

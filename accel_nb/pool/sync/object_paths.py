@@ -17,7 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator
+from accel_nb.pool.sync.class_attributes import (
+    class_content,
+    class_parts,
+    is_enum_member,
+    is_notebook_class,
+    set_class_content,
+)
+from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator, is_plain_iterator
 from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
@@ -186,6 +193,8 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"default:{index}", item) for index, item in enumerate(value.__defaults__ or ()))
         yield from ((f"default:{name}", item) for name, item in (value.__kwdefaults__ or {}).items())
         yield from _attributes(value)
+    elif is_notebook_class(value):
+        yield from class_parts(value)
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
         yield "function", value.__func__
@@ -262,11 +271,12 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def has_references(value: Any) -> bool:
-    """Return whether the value is a function with a closure, a bound method, a partial or a plain object."""
+    """Return whether the value is the notebook's function, a bound method, a partial or a plain object.
+
+    A function without a closure may have an attribute after the next cell.
+    """
     if isinstance(value, types.FunctionType):
-        return _is_pickled_by_value(value) and bool(
-            value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
-        )
+        return _is_pickled_by_value(value)
     is_bound = isinstance(value, types.MethodType | functools.partial) or _is_builtin_method(value)
     return is_bound or is_plain_object(value)
 
@@ -274,9 +284,12 @@ def has_references(value: Any) -> bool:
 def is_plain_object(value: Any) -> bool:
     """Return whether a value is defined by its attributes: these are what pickle would save.
 
-    What the class's ``__setstate__`` does to attributes that arrive is not needed: they are those of the other side.
+    So is a member of an enumeration, which pickle saves by its value. What the class's ``__setstate__`` does to
+    attributes that arrive is not needed: they are those of the other side.
     """
     kind = type(value)
+    if is_enum_member(value):
+        return not isinstance(value, _ATOMS)
     return (
         attributes_of(value) is not None
         and not isinstance(value, _ATOMS)
@@ -285,13 +298,19 @@ def is_plain_object(value: Any) -> bool:
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ in (object.__reduce__, types.SimpleNamespace.__reduce__)
-        and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and _has_usual_state(kind)
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and not is_training_object(value)
         and not is_loader(value)
         and not is_tensor(value)
     )
+
+
+def _has_usual_state(kind: type) -> bool:
+    """Return whether the state of a class's objects are their attributes, as it is of frozen dataclasses with slots."""
+    own = getattr(kind, "__getstate__", None)
+    return own is getattr(object, "__getstate__", None) or getattr(own, "__module__", None) == "dataclasses"
 
 
 def _is_builtin_method(value: Any) -> bool:
@@ -306,7 +325,7 @@ def is_replaced_whole(value: Any) -> bool:
     return (
         has_identity(value)
         and not isinstance(value, _NEVER_WHOLE)
-        and not is_iterator(value)
+        and (is_plain_iterator(value) or not is_iterator(value))
         and not is_training_object(value)
         and not any(is_kind(value) for is_kind in _CHANGED_IN_PLACE)
         and not (isinstance(value, dict) and _is_known_dict(type(value)))
@@ -372,6 +391,9 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         inside = {name: held for name, cell in cells if (held := _cell_content(cell)) is not _MISSING}
         return "function", (inside, value.__defaults__, value.__kwdefaults__, own)
+    if is_notebook_class(value):
+        defined = class_content(value)
+        return None if defined is None else ("class", defined)
     if isinstance(value, functools.partial):
         return "partial", (value.func, value.args, dict(value.keywords), own)
     if is_tensor(value):
@@ -417,6 +439,8 @@ def set_content(value: Any, content: Any) -> None:
             if name in inside:
                 cell.cell_contents = inside[name]
         _set_attributes(value, own)
+    elif is_notebook_class(value):
+        set_class_content(value, content)
     elif is_generator(value):
         set_generator_state(value, content)
     elif isinstance(value, functools.partial):
