@@ -145,3 +145,27 @@ def test_an_object_that_two_values_hold_stays_one(kernel: Kernel, through: str) 
     assert output.error is None, output.traceback
     different = "[(there, here) for there, here in zip(read_all(), plain) if there != here]"
     assert kernel.run(f"print(*{different}, sep='\\n')").stdout.strip() == ""
+
+
+_REPLACED = """
+class Reduced:
+    def __init__(self, n): self.n = n
+    def __reduce__(self): return Reduced, (self.n,)
+
+x, items = Reduced(1), iter([1, 2, 3])
+other_name, in_list, in_closure, in_tuple = x, [x], (lambda own: lambda: own)(x), (items,)
+class Holder: own = {"k": x, "items": items}
+"""
+
+
+def test_a_new_object_takes_the_place_of_the_one_of_before_and_the_other_places_are_named(kernel: Kernel) -> None:
+    assert kernel.run(_REPLACED).error is None
+    output = kernel.run("%%accelerate --cpus 2\nx.n = next(items) + 4")
+    assert output.error is None, output.traceback
+    same = "[other_name is x, in_list[0] is x, in_closure() is x, Holder.own['k'] is x, Holder.own['items'] is items]"
+    assert kernel.run(f"print(x.n, {same}, next(items), in_tuple[0] is items)").stdout.split("\n")[0] == (
+        "5 [True, True, True, True, True] 2 False"
+    )
+    told = [line for text in output.texts for line in text.split("\n") if "new object" in line]
+    assert len(told) == 1
+    assert "items is a new object, since a list_iterator cannot be changed in place" in told[0]

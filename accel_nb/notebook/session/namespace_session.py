@@ -32,8 +32,10 @@ from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
+from accel_nb.pool.sync.object_kinds import is_module
 from accel_nb.pool.sync.object_paths import readable_path, root_name
 from accel_nb.pool.sync.references import referred_names
+from accel_nb.pool.sync.replaced_objects import describe_other_uses, put_in_place
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 
 
@@ -229,10 +231,22 @@ class NamespaceSession:
             lines += [
                 f"{name} is a new object, since the cell changed the class of one of its layers; what else refers to "
                 "it has the model of before"
-                for name in received.replaced
+                for name, old in received.replaced.items()
+                if is_module(old)
             ]
+            others = {name: old for name, old in received.replaced.items() if not is_module(old)}
+            received.replaced.clear()
+            lines += self._put_in_place(others) if others else []
         self._registry.record_different(find_different_names(list(answers)))
         return lines
+
+    def _put_in_place(self, old: Mapping[str, Any]) -> list[str]:
+        """Put new objects in the place of the ``old`` ones of these names; return lines about what keeps an old one."""
+        rebound = put_in_place(old, self.user_names, self.namespace)
+        outdated = [name for name in self._registry.shared_names() if name in rebound]
+        self._registry.forget(outdated)
+        self._registry.record_outdated(outdated)
+        return describe_other_uses(old)
 
     def _capture_random_states(self, *, always: bool) -> tuple[str | None, Any]:
         """Return the digest of the kernel's generator states, and the states if rank 0's differ or if ``always``."""

@@ -65,6 +65,7 @@ from accel_nb.pool.sync.object_paths import (
     content_of,
     is_at_or_below,
     is_plain_object,
+    is_replaced_whole,
     resolve_path,
     root_name,
 )
@@ -119,7 +120,7 @@ class ReturnRecord:
     weights: dict[str, WeightTable]
     """The modules in the region, by path."""
     replaced: list[str] = field(default_factory=list[str])
-    """Models that both sides held, and that come back as new objects."""
+    """Models and other objects that both sides held, and that come back as new ones."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the record as JSON-ready values."""
@@ -224,7 +225,7 @@ class ResultSender:
                 )
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
-                if path == root and is_module(value) and root in delta.values:
+                if path == root and (is_module(value) or is_replaced_whole(value)) and root in delta.values:
                     replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
@@ -418,8 +419,8 @@ class AppliedResults:
     """Names that the cell has deleted, which were now deleted from the namespace."""
     failed: dict[str, str]
     """By path, why a value could not be rebuilt."""
-    replaced: list[str]
-    """Models that are new objects now."""
+    replaced: dict[str, Any]
+    """By name, the old ones of models and other objects that are new ones now."""
 
 
 class ResultReceiver:
@@ -449,6 +450,7 @@ class ResultReceiver:
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
+        replaced = {name: namespace.get(name) for name in record.replaced}
         for path, table in record.weights.items():
             try:
                 self._copy_weights(resolve_path(namespace, path), table)
@@ -468,7 +470,7 @@ class ResultReceiver:
         arrived = [path for path in paths if path not in errors and root_name(path) not in removed]
         failed = describe_failures(errors, "in the notebook")
         return AppliedResults(
-            record.kept, arrived, removed, failed, [name for name in record.replaced if name in arrived]
+            record.kept, arrived, removed, failed, {name: old for name, old in replaced.items() if name in arrived}
         )
 
     def close(self) -> None:
