@@ -22,6 +22,9 @@ class Stateful:
     def __getstate__(self): return {"n": self.n}
     def __setstate__(self, state): self.n = state["n"]
 
+class ByKey(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+
 class Named(dict):
     def __getattr__(self, name):
         try: return self[name]
@@ -52,6 +55,7 @@ KINDS = {
     "defaultdict": (lambda: collections.defaultdict(list), lambda x: x["k"].append(1), lambda x: sorted(x.items())),
     "namespace of a library": (lambda: argparse.Namespace(a=1), lambda x: setattr(x, "a", 2), lambda x: x.a),
     "dict of a class": (lambda: Named(a=1), lambda x: setattr(x, "b", 2), lambda x: sorted(x.items())),
+    "dict by attributes": (lambda: ByKey(a=1), lambda x: setattr(x, "b", 2), lambda x: sorted(x.items())),
     "bytearray": (lambda: bytearray(b"a"), lambda x: x.extend(b"b"), bytes),
     "array": (lambda: array.array("d", [1.0]), lambda x: x.append(2.0), list),
     "object": (Box, lambda x: setattr(x, "n", [1]), lambda x: getattr(x, "n", None)),
@@ -97,6 +101,7 @@ HOLDERS = {
     "list": (lambda x: [0, x], lambda h: h[1]),
     "dict": (lambda x: {"k": x}, lambda h: h["k"]),
     "tuple": (lambda x: (0, x), lambda h: h[1]),
+    "long list": (lambda x: [*([i] for i in range(100)), x], lambda h: h[-1]),
     "deep": (lambda x: {"a": [with_attribute(Box(), [x])]}, lambda h: h["a"][0].own[0]),
     "model": (lambda x: with_attribute(nn.Linear(1, 1), x), lambda h: vars(h)["own"]),
     "optimizer": (lambda x: with_attribute(sgd(), x), lambda h: h.own),

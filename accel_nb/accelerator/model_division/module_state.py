@@ -192,4 +192,5 @@ def _refill(container: Any, content: Any) -> None:
     for key in [key for key in container if key not in content]:
         del container[key]
     for key, value in content.items():  # the `update` of a Counter adds
-        container[key] = value
+        if key not in container or container[key] is not value:
+            container[key] = value

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from accel_nb.pool.sync.object_kinds import attributes_of
+
 
 def _cached_for_class(function: Callable[[type], bool]) -> Callable[[type], bool]:
     """Cache the results of a function while the class exists: the own class of a prepared model refers to the model."""
@@ -68,6 +70,23 @@ def probes_attributes(kind: type) -> bool:
     return hasattr(kind, "__getattr__") and not hasattr(kind, "__setstate__")
 
 
+def reduce_by_class(value: Any) -> Any:
+    """Return the reduction of an object; Python 3.10 asks the object for a ``__getstate__`` that its class lacks.
+
+    A ``__getattr__`` that looks up items of a dict raises KeyError then.
+    """
+    kind = type(value)
+    is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    names = ("__getstate__", "__getnewargs__", "__getnewargs_ex__")
+    if not is_usual or not probes_attributes(kind) or any(hasattr(kind, name) for name in names):
+        return value.__reduce_ex__(5)
+    own = vars(value) if kind.__dictoffset__ else {}
+    slots = {name: item for name, item in (attributes_of(value) or {}).items() if name not in own}
+    listed = iter(list.copy(value)) if isinstance(value, list) else None
+    mapped = iter(dict.items(value)) if isinstance(value, dict) else None
+    return copyreg.__newobj__, (kind,), (own, slots), listed, mapped  # type: ignore[attr-defined]
+
+
 def with_own_state(reduced: Any) -> Any:
     """Extend the reduction of an object by a step that sets its state without reading an attribute of the object."""
     if not isinstance(reduced, tuple) or len(reduced) < 3 or reduced[2] is None:
@@ -114,7 +133,7 @@ def reduce_unchanged(value: Any) -> Any:
     Pyro's guides so forget their model.
     """
     before = dict(getattr(value, "__dict__", ()))
-    reduced = value.__reduce_ex__(5)
+    reduced = reduce_by_class(value)
     after = getattr(value, "__dict__", {})
     changed = {name: item for name, item in before.items() if after.get(name) is not item}
     if not changed:

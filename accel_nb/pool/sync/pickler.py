@@ -48,6 +48,7 @@ from accel_nb.pool.sync.object_reduction import (
     is_rebuilt_by_init,
     may_change_itself,
     probes_attributes,
+    reduce_by_class,
     reduce_inverse,
     reduce_unchanged,
     reduce_with_items,
@@ -256,7 +257,7 @@ class Pickler(cloudpickle.Pickler):
                 return reduce_unchanged(obj)
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
-                return with_own_state(obj.__reduce_ex__(5))
+                return with_own_state(reduce_by_class(obj))
             if not has_type_of_process(obj):
                 self._ordinary_types.add(type(obj))
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
