@@ -58,7 +58,7 @@ from accel_nb.pool.sync.weak_mappings import is_weak_mapping
 from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
-MAX_ITEMS = 512
+MAX_ITEMS = 128
 """Containers with more items are compared and sent whole: their items have no paths."""
 MAX_PARTS = 512
 

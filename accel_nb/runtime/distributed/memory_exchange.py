@@ -170,8 +170,8 @@ class MemoryExchange:
             if words[peer + _SIZE + half] != num_bytes or words[peer + _CODE + half] != code:
                 raise RuntimeError(
                     f"rank {self._rank} is in {operation} with {num_bytes} bytes, and rank {other} in another exchange "
-                    f"with {words[peer + _SIZE + half]} bytes; every rank must make the same calls: look for a break or a "
-                    "branch that only some ranks take"
+                    f"with {words[peer + _SIZE + half]} bytes; every rank must make the same calls: look for a break "
+                    "or a branch that only some ranks take"
                 )
         return slots, num_bytes
 
