@@ -22,8 +22,8 @@ OTHERS = {
     "_getframe", "_handlerList", "_hooks", "_inheriting", "_inst", "_style", "_lru_cache_wrapper", "_make",
     "_reconstructor", "_warnings_showwarning",
     # transformers and accelerate.
-    "_available", "_get_proper_dtype", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
-    "_original_forward", "_patched", "_warned",
+    "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
+    "_get_proper_dtype", "_original_forward", "_patched", "_warned",
     # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
     "_core", "_function_setstate", "_rand", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
     "_report_subprocess_enabled", "_supports_kernel_subshells",
