@@ -47,11 +47,14 @@ def reduce_of_process(value: Any) -> tuple[Any, ...]:
 
 
 def _module_attributes() -> Iterator[tuple[types.ModuleType, str, Any]]:
-    """Yield the modules that are imported, the names of the attributes, and the objects."""
+    """Yield the modules that are imported, the names of the attributes, and the objects.
+
+    The generators of ``random`` and NumPy have private names; without one its methods are sent with a copy.
+    """
     for name, attribute in _ATTRIBUTES:
         module = sys.modules.get(name)
-        if module is not None:
-            yield module, attribute, getattr(module, attribute)
+        if module is not None and (found := getattr(module, attribute, None)) is not None:
+            yield module, attribute, found
 
 
 def _is_shell(value: Any) -> bool:
