@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from packaging.version import Version
 
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_equality import SETUP
@@ -124,15 +126,17 @@ def test_workers_that_wait_for_each_other_in_different_collectives_are_called_ba
     setup(kernel)
     leaves_early = f"        if epoch == 1 and total > 2 and {ONE_OF_THEM}: break\n"
     loop = SUMMED.format(decision="pass").replace("item()\n", "item()\n" + leaves_early)
+    output = run(kernel, loop)
+    assert output.error is not None
+    assert "look for a break or a branch that only some ranks take" in output.error[1]
+    if Version(torch.__version__) < Version("2.11"):
+        pytest.skip("this version of torch records no collectives of gloo")
+    setup(kernel)
     output = run(kernel, loop, "--cpus 2 --strategy fsdp")
     assert output.error is not None
     assert output.error[0] == "PoolError"
     assert "ranks waited in a collective that others never reach" in output.error[1]
     assert any("ranks wait in different collectives: rank 0: " in text for text in output.texts)
-    setup(kernel)
-    output = run(kernel, loop)
-    assert output.error is not None
-    assert "look for a break or a branch that only some ranks take" in output.error[1]
 
 
 def test_metrics_of_shares_are_gathered_and_those_of_whole_batches_are_not(kernel):
