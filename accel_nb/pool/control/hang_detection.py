@@ -132,10 +132,12 @@ def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[i
     A rank that waits for these itself is left to `find_different`. Empty while the position of a rank in ``unsure`` is
     unknown.
     """
+    if unsure:
+        return {}
     lines: dict[int, str] = {}
     for late, place in places.items():
         waiting = {rank: other for rank, other in places.items() if other.is_waiting and has_not_entered(place, other)}
-        if unsure or not waiting or any(_wait_for_each_other(place, other) for other in waiting.values()):
+        if not waiting or any(_wait_for_each_other(place, other) for other in waiting.values()):
             continue
         newest = max(waiting.values(), key=_sequence)
         who = [
