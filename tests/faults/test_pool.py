@@ -228,6 +228,15 @@ def test_timeout_stops_a_request(pool):
     assert results(pool) == HEALTHY
 
 
+def test_the_stack_of_a_rank_that_ignores_a_timeout_is_reported(pool):
+    ignoring = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    answers, _ = run_code(pool, ignoring, "while True: pass", timeout_s=0.2)
+    stacks = {answer.rank: answer.death.stack for answer in answers if answer.outcome == "died"}
+    assert stacks.keys() == {0}
+    assert 'File "<string>", line 3 in <module>' in stacks[0]
+    assert results(pool) == HEALTHY
+
+
 def test_many_lines_arrive_whole_and_in_order(pool):
     recorder = Recorder()
     run_code(pool, "for i in range(200_000): print(i)", "pass", recorder=recorder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
+from dataclasses import replace
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_what_is_not_shown_is_counted_for_each_rank():
 
 
 DEAD = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=False))
-ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True))
+ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True, stack="in slow\n"))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,8 @@ ENDED = RankAnswer(1, "died", death=WorkerDeath(-9, is_killed=True))
         ([DEAD], "death", True, "A fresh worker takes its place; the next cell starts with the notebook's values"),
         ([DEAD], "death", False, "is gone too. The next cell starts everything anew"),
         ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
+        ([ENDED], "timeout", True, "The last Python stack of rank 1:\nin slow"),
+        ([replace(DEAD, rank=0), ENDED], "death", True, "stack of rank 1:\nin slow"),
         ([RankAnswer(0, "interrupted")], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )

@@ -15,6 +15,7 @@ from accel_nb.pool.control.stop_escalation import Reason, WorkerDeath, describe_
 from accel_nb.pool.sync import pickling
 from accel_nb.telemetry.events import MemorySample
 
+_NOT_STOPPED = "did not stop and was ended; the next cell starts with the notebook's values"
 _DEADLOCK = (
     "ranks waited in a collective that others never reach (their positions are above). A break or a branch that "
     "depends on a loss or a count may differ between ranks, since each has its own share of the samples: base it on a "
@@ -71,8 +72,18 @@ def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
 def _describe_interrupt(answers: Sequence[RankAnswer]) -> str:
     killed = [answer.rank for answer in answers if answer.outcome == "died"]
     if killed:
-        return f"rank {_join(killed)} did not stop and was ended; the next cell starts with the notebook's values"
+        words = f"rank {_join(killed)} {_NOT_STOPPED}"
+        return "\n".join([words, *_describe_stacks(answers)])
     return "stopped on every rank; variables and models are kept"
+
+
+def _describe_stacks(answers: Sequence[RankAnswer]) -> list[str]:
+    """Return where each rank was that did not stop and was killed."""
+    return [
+        f"The last Python stack of rank {answer.rank}:\n{stack}"
+        for answer in answers
+        if answer.death is not None and answer.death.is_killed and (stack := answer.death.stack.strip())
+    ]
 
 
 def _make_died_error(
@@ -105,8 +116,9 @@ def _make_died_error(
         parts.append(_describe_last_memory(memory[rank]))
     if rank in logs and (tail := logs[rank].last_lines().strip()):
         parts.append(f"Its last output:\n{tail}")
-    if stack := death.stack.strip():
+    if (stack := death.stack.strip()) and not death.is_killed:
         parts.append(f"Its last Python stack:\n{stack}")
+    parts += _describe_stacks(answers)
     return WorkerDied("\n".join(parts), rank=rank)
 
 
@@ -134,6 +146,9 @@ def _make_raised_error(cause: RankAnswer, answers: Sequence[RankAnswer], remarks
                 same.append(answer.rank)
             else:
                 other.append(f"rank {answer.rank} then raised {reported.type}: {_first_line(reported.message)}")
+    if killed := [answer.rank for answer in answers if answer.outcome == "died"]:
+        other.append(f"rank {_join(killed)} then {_NOT_STOPPED}")
+    other += _describe_stacks(answers)
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_join(ranks)} raised:"
     return with_traceback(error, [head, *raised.traceback, *other, *remarks])

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt
+from accel_nb.pool.messages import AbortCollective, FinishStep, Interrupt, QueryPosition
 from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import KillCause
 
@@ -34,6 +34,8 @@ PEER_GRACE_S = 6.0
 """How long a rank may take to stop after another rank failed: the user does not wait, and a kill loses its state."""
 FINISH_TIMEOUT_S = 30.0
 """How long ranks may take to end their step after they reported that they will."""
+STACK_S = 0.3
+"""How long before ranks are killed their stacks are requested, for the report of where they did not stop."""
 QUIET_S = 0.05
 """How long after one rank has stopped the others may take to complete their sends."""
 CUT_DELAY_S = 0.5
@@ -54,7 +56,7 @@ class WorkerDeath:
     """Whether the pool has killed it."""
     killed_for: KillCause = "unknown"
     stack: str = ""
-    """The last Python stack of a process that crashed."""
+    """The last Python stack of a process that crashed, or that did not stop and was killed; empty if unknown."""
     lost_node: str = ""
     """The reason of the loss of the rank's node; empty if only the process ended."""
 
@@ -89,6 +91,7 @@ class StopEscalation:
     _running: set[int] = field(default_factory=set)
     _unchanged_since: float = 0.0
     _has_aborted: bool = False
+    _has_requested_stacks: bool = False
     _finish_sent_at: float | None = None
     _finishing: set[int] = field(default_factory=set)
     _interrupted_at: float | None = None
@@ -161,6 +164,9 @@ class StopEscalation:
         elif not self._has_aborted and self._are_blocked(now - self._interrupted_at, now - self._unchanged_since):
             self._has_aborted = True
             self._send(running, AbortCollective(self.number))
+        elif not self._has_requested_stacks and now - self._interrupted_at > self._grace_s - STACK_S:
+            self._has_requested_stacks = True
+            self._send(running, QueryPosition(self.number, from_outside=True))
 
     @property
     def _grace_s(self) -> float:
@@ -178,7 +184,7 @@ class StopEscalation:
         some_stopped = 0 < len(self._running) < self.size
         return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_DELAY_S)
 
-    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective) -> None:
+    def _send(self, ranks: set[int], record: FinishStep | Interrupt | AbortCollective | QueryPosition) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 

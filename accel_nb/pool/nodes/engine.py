@@ -314,7 +314,8 @@ class NodesEngine:
             arrival = EventsArrived(rank, tuple(from_message(event) for event in message["events"]))
         elif kind == "ended":
             self._ended.add(rank)
-            arrival = WorkerEnded(rank, message["code"], message["reason"], message["stack"], message["killed_for"])
+            stack = message["stack"] or self._stacks.pop(rank, "")
+            arrival = WorkerEnded(rank, message["code"], message["reason"], stack, message["killed_for"])
         elif kind == "observed":
             self._stacks[rank] = message["text"]
             arrival = ObservedState(rank, message["state"], lambda: self._stacks.pop(rank, ""))
