@@ -17,6 +17,7 @@ have no data left to send.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ QUIET_S = 0.05
 """How long after one rank has stopped the others may take to complete their sends."""
 CUT_DELAY_S = 0.5
 """How long after the interrupt connections are closed even if no rank has stopped."""
+MAX_TICK_S = 0.5
+"""How much time one iteration of the waiting loop counts at most: when this process stalls, ranks may stall too."""
 PEER_FAILURE_DELAY_S = 0.2
 """How long after one rank raised the others are interrupted: often all raise the same error."""
 
@@ -87,6 +90,9 @@ class StopEscalation:
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
     killed: set[int] = field(default_factory=set)
+    _now: float = 0.0
+    """The time of the last call of `escalate`, in seconds that count."""
+    _called_at: float | None = None
     _stopped: set[int] = field(default_factory=set)
     _running: set[int] = field(default_factory=set)
     _unchanged_since: float = 0.0
@@ -111,16 +117,16 @@ class StopEscalation:
         """
         self._is_torn |= is_torn
         if self._failed_at is None:
-            self._failed_at = self.clock()
+            self._failed_at = self._now
 
     def record_death(self) -> None:
         """Record that the process of a rank ended, so that the others are interrupted at once."""
-        self._failed_at = self.clock() - PEER_FAILURE_DELAY_S
+        self._failed_at = -math.inf
         self.reason = self.reason or "death"
 
     def record_deadlock(self) -> None:
         """Record that the running ranks wait in collectives that never complete."""
-        self._failed_at = self.clock() - PEER_FAILURE_DELAY_S
+        self._failed_at = -math.inf
         self.reason = self.reason or "deadlock"
 
     def record_stopped(self, rank: int) -> None:
@@ -141,7 +147,7 @@ class StopEscalation:
         """
         is_interrupted = num_interrupts > self._num_interrupts
         self._num_interrupts = num_interrupts
-        now = self.clock()
+        now = self._advance()
         running = waiting - self._stopped
         if running != self._running:
             self._running, self._unchanged_since = running, now
@@ -167,6 +173,13 @@ class StopEscalation:
         elif not self._has_requested_stacks and now - self._interrupted_at > self._grace_s - STACK_S:
             self._has_requested_stacks = True
             self._send(running, QueryPosition(self.number, from_outside=True))
+
+    def _advance(self) -> float:
+        called_at = self.clock()
+        if self._called_at is not None:
+            self._now += min(called_at - self._called_at, MAX_TICK_S)
+        self._called_at = called_at
+        return self._now
 
     @property
     def _grace_s(self) -> float:
