@@ -151,6 +151,15 @@ def test_no_module_is_named_after_nothing():
     assert [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")] == []
 
 
+def test_no_test_module_imports_another_one():
+    tests = Path(__file__).parents[1]
+    assert [
+        str(path.relative_to(tests))
+        for path in sorted(tests.rglob("*.py"))
+        if re.search(r"^(from|import) tests\.(\w+\.)*test_", path.read_text(), re.MULTILINE)
+    ] == []
+
+
 def test_the_panel_and_the_sidebar_share_no_class():
     sources = Path(__file__).parents[2] / "labextension"
     panel = class_names([sources / "src/widget/widget.css"])

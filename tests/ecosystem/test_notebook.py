@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook.test_notebooks import Executed, execute
+from tests.notebook.execution import Executed, execute
 
 pytestmark = pytest.mark.timeout(300)
 

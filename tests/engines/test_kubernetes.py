@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
+from tests.engines.node_cells import DATA, SLEEP, TRAIN, host_of, pids_of, run
 from tests.support.kernel import Kernel, running_kernel
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")

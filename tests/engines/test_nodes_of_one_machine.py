@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import wait_for
-from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
+from tests.engines.node_cells import DATA, SLEEP, TRAIN, host_of, pids_of, run
 from tests.support.kernel import Kernel, running_kernel
 
 DISTANCE = "max((a - b).abs().max().item() for a, b in zip(local, model.parameters(), strict=True))"

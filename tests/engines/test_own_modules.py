@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import loaded_kernel
-from tests.engines.test_ray import run
+from tests.engines.node_cells import run
 from tests.support.kernel import Kernel
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.engines.conftest import running_cluster
-from tests.engines.test_ray import SLEEP, run
+from tests.engines.node_cells import SLEEP, run
 from tests.support.kernel import Kernel
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.engines.conftest import TOKEN
 from tests.engines.machines import NODES, free_port, wait_for_port
-from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
+from tests.engines.node_cells import DATA, SLEEP, TRAIN, host_of, pids_of, run
 from tests.launch.cluster import is_installed, running_slurm
 from tests.support.kernel import Kernel, running_kernel
 

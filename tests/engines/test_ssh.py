@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.engines.machines import ssh_servers
-from tests.engines.test_ray import DATA, SLEEP, TRAIN, host_of, pids_of, run
+from tests.engines.node_cells import DATA, SLEEP, TRAIN, host_of, pids_of, run
 from tests.support.kernel import Kernel, running_kernel
 
 pytestmark = pytest.mark.skipif(

@@ -18,14 +18,7 @@ from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
 from accel_nb.pool.pool_state import transition
 from tests.conftest import wait_for
-from tests.support.pools import PRELOAD, PROGRAM, Recorder, run_code, running_pool
-
-REDUCE = """
-import torch, torch.distributed as dist
-value = torch.ones(1)
-dist.all_reduce(value)
-result = value.item()
-"""
+from tests.support.pools import HEALTHY, PRELOAD, PROGRAM, REDUCE, Recorder, results, run_code, running_pool
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +30,6 @@ def pool_and_engine():
 @pytest.fixture
 def pool(pool_and_engine):
     return pool_and_engine[0]
-
-
-def results(pool) -> list:
-    answers, _ = run_code(pool, REDUCE)
-    return sorted((answer.rank, answer.outcome, answer.body.get("result")) for answer in answers)
-
-
-HEALTHY = [(0, "done", 2.0), (1, "done", 2.0)]
 
 
 def after(seconds: float):

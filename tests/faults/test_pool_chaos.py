@@ -8,8 +8,7 @@ import psutil
 
 from accel_nb.runtime.process.oom_detection import KillCounters
 from tests.faults.chaos import FAULTS, chaos, descendants, soak
-from tests.faults.test_pool import HEALTHY, results
-from tests.support.pools import run_code, running_pool
+from tests.support.pools import HEALTHY, results, run_code, running_pool
 
 
 def test_a_pool_recovers_from_faults_drawn_by_chance():

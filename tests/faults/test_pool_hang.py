@@ -7,8 +7,7 @@ import time
 import pytest
 
 from accel_nb.pool.pool import HANG
-from tests.faults.test_pool import HEALTHY, results
-from tests.support.pools import Recorder, run_code, running_pool
+from tests.support.pools import HEALTHY, Recorder, results, run_code, running_pool
 
 ASLEEP = "import threading; threading.Event().wait(100)"
 REDUCE = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(2, 3))"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import wait_for
-from tests.notebook.test_cells import done, run
+from tests.notebook.cells import done, run
 from tests.support.kernel import running_kernel
 
 ONE_RAISES = """if accelerator.process_index == 1:

@@ -7,17 +7,9 @@ import urllib.request
 
 import pytest
 
+from tests.notebook.cells import done
+
 MAGIC = "%%accelerate --cpus 2\n"
-
-
-def run(kernel, body: str, flags: str = "--cpus 2", **options):
-    return kernel.run(f"%%accelerate {flags}\n{body}", **options)
-
-
-def done(kernel, body: str, flags: str = "--cpus 2"):
-    output = run(kernel, body, flags)
-    assert output.error is None, output.traceback
-    return output
 
 
 def test_names_go_out_and_come_back(kernel):

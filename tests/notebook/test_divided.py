@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_equality import EXPLICIT, KEEP, PLAIN, SETUP, assert_equal, weights
+from tests.notebook.cells import done, run
+from tests.notebook.digits_training import EXPLICIT, KEEP, PLAIN, SETUP, assert_equal, weights
 
 FLAGS = "--cpus 2 --strategy fsdp"
 DATA = SETUP.format(num_samples=21)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_state import setup
+from tests.notebook.cells import done, run, setup
 
 OWN_KERNEL = True
 """Modules and classes that the kernel imported are changed."""

@@ -15,7 +15,7 @@ from IPython.core.release import version_info
 from accel_nb import debug_launcher, notebook_launcher
 from accel_nb.errors import ConfigError, MisuseError
 from tests.conftest import wait_for
-from tests.notebook.test_state import setup
+from tests.notebook.cells import setup
 from tests.support.kernel import running_kernel
 
 SETUP = """

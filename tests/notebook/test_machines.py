@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
+from tests.notebook.cells import done, run
 
 FLAGS = "--engine ssh --engine.hosts localhost --cpus 2"
 

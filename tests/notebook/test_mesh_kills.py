@@ -10,9 +10,9 @@ import os
 
 import pytest
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_experts import SETUP as EXPERTS
-from tests.notebook.test_mesh import SETUP as LAYERS
+from tests.notebook.cells import done, run
+from tests.notebook.expert_cells import SETUP as EXPERTS
+from tests.notebook.mesh_cells import SETUP as LAYERS
 from tests.support.nightly import nightly
 
 MESHES = {

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_state import setup
+from tests.notebook.cells import done, run, setup
+from tests.notebook.memory_cells import LIMIT, MODEL, NO_LIMIT, TRAIN
 
 OWN_KERNEL = True
 """The memory of the kernel is limited."""
 
-MODEL = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-torch.manual_seed(0)
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 2048), nn.Linear(2048, 16)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-model = nn.Sequential(*[Block() for _ in range(8)], nn.Linear(16, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-loader = DataLoader(TensorDataset(torch.randn(8192, 16), torch.zeros(8192, 1)), batch_size=8192)
-"""
-
-LIMIT = """import resource
-used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 320 * 2**20, resource.RLIM_INFINITY))
-"""
-NO_LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-
-TRAIN = """for x, y in loader:
-    loss = (model(x) - y).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 
 # Without the limit again: a rank that is stopped because the other one has raised opens a new group after the cell.
 LEAK = """kept = []

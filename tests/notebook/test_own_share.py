@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_equality import SETUP
+from tests.notebook.cells import done, run
+from tests.notebook.digits_training import SETUP
 
 SUMMED = """
 for epoch in range(6):

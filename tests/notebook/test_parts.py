@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done
-from tests.notebook.test_state import setup
+from tests.notebook.cells import done, setup
 
 MAKE = """
 import functools, torch

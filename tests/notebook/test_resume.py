@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_for
-from tests.notebook.test_cells import done, run
+from tests.notebook.cells import done, run
 from tests.support.kernel import running_kernel
 
 SETUP = """

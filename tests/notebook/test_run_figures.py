@@ -14,9 +14,8 @@ import pytest
 from IPython.core.release import version_info
 
 from accel_nb.ui.rank_progress import PAUSE_RATIO
+from tests.notebook.cells import STATE
 from tests.support.kernel import Kernel, running_kernel
-
-STATE = "get_ipython().magics_manager.registry['AccelerateMagics'].session.last_run.output.panel_state"
 
 SETUP = """
 import time, torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
-from tests.notebook.test_mesh import SETUP, TRAIN
+from tests.notebook.cells import done, run
+from tests.notebook.mesh_cells import SETUP, TRAIN
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_cells import done, run
+from tests.notebook.cells import done, run, setup
 
 MODEL = """
 import torch
@@ -16,11 +16,6 @@ data = torch.ones(4, 2)
 SGD = "SGD(model.parameters(), lr=0.1)"
 STEP = "model(data).pow(2).mean().backward()\noptimizer.step()\noptimizer.zero_grad()\n"
 SAME = "print(accelerator.reduce(model.weight.detach().clone(), 'mean').sub(model.weight).abs().max().item() < 1e-7)"
-
-
-def setup(kernel, code: str) -> None:
-    output = kernel.run(code)
-    assert output.error is None, output.traceback
 
 
 @pytest.mark.parametrize("optimizer", [SGD, "AdamW(model.parameters(), lr=0.1, fused=True)"])

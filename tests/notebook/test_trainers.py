@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.test_state import setup
+from tests.notebook.cells import setup
 
 TRANSFORMERS = """
 import tempfile, torch

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
-from tests.ranks.test_plain_cells import plain_cells
+from tests.ranks.plain_cells import plain_cells
 
 
 def opens(path: Path) -> bool:

@@ -18,9 +18,9 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.world import World
-from tests.contract.test_strategy import look_of
+from tests.contract.strategy_look import look_of
+from tests.ranks.language_model import Language, flat, loss_of, tokens
 from tests.ranks.launch import run_ranks
-from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
 from tests.support.nightly import nightly
 
 if find_spec("deepspeed") is None:

@@ -12,7 +12,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.test_model_division import loader, mlp
+from tests.ranks.recorded_run import loader, mlp
 
 
 def train() -> list[float]:

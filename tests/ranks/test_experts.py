@@ -22,11 +22,17 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, WIDTH, Experts, Mixture, by_hand, flat, optimizers, tokens
-from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.ranks.mesh_training import (
+    CLOSE,
+    assert_equal_copies,
+    assert_weights,
+    batches,
+    range_of,
+    train,
+)
 from tests.support.nightly import nightly
 
 SIZES = (8, 8, 8, 8)
-CLOSE = 1e-9
 
 
 class Sparse(nn.Module):
@@ -88,10 +94,6 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
-def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
-    return [one_case(world, *case) for case in cases]
-
-
 GROUPS = [(2, CASES), nightly(4, [*CASES, ("adamw", "fsdp", 0.05, 1, 4)])]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [(*case[:4], ep) for case in CASES for ep in (2, 4)]))
@@ -103,9 +105,7 @@ def test_weights_equal_those_of_one_process(size: int, cases: list[Any]) -> None
         by_hand(sparse(last=any(last)), kind, sizes=SIZES, clip=clip, accumulate=k)
         for kind, _, clip, k, _, *last in [(*case, 2) if len(case) == 4 else case for case in cases]
     ]
-    for rank, found in enumerate(run_ranks(train_cases, size, cases, timeout_s=120)):
-        for case, weights, wanted in zip(cases, found, expected, strict=True):
-            assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)
+    assert_weights(one_case, size, cases, expected)
 
 
 # --- one group of four ranks for everything else ---

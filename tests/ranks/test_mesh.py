@@ -12,54 +12,31 @@ import torch
 import torch.distributed.tensor  # imported once, before ranks are forked
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.distributed.sharded import is_sharded, local_part, own_region
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, loss_of, optimizers, tokens
+from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, optimizers, tokens
+from tests.ranks.mesh_training import (
+    CLOSE,
+    assert_equal_copies,
+    assert_weights,
+    batches,
+    range_of,
+    train,
+    train_with_dropout,
+)
 
 SIZES = (8, 8, 8, 7)
-CLOSE = 1e-9
 
 
 def build(world: World, tp: int = 2, **options: Any) -> Accelerator:
     config = {"mesh": {"tp": tp}, "batch": "global", **options.pop("config", {})}
     return Accelerator(world=world, cpu=True, config=config, **options)
-
-
-def batches(sizes: tuple[int, ...]) -> DataLoader[Any]:
-    """Return a loader of the batches of `by_hand`; only the last one may be short."""
-    x, y = (
-        torch.cat(parts) for parts in zip(*(tokens(number, size) for number, size in enumerate(sizes)), strict=True)
-    )
-    return DataLoader(TensorDataset(x, y), batch_size=sizes[0])
-
-
-def train(
-    accelerator: Accelerator, model: Any, made: list[Any], loader: Any, clip: float | None = None, loss: Any = loss_of
-) -> None:
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(loss(model, x, y))
-            if clip is not None and accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), clip)
-            for optimizer in made:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def assert_equal_copies(accelerator: Accelerator, model: nn.Module) -> None:
-    """Raise unless all ranks that hold the same part of a parameter hold the same bits."""
-    for name, value in model.named_parameters():
-        region = own_region(value) if is_sharded(value) else None
-        found = accelerator.gather_object([(str(region), local_part(value).detach().numpy().tobytes().hex())])
-        assert len(dict(found)) == len(set(found)), name
 
 
 def one_case(
@@ -95,10 +72,6 @@ def one_case(
 CASES: list[tuple[Any, ...]] = [("adamw", "auto", None, 1), ("sgd", "fsdp", 0.05, 1), ("two", "ddp", 0.05, 2)]
 
 
-def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
-    return [one_case(world, *case) for case in cases]
-
-
 GROUPS = [(2, CASES[:1]), (4, CASES)]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [("adamw", "fsdp", 0.05, 2, {"fsdp": {"hybrid_shard_size": 2}}), *CASES]))
@@ -107,9 +80,7 @@ if os.environ.get("MESH") == "all":
 @pytest.mark.parametrize(("size", "cases"), GROUPS)
 def test_weights_equal_those_of_one_process(size: int, cases: list[Any]) -> None:
     expected = [by_hand(gpt(), kind, sizes=SIZES, clip=clip, accumulate=k) for kind, _, clip, k, *_ in cases]
-    for rank, found in enumerate(run_ranks(train_cases, size, cases, timeout_s=120)):
-        for case, weights, wanted in zip(cases, found, expected, strict=True):
-            assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)
+    assert_weights(one_case, size, cases, expected)
 
 
 # --- one group of four ranks for everything else ---
@@ -151,25 +122,10 @@ def prepared(world: World, **options: Any) -> tuple[Any, list[Any], Accelerator]
     return model, made, accelerator
 
 
-def range_of(accelerator: Accelerator, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-    """Return this rank's shares of batches of eight samples."""
-    share = accelerator.components.data_world
-    found = (tokens(number) for number in range(first, last))
-    return [(x[share.rank :: share.size], y[share.rank :: share.size]) for x, y in found]
-
-
 def draw_dropout(world: World) -> None:
     """Train with dropout: every copy stays equal to the bit, and the data shares draw different masks."""
-    model = gpt(dropout=0.3)
-    made = optimizers(model, "adamw")
-    accelerator = build(world, seed=3)
-    loader = batches((8,) * 8)
-    accelerator.prepare(model, loader, *made)
-    train(accelerator, model, made, loader)
-    assert_equal_copies(accelerator, model)
-    states = accelerator.gather_object([torch.get_rng_state().numpy().tobytes().hex()])
+    states = train_with_dropout(build(world, seed=3))
     assert states[0] == states[1] != states[2] == states[3]
-    accelerator.close()
 
 
 def train_transformers(world: World) -> None:

@@ -19,7 +19,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import by_hand, flat, gpt, loss_of, optimizers
-from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.ranks.mesh_training import assert_equal_copies, batches, range_of, train
 
 CLOSE = 1e-9
 RUNS_ALL = os.environ.get("MESH") == "all"

@@ -18,7 +18,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
-from tests.ranks.test_model_division import Run, mlp, squared, train
+from tests.ranks.recorded_run import Run, mlp, squared, train
 
 STORED: dict[str, list[Any]] = {"means": [], "names": []}
 NUM_CALLS = 0

@@ -23,7 +23,7 @@ from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import LENGTH, VOCABULARY, Gpt, by_hand, flat, gpt, loss_of, optimizers, tokens
-from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.ranks.mesh_training import assert_equal_copies, batches, range_of, train
 
 NO_STAGES = why_no_stages(num_stages=2, num_chunks=4, backend="gloo")
 pytestmark = pytest.mark.skipif(NO_STAGES is not None, reason=str(NO_STAGES))

@@ -13,7 +13,6 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
+from tests.ranks.plain_cells import plain_cells
 from tests.support.nightly import nightly
 
 Weights = list[float]
@@ -260,16 +260,6 @@ CELLS = [
     engine_cell, fitting_cell, function_cell, trainer_cell, two_closures_cell, frozen_after_the_optimizer_cell,
     searching_cell, sparse_cell, loose_cell,
 ]  # fmt: skip
-
-
-@contextmanager
-def plain_cells(world: World) -> Any:
-    torch.manual_seed(100 + world.rank)
-    accelerator = Accelerator(world=world, cpu=True)
-    cells = PlainCells(accelerator)
-    with cells.run_cell():
-        yield cells
-    accelerator.close()
 
 
 def save_and_load(world: World, folder: str) -> list[bool]:

@@ -19,11 +19,17 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import VOCABULARY, by_hand, flat, gpt, optimizers, tokens
-from tests.ranks.test_mesh import assert_equal_copies, batches, range_of, train
+from tests.ranks.mesh_training import (
+    CLOSE,
+    assert_equal_copies,
+    assert_weights,
+    batches,
+    range_of,
+    train,
+)
 from tests.support.nightly import nightly
 
 SIZES = (8, 8, 8, 7)
-CLOSE = 1e-9
 
 
 def build(world: World, cp: int = 2, tp: int = 1, **options: Any) -> Accelerator:
@@ -55,10 +61,6 @@ def one_case(world: World, kind: str, strategy: str, clip: float | None, accumul
 CASES: list[tuple[Any, ...]] = [("adamw", "auto", None, 1), ("two", "ddp", 0.05, 2), ("sgd", "fsdp", 0.05, 1)]
 
 
-def train_cases(world: World, cases: list[Any]) -> list[Tensor]:
-    return [one_case(world, *case) for case in cases]
-
-
 GROUPS = [(2, CASES), nightly(4, [*CASES, ("adamw", "fsdp", 0.05, 1, 2)])]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [(*case, tp) for case in CASES for tp in (1, 2)]))
@@ -67,9 +69,7 @@ if os.environ.get("MESH") == "all":
 @pytest.mark.parametrize(("size", "cases"), GROUPS)
 def test_weights_equal_those_of_one_process(size: int, cases: list[Any]) -> None:
     expected = [by_hand(gpt(), kind, sizes=SIZES, clip=clip, accumulate=k) for kind, _, clip, k, *_ in cases]
-    for rank, found in enumerate(run_ranks(train_cases, size, cases, timeout_s=120)):
-        for case, weights, wanted in zip(cases, found, expected, strict=True):
-            assert (weights - wanted).abs().max() < CLOSE, (size, case, rank)
+    assert_weights(one_case, size, cases, expected)
 
 
 # --- one group of four ranks for everything else ---

@@ -60,3 +60,19 @@ def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **option
     if len(codes) == 1:
         codes = codes * pool.size
     return pool.run("run", {rank: {"code": code} for rank, code in enumerate(codes)}, recorder or Recorder(), **options)
+
+
+REDUCE = """
+import torch, torch.distributed as dist
+value = torch.ones(1)
+dist.all_reduce(value)
+result = value.item()
+"""
+
+
+def results(pool) -> list:
+    answers, _ = run_code(pool, REDUCE)
+    return sorted((answer.rank, answer.outcome, answer.body.get("result")) for answer in answers)
+
+
+HEALTHY = [(0, "done", 2.0), (1, "done", 2.0)]

@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Page, expect
 
-from tests.notebook.test_out_of_memory import LIMIT, MODEL, NO_LIMIT, TRAIN
+from tests.notebook.memory_cells import LIMIT, MODEL, NO_LIMIT, TRAIN
 from tests.ui.lab import LabServer, execute, open_notebook, wait_until_ran
 
 CELLS = (

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, resolve_path
-from tests.unit.test_namespace_sync import Sides
+from tests.support.namespace_sides import Sides
 
 CELLS = """
 import functools, torch

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.test_namespace_sync import Sides
+from tests.support.namespace_sides import Sides
 
 
 @pytest.fixture(name="both")
