@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from accel_nb.data.ending_iterator import EndingIterator
 from accel_nb.data.index_distribution import DataShard
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import BatchShare
@@ -24,7 +25,7 @@ class _Sharding(Protocol):
     def end_epoch(self, epoch: EpochProgress | None) -> None: ...
 
 
-class LoaderIterator(Iterator[Any]):
+class LoaderIterator(EndingIterator):
     """The iterator of a sharded loader: moves each batch to the device, after reporting its share to the observer."""
 
     __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
@@ -36,6 +37,7 @@ class LoaderIterator(Iterator[Any]):
         epoch: EpochProgress,
         move: Callable[[Any], Any] | None,
     ) -> None:
+        super().__init__()
         self._pairs = pairs
         self._sharding = sharding
         self._epoch = epoch
@@ -52,6 +54,7 @@ class LoaderIterator(Iterator[Any]):
         try:
             batch, share = next(self._pairs)
         except StopIteration:
+            self.has_ended = True
             sharding.end_epoch(self._epoch)
             observer.on_share(None)
             raise

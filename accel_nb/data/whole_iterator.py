@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from accel_nb.data.ending_iterator import EndingIterator
 from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.runtime.tensors.nested import first_batch_size
 
 
-class WholeIterator(Iterator[Any]):
+class WholeIterator(EndingIterator):
     """The iterator of a loader that every rank reads; observers may hold weak references to detect its end."""
 
     __slots__ = ("__weakref__", "_move", "_observer", "_source")
 
     def __init__(self, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None) -> None:
+        super().__init__()
         self._source = source
         self._observer = observer
         self._move = move
@@ -25,6 +27,7 @@ class WholeIterator(Iterator[Any]):
         try:
             batch = next(self._source)
         except StopIteration:
+            self.has_ended = True
             self._observer.on_whole_batch(None, None)
             raise
         self._observer.on_read(started, cpu_started)

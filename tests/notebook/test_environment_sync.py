@@ -356,3 +356,24 @@ def test_leftovers_of_loops_are_not_listed_and_live_ones_are(kernel):
     assert "live (generator cannot be copied" in output.texts[-1]
     assert "lock (lock cannot be copied" in output.texts[-1]
     assert done(kernel, "print(next(live))").stdout == "1\n"
+
+
+def test_iterators_in_their_course_are_listed_and_ended_ones_come_back(kernel):
+    setup(
+        kernel,
+        "import csv, torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nbatches = iter(loader)",
+    )
+    train = "for (x,) in {}:\n    model(x).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    body = (
+        train.format("loader")
+        + "batches = iter(loader)\nfirst = next(batches)\nnumbered = enumerate(loader)\nnext(numbered)"
+    )
+    output = done(kernel, body)
+    assert "stayed on the workers: batches (" in output.texts[-1]
+    assert "numbered (enumerate cannot be copied (TypeError); the next cell on the workers goes on" in output.texts[-1]
+    assert done(kernel, "print(len(list(batches)), len(list(numbered)))").stdout == "3 3\n"
+    ended = "with open('/dev/null') as file: rows = csv.reader(file)\nover = iter(loader)\n" + train.format("over")
+    assert not any("stayed" in text for text in done(kernel, ended).texts)
+    assert kernel.value("list(over)") == []

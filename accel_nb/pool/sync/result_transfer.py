@@ -14,6 +14,7 @@ Weights of modules are copied through a memory region that is reused in later ce
 from __future__ import annotations
 
 import copyreg
+import gc
 import io
 import math
 import types
@@ -225,7 +226,8 @@ class ResultSender:
                 )
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
-                if path == root and (is_module(value) or is_replaced_whole(value)) and root in delta.values:
+                is_replaced = path == root and (is_module(value) or is_replaced_whole(value))
+                if is_replaced and root in before.shared and root in delta.values:
                     replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
@@ -541,18 +543,29 @@ def _ignored_warning() -> Iterator[None]:
 def _is_leftover(value: Any) -> bool:
     """Return whether a value that cannot be copied is left over from a loop or a block, so that no report is needed.
 
-    True for closed files, generators that have ended, other iterators, and progress bars, unless they refer to a
-    tensor or a model.
+    True for closed files, generators that have ended, iterators that read from one of these, and progress bars, unless
+    they refer to a tensor or a model.
     """
-    own = attributes_of(value) or {}
-    if any(is_training_object(item) or is_tensor(item) for item in own.values()):
-        return False
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        item = waiting.pop()
+        own = attributes_of(item) or {}
+        if any(is_training_object(held) or is_tensor(held) for held in own.values()):
+            return False
+        is_progress = hasattr(type(item), "__iter__") and "iterable" in own and "disable" in own
+        if is_progress or _has_ended(item):
+            return True
+        if is_iterator(item):
+            sources = [held for held in (*own.values(), *gc.get_referents(item)) if is_iterator(held)]
+            waiting += [held for held in sources if id(held) not in seen]
+            seen.update(map(id, sources))
+    return False
+
+
+def _has_ended(value: Any) -> bool:
     if isinstance(value, io.IOBase):
         return value.closed
-    if isinstance(value, types.GeneratorType):
-        return value.gi_frame is None
-    is_progress = hasattr(type(value), "__iter__") and "iterable" in own and "disable" in own
-    return hasattr(type(value), "__next__") or is_progress
+    return isinstance(value, types.GeneratorType) and value.gi_frame is None
 
 
 def _split_attributes(
@@ -584,7 +597,9 @@ def _try_value(value: Any, trial: Trial, limit: int | None) -> str | None:
     try:
         size = trial.num_bytes(value)
     except Exception as error:
-        return f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
+        reason = f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
+        is_read = is_iterator(value) and not isinstance(value, io.IOBase)
+        return f"{reason}; the next cell on the workers goes on reading it" if is_read else reason
     if limit is not None and size > limit and not is_module(value):
         trial.reset()  # the value is not sent, so what it contains counts in others
         return f"{size_text(size)} is large"

@@ -1,5 +1,5 @@
 # while True over next(iterator), the iterator made anew at StopIteration, a number of steps, evaluation in between.
-# outcome: equal
+# outcome: told stayed on the workers: iterator
 # compare: model, evals
 # %%
 import torch

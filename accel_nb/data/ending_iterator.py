@@ -1,0 +1,20 @@
+"""The base class of prepared loaders' iterators: one that has ended can be copied to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class EndingIterator(Iterator[Any]):
+    """An iterator that knows whether it has ended; where one is in its course cannot be copied."""
+
+    __slots__ = ("has_ended",)
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    def _accel_nb_reduce(self) -> Any:
+        if not self.has_ended:
+            raise TypeError("where it is in its course cannot be copied")
+        return iter, ((),)
