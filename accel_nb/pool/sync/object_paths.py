@@ -26,6 +26,7 @@ from accel_nb.pool.sync.class_attributes import (
 )
 from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator, is_plain_iterator
 from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
+from accel_nb.pool.sync.memory_views import is_whole_view
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
@@ -160,8 +161,8 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         if any(is_kind(child) for is_kind in _CHANGED_IN_PLACE):
             found[below] = child
             _collect_objects(below, child, seen, found)
-        elif isinstance(child, list | tuple | dict | set | deque | bytearray | array):
-            if not isinstance(child, tuple):
+        elif isinstance(child, list | tuple | dict | set | deque | bytearray | array | memoryview):
+            if not isinstance(child, tuple | memoryview):
                 found[below] = child
             _collect_objects(below, child, seen, found)
         elif has_references(child) or has_own_state(child):
@@ -210,6 +211,9 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
             yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(items))
+    elif isinstance(value, memoryview):
+        if is_whole_view(value):
+            yield "object", value.obj
     elif is_module(value):
         yield from _hooks(value)
         for path, own in user_attributes(value).items():

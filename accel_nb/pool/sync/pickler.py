@@ -39,6 +39,7 @@ from accel_nb.pool.sync.iterators import (
 from accel_nb.pool.sync.loader_state import has_started_workers, reduce_loader
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
+from accel_nb.pool.sync.memory_views import reduce_memory_view
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import is_replaced_whole, resolve_path
 from accel_nb.pool.sync.object_reduction import (
@@ -184,6 +185,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_data(full_tensor(obj.value), self._blocks)
         if is_memory_map(obj):
             return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
+        if type(obj) is memoryview:
+            return reduce_memory_view(obj)
         torch = sys.modules.get("torch")
         if is_sharded(obj) and (view := reduce_sharded_view(obj, self._blocks)) is not None:
             return view
