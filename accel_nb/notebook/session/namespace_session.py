@@ -202,7 +202,7 @@ class NamespaceSession:
             if returned is None:
                 close_all(answer.payloads.values())
                 continue
-            received = self._receiver.receive(returned, answer.payloads, self.namespace)
+            received = self._receiver.receive(returned, answer.payloads, self.namespace, self._registry.shared_ids)
             names = received.paths
             read = {path for path in received.kept if self._registry.record_read(path, self.namespace)}
             self._set_order.record_returned(names)
@@ -228,6 +228,7 @@ class NamespaceSession:
                 fetch = dict.fromkeys(_name_of(path) for path, reason in reasons.items() if reason.endswith("large"))
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
+            lines += received.notes
             lines += [
                 f"{name} is a new object, since the cell changed the class of one of its layers; what else refers to "
                 "it has the model of before"

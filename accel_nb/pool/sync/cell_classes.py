@@ -24,11 +24,18 @@ def reduce_class(kind: type, reduced: Any) -> Any:
         return reduced  # a class that can be imported
     make, arguments, *rest = reduced
     _CLASSES[arguments[-2]] = kind
+    made = (make, arguments, kind.__qualname__)
     if issubclass(kind, enum.Enum):
         state, *items, set_state = rest
         members = {name: _own_attributes(member) for name, member in kind.__members__.items()}
-        return _find_or_make, (make, arguments), (set_state, state, members), *items, _set_state_and_members
-    return _find_or_make, (make, arguments), *rest
+        return (
+            _find_or_make,
+            (make, arguments, kind.__qualname__),
+            (set_state, state, members),
+            *items,
+            _set_state_and_members,
+        )
+    return _find_or_make, made, *rest
 
 
 def _own_attributes(member: Any) -> dict[str, Any]:
@@ -43,11 +50,12 @@ def _set_state_and_members(kind: Any, content: tuple[Callable[..., Any], Any, Ma
         vars(kind.__members__[name]).update(own)
 
 
-def _find_or_make(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+def _find_or_make(make: Callable[..., type], arguments: tuple[Any, ...], qualified_name: str) -> type:
     found = _CLASSES.get(arguments[-2])
     if found is None:
         bases = next(item for item in arguments if isinstance(item, tuple))
         # What ``__init_subclass__`` has changed is sent, its arguments are not.
         with without_subclass_hooks(types.resolve_bases(bases)):
             found = _CLASSES[arguments[-2]] = make(*arguments)
+        found.__qualname__ = qualified_name  # cloudpickle makes it with the last part of it only
     return found

@@ -21,6 +21,11 @@ def is_notebook_class(value: Any) -> bool:
     return isinstance(value, type) and value.__module__ == "__main__"
 
 
+def is_local_class(value: Any) -> bool:
+    """Return whether a value is a class that a function of a cell defines, which no name may refer to."""
+    return is_notebook_class(value) and "<locals>" in value.__qualname__ and class_content(value) is not None
+
+
 def is_enum_member(value: Any) -> bool:
     """Return whether a value is a member of an enumeration of the notebook."""
     return isinstance(value, enum.Enum) and is_notebook_class(type(value))

@@ -21,6 +21,7 @@ from accel_nb.pool.sync.class_attributes import (
     class_content,
     class_parts,
     is_enum_member,
+    is_local_class,
     is_notebook_class,
     set_class_content,
 )
@@ -55,7 +56,7 @@ from accel_nb.pool.sync.user_attributes import (
     user_attributes,
 )
 from accel_nb.pool.sync.user_hooks import gradient_hooks
-from accel_nb.pool.sync.weak_mappings import is_weak_mapping
+from accel_nb.pool.sync.weak_collections import is_weak_collection
 from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
@@ -151,7 +152,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         seen.update(id(part) for part in value.modules())
         seen.update(id(part) for part in (*value.parameters(), *value.buffers()))
     for step, child in _steps(value):
-        is_atom = isinstance(child, _ATOMS) and not _is_builtin_method(child)
+        is_atom = isinstance(child, _ATOMS) and not (_is_builtin_method(child) or is_local_class(child))
         if is_atom or id(child) in seen or len(found) >= MAX_PARTS:
             continue
         below = f"{path}@{step}"
@@ -165,7 +166,7 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
             if not isinstance(child, tuple | memoryview):
                 found[below] = child
             _collect_objects(below, child, seen, found)
-        elif has_references(child) or has_own_state(child):
+        elif has_references(child) or has_own_state(child) or is_local_class(child):
             found[below] = child
             _collect_objects(below, child, seen, found)
 
@@ -231,6 +232,8 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(value.flat))
     elif is_plain_object(value):
         yield from _attributes(value)
+        if is_local_class(type(value)):
+            yield "class", type(value)
 
 
 def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
@@ -298,7 +301,7 @@ def is_plain_object(value: Any) -> bool:
         attributes_of(value) is not None
         and not isinstance(value, _ATOMS)
         and not is_of_process(value)
-        and not is_weak_mapping(value)
+        and not is_weak_collection(value)
         and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ in (object.__reduce__, types.SimpleNamespace.__reduce__)

@@ -65,7 +65,7 @@ from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
-from accel_nb.pool.sync.weak_mappings import is_weak_mapping, reduce_weak_mapping
+from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 _LOWEST_ID = 1 << 32
@@ -236,8 +236,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_hook_handle(obj)
         if is_parametrized(obj):
             return reduce_parametrized(obj)
-        if is_weak_mapping(obj):
-            return reduce_weak_mapping(obj)
+        if is_weak_collection(obj):
+            return reduce_weak_collection(obj, is_returned=self._is_returned)
         if is_generator_iterator(obj):
             return reduce_generator_iterator(obj)
         if is_loader_iterator(obj):

@@ -44,6 +44,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
+from accel_nb.pool.sync.items_before import ItemsBefore
 from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
 from accel_nb.pool.sync.module_gradients import ReturnedGradients, gradient_state
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
@@ -423,6 +424,8 @@ class AppliedResults:
     """By path, why a value could not be rebuilt."""
     replaced: dict[str, Any]
     """By name, the old ones of models and other objects that are new ones now."""
+    notes: list[str]
+    """Lines about values that contain new objects now, while something else refers to the old ones."""
 
 
 class ResultReceiver:
@@ -434,21 +437,37 @@ class ResultReceiver:
         self.rng: str | None = None
         """The digest of rank 0's generator states; the kernel need not send its own while they are equal."""
 
-    def receive(self, record: ReturnRecord, payloads: Payloads, namespace: Namespace) -> AppliedResults:
-        """Apply returned values, weights first, and close the payloads; a part that fails does not affect others."""
+    def receive(
+        self,
+        record: ReturnRecord,
+        payloads: Payloads,
+        namespace: Namespace,
+        shared_ids: Callable[[], Collection[int]] = frozenset,
+    ) -> AppliedResults:
+        """Apply returned values, weights first, and close the payloads; a part that fails does not affect others.
+
+        ``shared_ids`` returns the ids of the objects that both sides hold.
+        """
         unused = dict(payloads)
         try:
             if (region := find_payload(payloads, WEIGHTS, RegionPayload)) is not None:
                 del unused[WEIGHTS]
                 self._use_region(region)
-            return self._apply(record, find_payload(payloads, CHANGES, BufferPayload), namespace)
+            return self._apply(record, find_payload(payloads, CHANGES, BufferPayload), namespace, shared_ids)
         finally:
             close_all(unused.values())
             if self._region is not None and not self._region.is_reused:
                 self._region.close()
                 self._region = None
 
-    def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> AppliedResults:
+    def _apply(
+        self,
+        record: ReturnRecord,
+        changes: BufferPayload | None,
+        namespace: Namespace,
+        shared_ids: Callable[[], Collection[int]],
+    ) -> AppliedResults:
+        notes: list[str] = []
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
@@ -463,17 +482,19 @@ class ResultReceiver:
             delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
             kept = _kept_attributes(delta, namespace)
+            changing = [*delta.changed, *record.replaced]
+            items = ItemsBefore(changing, namespace, shared_ids()) if changing else None
             errors |= delta.apply(namespace)
             for value, own in kept:
                 set_attributes(value, own, is_complete=False)
+            notes = [] if items is None else items.describe_other_uses()
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors and root_name(path) not in removed]
         failed = describe_failures(errors, "in the notebook")
-        return AppliedResults(
-            record.kept, arrived, removed, failed, {name: old for name, old in replaced.items() if name in arrived}
-        )
+        replaced = {name: old for name, old in replaced.items() if name in arrived}
+        return AppliedResults(record.kept, arrived, removed, failed, replaced, notes)
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""

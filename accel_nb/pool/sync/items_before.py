@@ -1,0 +1,86 @@
+"""Objects in the notebook's values that come back as new ones, and the old ones that something else refers to.
+
+Items of sets, of long containers and attributes that cannot be changed in place have no paths: the value that contains
+them gets new objects. Another name, or another value, has the old one, which is reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import attributes_of
+from accel_nb.pool.sync.object_paths import readable_path, resolve_path
+from accel_nb.pool.sync.shared_ids import has_identity
+
+_COLLECTIONS = (list, set, deque, weakref.WeakSet)
+_WEAK = weakref.WeakSet | weakref.WeakKeyDictionary | weakref.WeakValueDictionary
+_OWN_REFERENCES = 3
+"""Those of the list of old objects, of a loop's variable, and of the argument of `sys.getrefcount`."""
+
+
+class ItemsBefore:
+    """The objects without a path of their own in the values at some paths, before these are changed."""
+
+    def __init__(self, paths: Iterable[str], namespace: Mapping[str, Any], shared: Collection[int]) -> None:
+        self._namespace = namespace
+        self._weak: dict[str, list[weakref.ref[Any]]] = {}
+        self._other: dict[str, list[Any]] = {}
+        for path in paths:
+            for item in _items(_find(namespace, path)):
+                if id(item) in shared:
+                    continue
+                try:
+                    self._weak.setdefault(path, []).append(weakref.ref(item))
+                except TypeError:  # lists, dicts and others have no weak references
+                    self._other.setdefault(path, []).append(item)
+
+    def describe_other_uses(self) -> list[str]:
+        """Return a line for each value of which an object was replaced that something else refers to."""
+        if not (found := self._find_used()):
+            return []
+        gc.collect()  # of what refers to the old ones, some may be garbage
+        found = self._find_used()
+        return [
+            f"{readable_path(path)} contains new objects in place of those of before; what else refers to one of "
+            "these has it as it was before the cell"
+            for path in found
+        ]
+
+    def _find_used(self) -> list[str]:
+        return [path for path in {**self._weak, **self._other} if self._is_used(path)]
+
+    def _is_used(self, path: str) -> bool:
+        present = {id(item) for item in _items(_find(self._namespace, path))}
+        alive = (reference() for reference in self._weak.get(path, ()))
+        if any(item is not None and id(item) not in present for item in alive):
+            return True
+        others = self._other.get(path, ())
+        return any(sys.getrefcount(item) > _OWN_REFERENCES and id(item) not in present for item in others)
+
+
+def _find(namespace: Mapping[str, Any], path: str) -> Any:
+    try:
+        return resolve_path(namespace, path)
+    except LookupError:  # it is gone
+        return None
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Yield the objects with an identity that a container or an object refers to directly, or by a weak collection."""
+    own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
+    for weak in (item for item in own.values() if isinstance(item, _WEAK)):
+        yield from _items(weak)
+    if isinstance(value, type):  # its methods come as new ones with it
+        return
+    if isinstance(value, weakref.WeakKeyDictionary):
+        held = [*value.keys(), *value.values()]
+    elif isinstance(value, dict | weakref.WeakValueDictionary):
+        held = value.values()
+    else:
+        held = value if isinstance(value, _COLLECTIONS) else ()
+    yield from (item for item in (*held, *own.values()) if has_identity(item))
