@@ -349,7 +349,7 @@ def test_leftovers_of_loops_are_not_listed_and_live_ones_are(kernel):
         "with open('/dev/null') as file: pass\nover = (i for i in ())\nlist(over)\nrows = open('/dev/null', 'w')",
     )
     assert [text for text in output.texts if "stayed" in text] == [
-        "stayed on the workers: rows (TextIOWrapper cannot be copied (PicklingError))"
+        "stayed on the workers: rows (TextIOWrapper cannot be copied (TypeError))"
     ]
     done(kernel, "rows.close()")
     output = done(kernel, "live = (i for i in range(3))\nfirst = next(live)\nlock = threading.Lock()")

@@ -44,6 +44,7 @@ from accel_nb.pool.sync.object_kinds import (
     set_generator_state,
 )
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
+from accel_nb.pool.sync.open_files import FilePlace, file_content, file_of, is_csv_writer, is_file, set_place
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.shared_ids import has_identity
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
@@ -75,6 +76,7 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _LOADER_PARTS = frozenset({"dataset", "sampler", "batch_sampler", "collate_fn"})
 _COMMON = frozenset({int, float, str, bool, type(None), bytes})
 _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+_HOLDERS = (list, tuple, dict, set, deque, bytearray, array, memoryview)
 _NEVER_WHOLE = (*_ATOMS, types.FunctionType, types.MethodType, types.CellType, list, set, deque, bytearray, array)
 
 
@@ -162,8 +164,8 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
         if any(is_kind(child) for is_kind in _CHANGED_IN_PLACE):
             found[below] = child
             _collect_objects(below, child, seen, found)
-        elif isinstance(child, list | tuple | dict | set | deque | bytearray | array | memoryview):
-            if not isinstance(child, tuple | memoryview):
+        elif isinstance(child, _HOLDERS) or is_csv_writer(child):
+            if not (isinstance(child, tuple | memoryview) or is_csv_writer(child)):
                 found[below] = child
             _collect_objects(below, child, seen, found)
         elif has_references(child) or has_own_state(child) or is_local_class(child):
@@ -212,6 +214,8 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
             yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(items))
+    elif is_csv_writer(value):
+        yield "file", file_of(value)
     elif isinstance(value, memoryview):
         if is_whole_view(value):
             yield "object", value.obj
@@ -377,7 +381,7 @@ def _is_masked(array: Any) -> bool:
 
 _CHANGED_IN_PLACE = (
     *(is_training_object, is_tensor, is_generator, is_loader, _is_array, _is_cell),
-    *(is_generator_iterator, is_loader_iterator),
+    *(is_generator_iterator, is_loader_iterator, is_file),
 )
 
 
@@ -388,6 +392,8 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     object of the same kind on the other side can be updated with it. Of a loader it is the user's attributes.
     """
     kind = type(value)
+    if is_file(value):
+        return file_content(value)
     if is_generator(value):
         return (kind, str(getattr(value, "device", ""))), generator_state(value)
     attributes = attributes_of(value)
@@ -448,6 +454,8 @@ def set_content(value: Any, content: Any) -> None:
         _set_attributes(value, own)
     elif is_notebook_class(value):
         set_class_content(value, content)
+    elif isinstance(content, FilePlace):
+        set_place(value, content)
     elif is_generator(value):
         set_generator_state(value, content)
     elif isinstance(value, functools.partial):

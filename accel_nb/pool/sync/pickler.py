@@ -56,6 +56,7 @@ from accel_nb.pool.sync.object_reduction import (
     reduce_without_new,
     with_own_state,
 )
+from accel_nb.pool.sync.open_files import is_any_file, is_csv_writer, reduce_csv_writer, reduce_file
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
@@ -222,6 +223,10 @@ class Pickler(cloudpickle.Pickler):
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, BaseException) and is_rebuilt_by_init(type(obj)):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
+        if is_any_file(obj):
+            return reduce_file(obj)
+        if is_csv_writer(obj):
+            return reduce_csv_writer(obj)
         if is_event_writer(obj):
             return reduce_event_writer(obj)
         if is_scheduler(obj):

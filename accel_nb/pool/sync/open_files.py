@@ -1,0 +1,157 @@
+"""Open files of the notebook that cells use on the workers, and files of cells that the notebook goes on with.
+
+The receiver opens the file's path at the same place. Only the first rank writes to the file itself: each other rank of
+a plain cell writes the same, and gets a file of no name for it. Every rank reads the file itself. After a cell the
+notebook's file is moved to where the first rank's is.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.runtime.process.environment import get_variable
+
+_KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedReader, io.BufferedRandom, io.FileIO)
+_CSV_WRITER = type(csv.writer(io.StringIO()))
+_LINE_ENDS = ("", "\n", "\r", "\r\n")
+_DIALECT = (
+    *("delimiter", "doublequote", "escapechar", "lineterminator", "quotechar", "quoting", "skipinitialspace", "strict"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """The place that a file is at, as its ``tell`` returns it; None for a closed one."""
+
+    place: int | None
+
+
+def is_any_file(value: Any) -> bool:
+    """Return whether a value is a file of Python's, whatever it is open for."""
+    return type(value) in _KINDS
+
+
+def is_file(value: Any) -> bool:
+    """Return whether a value is a file with a path that is open for reading or for writing, or was and is closed.
+
+    False for pipes, devices and files that are open for both: these belong to the process.
+    """
+    if not is_any_file(value):
+        return False
+    try:
+        path, mode = value.name, _mode_of(value)
+        return isinstance(path, str) and "+" not in mode and (value.closed or _is_at(path, value))
+    except (OSError, ValueError, AttributeError):  # it has no descriptor, or its path is gone
+        return False
+
+
+def _is_at(path: str, file: Any) -> bool:
+    known, found = os.fstat(file.fileno()), os.stat(path)
+    return stat.S_ISREG(known.st_mode) and os.path.samestat(known, found)
+
+
+def file_content(file: Any) -> tuple[Any, FilePlace] | None:
+    """Return ``(kind, place)`` of a file, after its content was written; None while a loop reads its lines."""
+    kind = (type(file), file.name, _mode_of(file))
+    if file.closed:
+        return kind, FilePlace(None)
+    try:
+        if file.writable():
+            file.flush()
+        return kind, FilePlace(file.tell())
+    except OSError:
+        return None
+
+
+def set_place(file: Any, content: FilePlace) -> None:
+    """Move a file to where that of another process is, or close it."""
+    if content.place is None:
+        file.close()
+    else:
+        file.seek(content.place)
+
+
+def reduce_file(file: Any) -> Any:
+    """Reduce a file to its path, how it is open, and where it is.
+
+    Raise TypeError while a loop reads its lines, and for a file that is no `is_file`.
+    """
+    if not is_file(file):
+        raise TypeError("it is no file at a path that is open for reading only or for writing only")
+    if (content := file_content(file)) is None:
+        raise TypeError("a loop reads its lines, and where it is cannot be copied")
+    (_, path, mode), place = content[0], content[1].place
+    if place is None:
+        return _open_closed, (path, mode)
+    options: dict[str, Any] = {}
+    has_line_buffer = False
+    if isinstance(file, io.TextIOWrapper):
+        options = {"encoding": file.encoding, "errors": file.errors, "newline": _newline_of(file, place)}
+        has_line_buffer = file.line_buffering
+    elif isinstance(file, io.FileIO):
+        options = {"buffering": 0}
+    return _open, (path, mode, options, has_line_buffer, os.fstat(file.fileno()).st_ino, place)
+
+
+def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, number: int, place: int) -> Any:
+    status = os.stat(path)
+    if status.st_ino != number:
+        raise OSError(f"{path!r} is another file here")
+
+    def open_there(name: str, flags: int) -> int:
+        if "r" in mode or get_variable("RANK", "0") == "0":
+            return os.open(name, flags & ~(os.O_TRUNC | os.O_EXCL | os.O_CREAT))
+        with tempfile.TemporaryFile() as nameless:
+            nameless.truncate(status.st_size)
+            return os.dup(nameless.fileno())
+
+    file: Any = open(path, mode, opener=open_there, **options)  # noqa: SIM115
+    if has_line_buffer:
+        file.reconfigure(line_buffering=True)
+    file.seek(place)
+    return file
+
+
+def _open_closed(path: str, mode: str) -> Any:
+    options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8"}
+    file: Any = open(path, mode, opener=lambda name, flags: os.open(os.devnull, os.O_RDWR), **options)  # noqa: SIM115
+    file.close()
+    return file
+
+
+def _mode_of(file: Any) -> str:
+    return file.mode if isinstance(file, io.TextIOWrapper | io.FileIO) else file.raw.mode
+
+
+def _newline_of(file: io.TextIOWrapper, place: int) -> str | None:
+    """Return the argument ``newline`` that a file was opened with, to which it refers."""
+    if file.readable():
+        file.seek(place)  # what was read ahead may look like it
+    return next((item for item in gc.get_referents(file) if item in _LINE_ENDS), None)
+
+
+def is_csv_writer(value: Any) -> bool:
+    """Return whether a value is a writer of the module ``csv``."""
+    return type(value) is _CSV_WRITER
+
+
+def reduce_csv_writer(writer: Any) -> Any:
+    """Reduce a writer to the file that it writes to, and its dialect."""
+    return _csv_writer, (file_of(writer), {name: getattr(writer.dialect, name) for name in _DIALECT})
+
+
+def file_of(writer: Any) -> Any:
+    """Return the file that a writer of the module ``csv`` writes to."""
+    methods = (item for item in gc.get_referents(writer) if hasattr(item, "__self__"))
+    return next(methods).__self__
+
+
+def _csv_writer(file: Any, dialect: dict[str, Any]) -> Any:
+    return csv.writer(file, **dialect)
