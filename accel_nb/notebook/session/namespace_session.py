@@ -31,6 +31,7 @@ from accel_nb.notebook.session.set_order import SetOrder
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
+from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
 from accel_nb.pool.sync.object_kinds import is_module
 from accel_nb.pool.sync.object_paths import readable_path, root_name
@@ -132,6 +133,7 @@ class NamespaceSession:
         )
         self._set_order.record_sent(map(root_name, prepared.sent_paths), self.namespace)
         lines += self._set_order.describe(cell.tree, needed)
+        lines += _describe_caches(prepared.sent_paths, self.namespace)
         modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
@@ -258,6 +260,14 @@ class NamespaceSession:
         states = rng.capture_cpu()
         digest = rng.digest(states)
         return digest, None if digest == self._receiver.rng and not always else states
+
+
+def _describe_caches(paths: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return a line about functions that are sent without results that code can change."""
+    names = dict.fromkeys(path for path in paths if path == root_name(path))
+    found = [item for name in names for item in cached_functions(name, namespace.get(name))]
+    labels = [label for label, function in found if has_changeable_results(function)]
+    return [f"the workers compute anew what the notebook has in the cache of {', '.join(labels)}"] if labels else []
 
 
 def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:

@@ -15,6 +15,7 @@ from accel_nb.pool.sync.change_detection import (
     is_state_sharded,
     module_structure,
 )
+from accel_nb.pool.sync.function_caches import cached_functions
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts
 from accel_nb.pool.sync.namespace_sync import Namespace
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_tensor
@@ -47,6 +48,8 @@ class NamespaceSnapshot:
     """The names that the cell's code binds."""
     imported: SharedObjects = field(default_factory=SharedObjects)
     """The ids of objects of modules that both sides import."""
+    misses: dict[str, int] = field(default_factory=dict[str, int])
+    """How many results the functions with a cache that the cell uses have computed."""
 
     @classmethod
     def take(
@@ -91,6 +94,11 @@ class NamespaceSnapshot:
             waiting += further & bound.keys()
             seen |= further
             references.looked_up.clear()
+        misses = {
+            label: function.cache_info().misses
+            for name, value in tracked.items()
+            for label, function in cached_functions(name, value)
+        }
         for name in rebound & bound.keys():
             bound[name] = _to_weak(bound[name])
         held = {
@@ -100,7 +108,7 @@ class NamespaceSnapshot:
             for part in (tracked, *parts.values())
             for path, value in part.items()
         }
-        return cls(bound, held, shared, RecordedParts(objects), rebound, imported)
+        return cls(bound, held, shared, RecordedParts(objects), rebound, imported, misses)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Return whether a name has the same object as before."""

@@ -44,6 +44,7 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
+from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.items_before import ItemsBefore
 from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
 from accel_nb.pool.sync.module_gradients import ReturnedGradients, gradient_state
@@ -243,6 +244,7 @@ class ResultSender:
         for name, value in delta.values.items():
             if is_module(value):
                 gradients.includes(name, value, is_wanted=name in wanted)
+        kept |= _caches_kept({**living, **delta.values}, before.misses)
         packed = self._pack(delta, weights, gradients, kept, rng_digest, namespace, outside)
         packed.record.replaced.extend(name for name in replaced if name not in packed.record.kept)
         return packed
@@ -524,6 +526,17 @@ class ResultReceiver:
             tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
         state = {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating}
         set_module_state(module, state, is_borrowed=True)
+
+
+def _caches_kept(values: Mapping[str, Any], misses: Mapping[str, int]) -> dict[str, str]:
+    """Return why the caches stay here of functions among some values that have computed more results than before."""
+    return {
+        f"{label}.cache": "the notebook's function computes these results anew"
+        for path, value in values.items()
+        if path == root_name(path)
+        for label, function in cached_functions(path, value)
+        if function.cache_info().misses > misses.get(label, 0) and has_changeable_results(function)
+    }
 
 
 def _kept_attributes(delta: NamespaceDelta, namespace: Namespace) -> list[tuple[Any, dict[str, Any]]]:
