@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import attributes_of
+from accel_nb.pool.sync.object_kinds import attributes_of, is_module
 from accel_nb.pool.sync.object_paths import readable_path, resolve_path
 from accel_nb.pool.sync.shared_ids import has_identity
 
@@ -75,7 +75,7 @@ def _items(value: Any) -> Iterator[Any]:
     own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
     for weak in (item for item in own.values() if isinstance(item, _WEAK)):
         yield from _items(weak)
-    if isinstance(value, type):  # its methods come as new ones with it
+    if isinstance(value, type) or is_module(value):  # its methods, or its parts, come as new ones with it
         return
     if isinstance(value, weakref.WeakKeyDictionary):
         held = [*value.keys(), *value.values()]
