@@ -168,7 +168,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "fsdp.meta_weights",
-        ("strategies/fsdp/meta_weights.py",),
+        ("strategies/fsdp/meta_weights.py", "strategies/fsdp/new_parts.py"),
         ("Module._apply", "Module._buffers", "Module._parameters"),
     ),
     PrivateUse(

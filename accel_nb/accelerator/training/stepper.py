@@ -94,6 +94,7 @@ class Stepper:
         # By model id: its parameters when it was prepared, with their dtypes and whether they required gradients. Only
         # the gradients of those that did are averaged.
         self._parameters: dict[int, list[tuple[Tensor, torch.dtype, bool]]] = {}
+        self._names: dict[int, list[tuple[str, int]]] = {}
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
         self._weights = WindowWeights(world, comm)
@@ -131,7 +132,9 @@ class Stepper:
         return [
             model
             for model in self.bundle.models
-            if self._trainable(model) != _trainable_in(model) or is_changed(self._code[id(model)][1], code_in(model)[1])
+            if self._trainable(model) != _trainable_in(model)
+            or is_changed(self._code[id(model)][1], code_in(model)[1])
+            or (self.strategy.capabilities.shards_params and self._names[id(model)] != _names_in(model))
         ]
 
     def is_outdated(self) -> bool:
@@ -159,6 +162,7 @@ class Stepper:
 
     def _record(self, model: nn.Module) -> None:
         self._code[id(model)] = code_in(model)
+        self._names[id(model)] = _names_in(model)
         self._parameters[id(model)] = [(value, value.dtype, value.requires_grad) for value in model.parameters()]
 
     def remove(self, objects: Iterable[Any]) -> None:
@@ -166,6 +170,7 @@ class Stepper:
         gone = {id(item) for item in objects}
         for key in gone:
             self._parameters.pop(key, None)
+            self._names.pop(key, None)
         self.bundle = Bundle(
             tuple(model for model in self.bundle.models if id(model) not in gone),
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in gone),
@@ -676,6 +681,11 @@ _NO_MODEL = (
     "backward was called on an accelerator that holds no model, so each worker would train alone. Call "
     "prepare(model, optimizer, loader) first; after an interrupt run the cell that builds the Accelerator again"
 )
+
+
+def _names_in(model: nn.Module) -> list[tuple[str, int]]:
+    """Return the parameters by their names, under which a strategy that shards them puts them into the model."""
+    return [(name, id(value)) for name, value in model.named_parameters(remove_duplicate=False)]
 
 
 def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:

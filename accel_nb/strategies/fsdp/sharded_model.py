@@ -42,6 +42,7 @@ from accel_nb.strategies.context_parallel.divided_sequences import BlockCopies, 
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
+from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
@@ -367,19 +368,8 @@ class ShardedModel:
         return back
 
     def gather_new(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Replace sharded parameters that code has computed from the model's by whole ones; return pairs of both.
-
-        ``weight_norm`` of a sharded model makes such parameters. Every rank must call.
-        """
-        own = {id(value) for value in self.changed.values()}
-        found: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        for module in self.model.modules():
-            for name, value in module._parameters.items():
-                if value is not None and sharded.is_sharded(value) and id(value) not in own:
-                    whole: Any = value
-                    found.setdefault(id(value), (value, nn.Parameter(whole.full_tensor(), value.requires_grad)))
-                    module._parameters[name] = found[id(value)][1]
-        return list(found.values())
+        """Replace what code has computed from the model's parameters by whole values; see `gather_new_parts`."""
+        return gather_new_parts(self.model, {id(value) for value in self.changed.values()})
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
         """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
@@ -467,6 +457,8 @@ class ShardedModel:
             vars(place.original).pop("_fsdp_orig_uid", None)
             if sharded.is_sharded(place.module._parameters.get(place.name)):  # else code has removed or replaced it
                 place.module._parameters[place.name] = place.original
+        places = (place for place in self._slots if id(place.original) in self.changed)
+        put_back_renamed(self.model, {id(self.changed[id(place.original)]): place.original for place in places})
 
     @property
     def _root(self) -> Any:
