@@ -470,6 +470,22 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "custom_operators",
+        ("pool/sync/custom_operators.py",),
+        (
+            "CustomOpDef._abstract_fn",
+            "CustomOpDef._autocast_dtype",
+            "CustomOpDef._backend_fns",
+            "CustomOpDef._backward_fn",
+            "CustomOpDef._init_fn",
+            "CustomOpDef._qualname",
+            "CustomOpDef._schema",
+            "CustomOpDef._setup_context_fn",
+            "CustomOpDef._torch_dispatch_fns",
+            "CustomOpDef._vmap_fn",
+        ),
+    ),
+    PrivateUse(
         "reachable_values",
         ("notebook/cells/reachable_values.py",),
         (

@@ -25,6 +25,7 @@ from accel_nb.pool.sync.class_attributes import (
     is_notebook_class,
     set_class_content,
 )
+from accel_nb.pool.sync.custom_operators import is_custom_operator
 from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator, is_plain_iterator
 from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.memory_views import is_whole_view
@@ -315,6 +316,7 @@ def is_plain_object(value: Any) -> bool:
         and not is_training_object(value)
         and not is_loader(value)
         and not is_tensor(value)
+        and not is_custom_operator(value)
     )
 
 

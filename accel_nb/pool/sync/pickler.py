@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from accel_nb.pool.sync.cell_classes import reduce_class
+from accel_nb.pool.sync.custom_operators import is_custom_operator, reduce_custom_operator
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.function_reduction import (
     ModuleNamespaceReference,
@@ -225,6 +226,8 @@ class Pickler(cloudpickle.Pickler):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_any_file(obj):
             return reduce_file(obj)
+        if is_custom_operator(obj):
+            return reduce_custom_operator(obj)
         if is_csv_writer(obj):
             return reduce_csv_writer(obj)
         if is_event_writer(obj):
