@@ -1,8 +1,10 @@
-"""Sets of text whose order a cell uses on the workers."""
+"""Sets whose order a cell uses on the workers."""
 
 from __future__ import annotations
 
 import ast
+import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,7 +49,7 @@ def test_nothing_is_said_where_no_order_is_used(source: str) -> None:
 def test_only_sets_of_several_texts_are_meant() -> None:
     source = "words = list(vocabulary)"
     assert not _describe(source, vocabulary={"a"})
-    assert not _describe(source, vocabulary={1, 2})
+    assert not _describe(source, vocabulary=set(range(20)))
     assert not _describe(source, vocabulary=["a", "b"])
 
 
@@ -56,3 +58,47 @@ def test_a_set_that_came_from_the_workers_has_the_order_that_cells_on_them_saw()
     order.record_sent(["vocabulary"], {"vocabulary": {"a", "b"}})
     order.record_returned(["vocabulary"])
     assert not order.describe(ast.parse("words = list(vocabulary)"), ["vocabulary"])
+
+
+def _reordered() -> set[int]:
+    """Return a set of two numbers that collide, whose copy has the other order."""
+    for found in map(set, itertools.permutations(range(64), 2)):
+        order = list(found)
+        if list(set(order)) != order:
+            return found
+    raise AssertionError("no two numbers collide")
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.indices = _reordered()
+
+
+_Client.__module__ = "__main__"  # as that of a class of the notebook
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _reordered(),
+        frozenset(_reordered()),
+        {client: _reordered() for client in range(100)},
+        [(0, _reordered())],
+        _Client(),
+    ],
+)
+def test_a_set_of_numbers_that_a_copy_reorders_is_said_wherever_it_is(value: object) -> None:
+    (line,) = _describe("train(clients)", clients=value)
+    assert "a set of numbers, which clients is or holds" in line
+
+
+@pytest.mark.parametrize("value", [[set(range(20))], [{"a", "b"}], [SimpleNamespace(indices=_reordered())], None, 1.0])
+def test_other_values_are_not_said(value: object) -> None:
+    assert not _describe("train(clients)", clients=value)
+
+
+def test_a_set_of_numbers_that_came_from_the_workers_is_not_said() -> None:
+    order = SetOrder()
+    order.record_sent(["clients"], {"clients": _reordered()})
+    order.record_returned(["clients"])
+    assert not order.describe(ast.parse("train(clients)"), ["clients"])
