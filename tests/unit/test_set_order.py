@@ -89,7 +89,7 @@ _Client.__module__ = "__main__"  # as that of a class of the notebook
 )
 def test_a_set_of_numbers_that_a_copy_reorders_is_said_wherever_it_is(value: object) -> None:
     (line,) = _describe("train(clients)", clients=value)
-    assert "a set of numbers, which clients is or holds" in line
+    assert "sets of numbers in clients have another order" in line
 
 
 @pytest.mark.parametrize("value", [[set(range(20))], [{"a", "b"}], [SimpleNamespace(indices=_reordered())], None, 1.0])

@@ -46,7 +46,7 @@ class SetOrder:
         self._of_numbers -= returned
 
     def describe(self, tree: ast.AST, names: Collection[str]) -> list[str]:
-        """Return a line for each of a cell's names whose set may have an effect; ``tree`` is the cell's code.
+        """Return lines about the sets of a cell's names whose order may have an effect; ``tree`` is the cell's code.
 
         These are sets of text that the code goes through, since most are only asked whether they contain something,
         and all sets of numbers that copies reorder: they are mostly indices, which functions go through.
@@ -58,12 +58,13 @@ class SetOrder:
             f"the cell makes in this order differs. Use sorted({name}) in every cell"
             for name in sorted(found)
         ]
-        return lines + [
-            f"a set of numbers, which {name} is or holds, has another order on the workers than in the notebook, since "
-            "it depends on how a set was filled: what the cell makes in this order differs. Go through sorted(...) of "
-            "the set in every cell"
-            for name in sorted(self._of_numbers.intersection(names))
-        ]
+        if holders := sorted(self._of_numbers.intersection(names)):
+            lines.append(
+                f"sets of numbers in {', '.join(holders)} have another order on the workers than in the notebook, as "
+                "it depends on how a set was filled: what the cell makes in this order differs. Go through sorted(...) "
+                "of such a set in every cell"
+            )
+        return lines
 
 
 def _is_set_of_text(value: Any) -> bool:

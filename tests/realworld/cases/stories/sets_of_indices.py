@@ -1,5 +1,5 @@
 # Each client has a set of sample indices, as simulations of federated averaging have: copies of some are reordered.
-# outcome: told a set of numbers, which clients is or holds, has another order on the workers
+# outcome: told sets of numbers in clients have another order on the workers
 # compare: len(clients)
 # %%
 import copy
