@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.prepare.activation_checkpointing import ActivationCheckpointer
 from accel_nb.accelerator.prepare.compiling import Compiler, current_forward
+from accel_nb.accelerator.prepare.parameter_order import align_parameters
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.tracking.metrics import UndividedBatch
@@ -285,6 +286,8 @@ class Preparer:
                 self._wrap_scheduler(scheduler, batch)
             for loader in kinds.loaders:
                 self._shard(loader, batch, loops)
+            if kinds.optimizers and self._comm.world.size > 1:
+                align_parameters(kinds.optimizers, (*models, *self._stepper.bundle.models), self._comm)
             # The last step that may fail: with some strategies all ranks must unwrap, and possibly only one rank fails.
             self._stepper.strategy.wrap(bundle)
         except BaseException:

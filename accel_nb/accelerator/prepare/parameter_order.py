@@ -1,0 +1,24 @@
+"""The order of an optimizer's parameters: where code took it from a set, it is another one in each process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from accel_nb.runtime.distributed.communicator import Communicator
+
+
+def align_parameters(optimizers: Iterable[Optimizer], models: Iterable[nn.Module], comm: Communicator) -> None:
+    """Give each group of parameters the order that it has on the main rank. Every rank must call.
+
+    Groups are left as they are if a parameter is in no model, or the main rank's group has other parameters.
+    """
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    orders = [[places.get(id(parameter), -1) for parameter in group] for group in groups]
+    for group, own, order in zip(groups, orders, comm.broadcast_json(orders), strict=False):
+        if own != order and -1 not in own and sorted(own) == sorted(order):
+            group[:] = [parameters[place] for place in order]
