@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from accel_nb.pool.sync.cell_classes import reduce_class
+from accel_nb.pool.sync.class_bodies import with_members_of_the_body
 from accel_nb.pool.sync.custom_operators import is_custom_operator, reduce_custom_operator
 from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
 from accel_nb.pool.sync.function_reduction import (
@@ -64,7 +65,6 @@ from accel_nb.pool.sync.patched_classes import reduce_patched_class
 from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
-from accel_nb.pool.sync.slotted_classes import with_slots
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
@@ -258,7 +258,7 @@ class Pickler(cloudpickle.Pickler):
         if isinstance(obj, type):
             if reduced is NotImplemented:
                 return reduce_patched_class(obj)
-            reduced = reduce_class(obj, with_slots(obj, reduced))
+            reduced = reduce_class(obj, with_members_of_the_body(obj, reduced))
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
                 return reduce_with_items(reduce_unchanged(obj))
