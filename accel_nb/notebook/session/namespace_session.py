@@ -28,6 +28,7 @@ from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.session.replica_check import find_different_names
 from accel_nb.notebook.session.run_state import Cell, PackedCell
 from accel_nb.notebook.session.set_order import SetOrder
+from accel_nb.notebook.session.text_hashes import describe_hashes
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
@@ -134,6 +135,9 @@ class NamespaceSession:
         self._set_order.record_sent(map(root_name, prepared.sent_paths), self.namespace)
         lines += self._set_order.describe(cell.tree, needed)
         lines += _describe_caches(prepared.sent_paths, self.namespace)
+        codes = list(notebook_code_objects(self.namespace[name] for name in needed))
+        if "hash" not in self.namespace:
+            lines += describe_hashes(cell.tree, codes)
         modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
@@ -142,7 +146,7 @@ class NamespaceSession:
             _request_of(cell, names, resolved),
             used=tuple(dict.fromkeys([*needed, *names.used])),
             assigned=tuple(sorted(item.to_text() for item in assigned)),
-            sources=self._environment.new_sources(notebook_code_objects(self.namespace[name] for name in needed)),
+            sources=self._environment.new_sources(codes),
             rng_digest=digest,
             has_rng=states is not None,
             variables=self._environment.changed_variables(facts.variables),
