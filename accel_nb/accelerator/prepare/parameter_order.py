@@ -11,7 +11,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 
 def align_parameters(optimizers: Iterable[Optimizer], models: Iterable[nn.Module], comm: Communicator) -> None:
-    """Give each group of parameters the order that it has on the main rank. Every rank must call.
+    """Put each group of parameters in the order that it has on the main rank. Every rank must call.
 
     Groups are left as they are if a parameter is in no model, or the main rank's group has other parameters.
     """
