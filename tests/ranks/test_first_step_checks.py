@@ -104,6 +104,7 @@ def one_rank_changes_its_weights(world: World) -> str:
 def test_replicas_that_differ_are_reported_on_every_rank(size: int) -> None:
     for message in run_ranks(one_rank_changes_its_weights, size):
         assert "different values of 1.weight" in message
+        assert "whose sums differ by up to" in message
 
 
 def test_fp16_looks_at_the_first_step_that_runs() -> None:

@@ -110,10 +110,17 @@ class FirstStepCheck:
         if differs:
             advice = _IN_PLAIN_CELL if self._is_plain else _EXPLICIT
             raise MisuseError(
-                f"after the first step the ranks hold different values of {self._names(differs)}: its gradient was not "
-                f"averaged, or something on one rank alone changed it. {advice}; "
-                "set sentinels to off if replicas are meant to differ"
+                f"after the first step the ranks hold different values of {self._names(differs)}, whose sums differ by "
+                f"up to {self._largest_difference(differs):.1g}: its gradient was not averaged, or something on one "
+                f"rank alone changed it. {advice}; set sentinels to off if replicas are meant to differ, or differ by "
+                "rounding, as weights that torch.linalg.lstsq computes on each rank"
             )
+
+    def _largest_difference(self, numbers: list[int]) -> float:
+        """Return the largest difference between ranks of the sum of a parameter."""
+        sums = torch.stack([local_part(self._parameters[number]).sum(dtype=torch.float64) for number in numbers])
+        rows = torch.stack(self._comm.all_gather(sums))
+        return float((rows.max(0).values - rows.min(0).values).max())
 
     def _check_owner(self, parameters: list[Tensor]) -> None:
         """Raise `MisuseError`, or warn, if an optimizer without gradients has no parameter of a prepared model."""

@@ -22,7 +22,8 @@ def describe_divergence(answers: Sequence[RankAnswer]) -> list[str]:
         return []
     return [
         "the workers' weights differ after this cell, and the notebook has rank 0's: a value that differs between "
-        "ranks (the loss of a share, a random number) has set a learning rate or changed weights. Use a value that "
-        "is equal on all, from an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean'). "
+        "ranks (the loss of a share, a random number, one that torch.linalg.lstsq rounds) has set a learning rate or "
+        "changed weights. Use a value that is equal on all, from an evaluation under torch.no_grad() or "
+        "accelerator.reduce(tensor, 'mean'). "
         "`%accelerate push NAMES` sends the notebook's model and optimizer to every worker"
     ]
