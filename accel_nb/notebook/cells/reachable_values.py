@@ -40,9 +40,10 @@ def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Ite
 
 
 def notebook_classes(value: Any) -> Iterator[type]:
-    """Yield the classes of the notebook that a value is an instance of, or that a class is derived from."""
+    """Yield the classes of the notebook that a value is an instance of, or that a class is derived from or made by."""
     kind = value if isinstance(value, type) else type(value)
-    yield from (base for base in kind.__mro__ if base.__module__ == "__main__")
+    metaclass: Any = type(kind)
+    yield from (base for base in (*kind.__mro__, *metaclass.__mro__) if base.__module__ == "__main__")
 
 
 def _referred_by(value: Any) -> Iterator[Any]:

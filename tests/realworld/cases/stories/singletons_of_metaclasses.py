@@ -1,0 +1,34 @@
+# A metaclass keeps the only instance of each class, as configurations and logs have it; cells name the class only.
+# outcome: equal
+# compare: Log().losses, Log() is first, model
+# %%
+import torch
+from torch import nn
+
+
+class Single(type):
+    instances = {}
+
+    def __call__(cls, *arguments):
+        if cls not in cls.instances:
+            cls.instances[cls] = super().__call__(*arguments)
+        return cls.instances[cls]
+
+
+class Log(metaclass=Single):
+    def __init__(self):
+        self.losses = []
+
+
+first = Log()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(24, 4), torch.randn(24, 1)
+
+# %% accelerate
+for rows in torch.arange(24).split(8):
+    loss = nn.functional.mse_loss(model(x[rows]), y[rows])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    Log().losses.append(loss.item())
