@@ -352,9 +352,9 @@ def test_leftovers_of_loops_are_not_listed_and_live_ones_are(kernel):
         "stayed on the workers: rows (TextIOWrapper cannot be copied (TypeError))"
     ]
     done(kernel, "rows.close()")
-    output = done(kernel, "live = (i for i in range(3))\nfirst = next(live)\nlock = threading.Lock()")
+    output = done(kernel, "live = (i for i in range(3))\nfirst = next(live)\nlock = threading.local()")
     assert "live (generator cannot be copied" in output.texts[-1]
-    assert "lock (lock cannot be copied" in output.texts[-1]
+    assert "lock (_local cannot be copied" in output.texts[-1]
     assert done(kernel, "print(next(live))").stdout == "1\n"
 
 

@@ -11,7 +11,7 @@ SETUP = """
 import threading, torch
 from torch import nn
 from accel_nb import Accelerator, notebook_launcher
-lock, numbers = threading.Lock(), (n for n in range(3))
+lock, numbers = threading.local(), (n for n in range(3))
 next(numbers)
 def one(): return 1
 def misuse():
@@ -41,7 +41,7 @@ def refused(output: Output, kind: str, *words: str, num_lines: int = 1) -> None:
     [
         ("notebook_launcher(one, num_processes=-1)", "ConfigError", "notebook_launcher(num_processes=-1)", 1),
         ("notebook_launcher(one, num_processes=2, nothing=3)", "ConfigError", "nothing is no option", 1),
-        ("notebook_launcher(lambda: lock, num_processes=1)", "ShippingError", "_thread.lock", 1),
+        ("notebook_launcher(lambda: lock, num_processes=1)", "ShippingError", "_thread._local", 1),
         ("notebook_launcher(misuse, num_processes=1)", "MisuseError", "Accelerator().backward(3)\n", 3),
         ("notebook_launcher(one, num_processes=1, checkpoint={'resume': '/no/where'})", "NoCheckpoint", "/no/where", 1),
         ("Accelerator(mixed_precision='x', cpu=True)", "ConfigError", "precision: x", 1),

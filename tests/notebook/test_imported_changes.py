@@ -54,13 +54,13 @@ def test_dictionaries_of_modules_are_changed_in_place_on_both_sides(kernel, help
 
 
 def test_an_attribute_of_a_cell_that_cannot_be_returned_is_named(kernel, helpers):
-    output = done(kernel, "import threading\nhelpers.guard = threading.Lock()\nhelpers.rate = 8")
+    output = done(kernel, "import threading\nhelpers.guard = threading.local()\nhelpers.rate = 8")
     assert "stayed on the workers: accel_nb_helpers.guard (cannot be copied: TypeError" in output.texts[-1]
     assert kernel.value("(helpers.rate, hasattr(helpers, 'guard'))") == (8, False)
 
 
 def test_an_attribute_that_cannot_be_sent_is_named_and_costs_nothing_else(kernel, helpers):
-    setup(kernel, "import threading\nhelpers.lock = threading.Lock()\nhelpers.rate = 4")
+    setup(kernel, "import threading\nhelpers.lock = threading.local()\nhelpers.rate = 4")
     output = done(kernel, "found = (helpers.rate, hasattr(helpers, 'lock'))")
     assert kernel.value("found") == (4, False)
     assert any("left out: accel_nb_helpers.lock" in text for text in output.texts)

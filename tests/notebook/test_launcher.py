@@ -165,10 +165,10 @@ def test_leaving_by_exit_is_an_error_and_a_death_is_named(ready):
 
 
 def test_what_cannot_be_copied_is_named_and_the_training_comes_back(ready):
-    setup(ready, "log = []\ndef leave():\n    log.append(1)\n    return threading.Lock()")
+    setup(ready, "log = []\ndef leave():\n    log.append(1)\n    return threading.local()")
     kind, message, _ = fails(ready, "debug_launcher(leave)")
     assert kind == "ShippingError"
-    assert re.match(r"what the function returned on rank [01] \(_thread.lock\) cannot be copied", message)
+    assert re.match(r"what the function returned on rank [01] \(_thread._local\) cannot be copied", message)
     assert ready.value("log") == [1]
 
 
@@ -292,9 +292,9 @@ def test_a_launch_that_takes_too_long_is_ended(ready):
 
 
 def test_an_argument_that_cannot_be_sent_is_named(ready):
-    kind, message, _ = fails(ready, "debug_launcher(print, (1, threading.Lock()))")
+    kind, message, _ = fails(ready, "debug_launcher(print, (1, threading.local()))")
     assert kind == "ShippingError"
-    assert message.startswith("argument 1 of print (_thread.lock) cannot be sent to the workers")
+    assert message.startswith("argument 1 of print (_thread._local) cannot be sent to the workers")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import sys
 import threading
 
@@ -210,11 +211,11 @@ def test_a_small_window_does_not_drag_its_storage_along(sides):
 
 
 def test_every_name_that_cannot_be_sent_is_reported(sides):
-    sides.kernel.update(lock=threading.Lock(), fine=1, numbers=(n for n in range(3)))
+    sides.kernel.update(own=threading.local(), fine=1, numbers=(n for n in range(3)))
     next(sides.kernel["numbers"])
     with pytest.raises(ShippingError) as caught:
-        sides.ship("lock", "fine", "numbers")
-    assert "`lock` (_thread.lock) cannot be sent" in str(caught.value)
+        sides.ship("own", "fine", "numbers")
+    assert "`own` (_thread._local) cannot be sent" in str(caught.value)
     assert "`numbers` (builtins.generator) cannot be sent" in str(caught.value)
     assert "fine" not in str(caught.value)
 
@@ -241,20 +242,20 @@ def noop(*_):
     pass
 
 
-class ArrivesAsLock:
+class ArrivesAsConnection:
     def __reduce__(self):
-        return threading.Lock, ()
+        return sqlite3.connect, (":memory:",)
 
 
 def test_a_value_that_arrives_as_one_that_cannot_be_copied_comes_back_and_is_not_sent_again(sides):
     before = sides.snapshot()
-    sides.worker.update(lock=ArrivesAsLock(), fine=1)
+    sides.worker.update(base=ArrivesAsConnection(), fine=1)
     assert sides.bring_back(before) == {}
     assert sides.kernel["fine"] == 1
-    assert sides.kernel["lock"].acquire(blocking=False)
+    sides.kernel["base"].close()
     assert sides.ship("fine") == []
-    with pytest.raises(ShippingError, match="`lock`"):
-        sides.ship("lock")
+    with pytest.raises(ShippingError, match="`base`"):
+        sides.ship("base")
 
 
 @pytest.mark.parametrize("size", [0, 100, COPY_BELOW * 2])
@@ -526,3 +527,15 @@ def test_a_view_whose_owner_was_moved_to_another_device_is_recognized():
     now.owners[id(weight)] = weight.to("meta")  # on a machine without a GPU no parameter can be moved in place
     assert now.has_moved(before.kind, view)
     assert not now.has_moved(fingerprint_of(torch.zeros(2), {}, now).kind, view)
+
+
+def test_a_lock_is_sent_as_a_new_one_unless_a_thread_holds_it(sides):
+    sides.kernel.update(free=threading.Lock(), nested=[threading.RLock()], finished=threading.Event())
+    sides.ship("free", "nested", "finished")
+    assert sides.worker["free"].acquire(blocking=False)
+    assert sides.worker["nested"][0].acquire(blocking=False)
+    assert not sides.worker["finished"].is_set()
+    held = threading.Lock()
+    sides.kernel["held"] = held
+    with held, pytest.raises(ShippingError, match="a thread of this process holds the lock"):
+        sides.ship("held")

@@ -205,10 +205,10 @@ def test_an_attribute_that_cannot_be_copied_does_not_hold_the_others_back(sides)
     sides.ship("trainer", "Trainer")
     for count in (1, 2):
         before = sides.snapshot("trainer")
-        sides.worker["trainer"].stream = threading.Lock()
+        sides.worker["trainer"].stream = threading.local()
         sides.worker["trainer"].history.append(count)
         sides.worker["trainer"].best = count
-        assert sides.bring_back(before) == {"trainer.stream": "lock cannot be copied"}
+        assert sides.bring_back(before) == {"trainer.stream": "_local cannot be copied"}
         assert len(trainer.history) == trainer.best == count
     assert not hasattr(trainer, "stream")
 
@@ -265,7 +265,7 @@ def test_an_attribute_of_a_module_that_cannot_be_copied_stays_there(sides):
     model = sides.kernel["model"] = sides.kernel["Net"]()
     sides.ship("model", "Net")
     before = sides.snapshot("model")
-    sides.worker["model"].stream = threading.Lock()
+    sides.worker["model"].stream = threading.local()
     sides.worker["model"].calls = 7
     sides.bring_back(before)
     assert sides.kernel["model"] is model

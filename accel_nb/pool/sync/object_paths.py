@@ -28,6 +28,7 @@ from accel_nb.pool.sync.class_attributes import (
 from accel_nb.pool.sync.custom_operators import is_custom_operator
 from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator, is_plain_iterator
 from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
+from accel_nb.pool.sync.locks import is_lock
 from accel_nb.pool.sync.memory_views import is_whole_view
 from accel_nb.pool.sync.module_hooks import module_hooks
 from accel_nb.pool.sync.object_kinds import (
@@ -383,7 +384,7 @@ def _is_masked(array: Any) -> bool:
 
 _CHANGED_IN_PLACE = (
     *(is_training_object, is_tensor, is_generator, is_loader, _is_array, _is_cell),
-    *(is_generator_iterator, is_loader_iterator, is_file),
+    *(is_generator_iterator, is_loader_iterator, is_file, is_lock),
 )
 
 
@@ -438,6 +439,8 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         return kind, (list(value.items()), value.default_factory if isinstance(value, defaultdict) else None, own)
     if is_plain_object(value):
         return kind, ObjectAttributes(own or {})
+    if is_lock(value):  # it stays the notebook's, which threads there may have
+        return kind, ObjectAttributes({}, is_complete=False)
     if is_loader(value):
         return "loader", ObjectAttributes(loader_attributes(value), is_complete=False)
     if has_own_state(value) and not is_training_object(value):

@@ -39,6 +39,7 @@ from accel_nb.pool.sync.iterators import (
     reduce_loader_iterator,
 )
 from accel_nb.pool.sync.loader_state import has_started_workers, reduce_loader
+from accel_nb.pool.sync.locks import is_lock, reduce_lock
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.memory_views import reduce_memory_view
@@ -205,6 +206,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
         if is_of_process(obj):
             return reduce_of_process(obj)
+        if is_lock(obj):
+            return reduce_lock(obj)
         if torch is not None and isinstance(obj, torch.Generator):
             return reduce_generator(obj)
         if isinstance(obj, types.CellType):

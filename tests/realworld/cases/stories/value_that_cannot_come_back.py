@@ -1,4 +1,4 @@
-# The cell also binds a generator, a lock and an open file: the weights must come back all the same.
+# The cell also binds a generator, a value of each thread and an open file: the weights must come back all the same.
 # outcome: told stayed on the workers
 # compare: model, losses
 # runs: always
@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 # %% accelerate
 import threading
 
-lock = threading.Lock()
+own = threading.local()
 log = open("log.txt", "w")
 numbers = (i * i for i in range(10))
 losses = []
