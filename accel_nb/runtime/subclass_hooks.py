@@ -1,22 +1,37 @@
-"""Subclasses that the notebook does not define, for which its ``__init_subclass__`` methods must not be called."""
+"""Subclasses that the notebook does not define, for which what its classes do about new subclasses must not be done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-_HOOK = "__init_subclass__"
+_HOOKS = frozenset({"__init_subclass__"})
+_HOOKS_OF_METACLASSES = frozenset({"__new__", "__init__"})
 
 
 @contextmanager
-def without_subclass_hooks(bases: Iterable[type]) -> Iterator[None]:
-    """Leave out the ``__init_subclass__`` of the notebook's classes when subclasses of ``bases`` are made."""
-    parents = {parent for base in bases for parent in base.__mro__ if parent.__module__ == "__main__"}
-    hooks = {parent: vars(parent)[_HOOK] for parent in parents if _HOOK in vars(parent)}
-    for parent in hooks:
-        delattr(parent, _HOOK)
+def without_subclass_hooks(bases: Iterable[type], metaclass: type = type) -> Iterator[None]:
+    """Leave out the notebook's code that runs when subclasses of ``bases`` are made.
+
+    It is their ``__init_subclass__``, and ``__new__`` and ``__init__`` of their metaclasses and of ``metaclass``.
+    """
+    bases = tuple(bases)
+    makers = [metaclass, *map(type, bases)]
+    found = [*_hooks(bases, _HOOKS), *_hooks(makers, _HOOKS_OF_METACLASSES)]
+    for owner, name, _ in found:
+        delattr(owner, name)
     try:
         yield
     finally:
-        for parent, hook in hooks.items():
-            setattr(parent, _HOOK, hook)
+        for owner, name, hook in found:
+            setattr(owner, name, hook)
+
+
+def _hooks(kinds: Iterable[type], names: frozenset[str]) -> Iterator[tuple[type, str, Any]]:
+    own = {parent for kind in kinds for parent in _parents(kind) if parent.__module__ == "__main__"}
+    yield from ((kind, name, vars(kind)[name]) for kind in own for name in names & vars(kind).keys())
+
+
+def _parents(kind: Any) -> tuple[type, ...]:
+    return kind.__mro__

@@ -55,7 +55,8 @@ def _find_or_make(make: Callable[..., type], arguments: tuple[Any, ...], qualifi
     if found is None:
         bases = next(item for item in arguments if isinstance(item, tuple))
         # What ``__init_subclass__`` has changed is sent, its arguments are not.
-        with without_subclass_hooks(types.resolve_bases(bases)):
+        metaclass = arguments[0] if isinstance(arguments[0], type) else enum.EnumMeta
+        with without_subclass_hooks(types.resolve_bases(bases), metaclass):
             found = _CLASSES[arguments[-2]] = make(*arguments)
         found.__qualname__ = qualified_name  # cloudpickle makes it with the last part of it only
     return found

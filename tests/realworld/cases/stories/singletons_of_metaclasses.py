@@ -1,13 +1,17 @@
-# A metaclass keeps the only instance of each class, as configurations and logs have it; cells name the class only.
+# A metaclass lists its classes and keeps the only instance of each, as configurations and logs have it.
 # outcome: equal
-# compare: Log().losses, Log() is first, model
+# compare: Log().losses, Single.made, Log() is first, model
 # %%
 import torch
 from torch import nn
 
 
 class Single(type):
-    instances = {}
+    instances, made = {}, []
+
+    def __new__(metaclass, name, bases, members):
+        metaclass.made.append(name)
+        return super().__new__(metaclass, name, bases, members)
 
     def __call__(cls, *arguments):
         if cls not in cls.instances:
@@ -26,6 +30,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = torch.randn(24, 4), torch.randn(24, 1)
 
 # %% accelerate
+class Quiet(Log):
+    pass
+
+
 for rows in torch.arange(24).split(8):
     loss = nn.functional.mse_loss(model(x[rows]), y[rows])
     optimizer.zero_grad()
