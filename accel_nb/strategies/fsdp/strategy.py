@@ -153,7 +153,8 @@ class Fsdp(Stepping):
             why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
             return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
         new = [model for model in bundle.models if id(model) not in self._models]
-        found = next(filter(None, (find_refusal(model, self.options.weights) for model in new)), None)
+        refusals = (find_refusal(model, self.options.weights) or _refuse_complex(model) for model in new)
+        found = next(filter(None, refusals), None)
         if found is not None or not self._divides:
             return found
         found = self._refuse_options(new)
@@ -664,3 +665,16 @@ class Fsdp(Stepping):
 
 
 _HALF = (torch.bfloat16, torch.float16)
+
+
+def _refuse_complex(model: nn.Module) -> Refusal | None:
+    """Return why a model with complex and real parameters cannot be divided: FSDP2 joins those of a unit."""
+    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    complex_names = [name for name, value in trained if value.is_complex()]
+    if not complex_names or len(complex_names) == len(trained):
+        return None
+    return Refusal(
+        f"{complex_names[0]} of the {type(model).__name__} is complex and others are not, which FSDP2 cannot divide "
+        "together",
+        "hold it as a real parameter and use torch.view_as_complex in forward, or train with --strategy ddp",
+    )
