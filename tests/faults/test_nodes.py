@@ -11,6 +11,7 @@ import pytest
 from accel_nb.errors import PoolError
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import Pool
+from tests.conftest import wait_for
 from tests.support.agents import two_agents
 from tests.support.pools import PRELOAD, PROGRAM, run_code
 
@@ -19,16 +20,19 @@ REDUCE = "import torch, torch.distributed as dist\nt = torch.ones(1)\n"
 
 def started_agents() -> list[psutil.Process]:
     """Return the processes of the agents near and far. Process ids may start again at low numbers."""
-    children = sorted(psutil.Process().children(), key=psutil.Process.create_time)
-    agents = [child for child in children if "accel_nb.pool.nodes.agent" in child.cmdline()]
-    assert len(agents) == 2
-    return agents
+
+    def find() -> list[psutil.Process]:
+        children = sorted(psutil.Process().children(), key=psutil.Process.create_time)
+        return [child for child in children if "accel_nb.pool.nodes.agent" in child.cmdline()]
+
+    assert wait_for(lambda: len(find()) == 2)  # Linux shows no command line of a process that has just begun it
+    return find()
 
 
 def test_a_frozen_node_is_lost_and_stays_lost():
     engine = two_agents(PROGRAM, PRELOAD, lost_after_s=4, lease_s=5)
-    _, far = started_agents()
     try:
+        _, far = started_agents()
         pool = Pool(engine, [WorkerSpec("cpu", 1, node) for node in (0, 0, 1, 1)])
         pool.wait_ready()
         answers, _ = run_code(
@@ -64,8 +68,8 @@ def test_a_frozen_node_is_lost_and_stays_lost():
 
 def test_an_agent_whose_kernel_has_gone_leaves_nothing():
     engine = two_agents(PROGRAM, PRELOAD)
-    agents = started_agents()
     try:
+        agents = started_agents()
         pool = Pool(engine, [WorkerSpec("cpu", 1, node) for node in (0, 1)])
         pool.wait_ready()
         family = [process for agent in agents for process in (agent, *agent.children(recursive=True))]
