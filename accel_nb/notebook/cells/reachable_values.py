@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import types
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections import ChainMap, OrderedDict, UserDict, deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, is_tensor
@@ -15,6 +18,8 @@ _MAX_ITEMS = 64
 """Containers with more items are taken for data."""
 _MAX_VALUES = 20_000
 _ATOMS = (int, float, complex, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
+_CONTAINER_KINDS = (dict, list, tuple, set, frozenset, deque)
+_LIBRARY_MAPPINGS = (UserDict, ChainMap, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _CONTAINERS = (dict, OrderedDict, list, set)
 _PARTS = ("_modules", "_parameters")
 """Attributes of torch's modules that hold their parts by name."""
@@ -46,6 +51,19 @@ def notebook_classes(value: Any) -> Iterator[type]:
     yield from (base for base in (*kind.__mro__, *metaclass.__mro__) if base.__module__ == "__main__")
 
 
+def first_items(value: Any, num: int) -> list[Any]:
+    """Return the first items of one of Python's containers, or values of a dict; none for others. Runs no user code.
+
+    Other mappings may compute their values, as one of files that it loads.
+    """
+    if isinstance(value, dict):
+        items: Iterable[Any] = dict[Any, Any].values(value)
+    else:
+        kind: Any = next((kind for kind in _CONTAINER_KINDS if isinstance(value, kind)), tuple)
+        items = kind.__iter__(value) if isinstance(value, kind) else ()
+    return list(itertools.islice(items, num))
+
+
 def _referred_by(value: Any) -> Iterator[Any]:
     if isinstance(value, types.FunctionType):
         if value.__module__ == "__main__" or "<" in value.__qualname__:
@@ -57,10 +75,13 @@ def _referred_by(value: Any) -> Iterator[Any]:
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.GeneratorType):
         yield from generator_values(value).values()
-    elif isinstance(value, Mapping):
+    elif isinstance(value, types.MappingProxyType):
+        yield from gc.get_referents(value)
+    elif type(value) in _LIBRARY_MAPPINGS:
         yield from value.values() if len(value) <= _MAX_ITEMS else ()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        yield from value if len(value) <= _MAX_ITEMS else ()
+    elif isinstance(value, _CONTAINER_KINDS):
+        items = first_items(value, _MAX_ITEMS + 1)
+        yield from items if len(items) <= _MAX_ITEMS else ()
     elif not isinstance(value, type):
         yield from _attributes(value)
 

@@ -6,12 +6,11 @@ The order of text depends on the process, that of numbers on how the set was fil
 from __future__ import annotations
 
 import ast
-import itertools
 import numbers
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from accel_nb.notebook.cells.reachable_values import reachable_values
+from accel_nb.notebook.cells.reachable_values import first_items, reachable_values
 
 _ORDERED_BY = frozenset({"enumerate", "fromkeys", "iter", "join", "list", "map", "tuple", "zip"})
 """Functions whose result has the order of a set that they are called with."""
@@ -76,9 +75,8 @@ def _held_sets(value: Any) -> Iterator[set[Any] | frozenset[Any]]:
     for held in reachable_values([value]):
         if isinstance(held, set | frozenset):
             yield held
-        elif isinstance(held, Mapping | list | tuple):
-            items = held.values() if isinstance(held, Mapping) else held
-            yield from (item for item in itertools.islice(items, _NUM_FIRST) if isinstance(item, set | frozenset))
+        elif isinstance(held, dict | list | tuple):
+            yield from (item for item in first_items(held, _NUM_FIRST) if isinstance(item, set | frozenset))
 
 
 def _is_reordered_by_a_copy(found: set[Any] | frozenset[Any]) -> bool:

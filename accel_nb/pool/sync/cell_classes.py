@@ -28,13 +28,7 @@ def reduce_class(kind: type, reduced: Any) -> Any:
     if issubclass(kind, enum.Enum):
         state, *items, set_state = rest
         members = {name: _own_attributes(member) for name, member in kind.__members__.items()}
-        return (
-            _find_or_make,
-            (make, arguments, kind.__qualname__),
-            (set_state, state, members),
-            *items,
-            _set_state_and_members,
-        )
+        return _find_or_make, made, (set_state, state, members), *items, _set_state_and_members
     return _find_or_make, made, *rest
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -47,11 +48,12 @@ def _is_changeable(result: Any) -> bool:
 
 
 def _results(function: Any) -> list[Any]:
-    """Return the results in a function's cache; it refers to each key and result, or to a dict of them."""
+    """Return the results in a function's cache.
+
+    The function refers to a dict of them, or, if their number is limited, to each one before the class of its entry.
+    """
     referents = gc.get_referents(function)
-    place, cache = next(
-        (place, item) for place, item in enumerate(referents) if type(item) is dict and item is not vars(function)
-    )
     if function.cache_parameters()["maxsize"] is None:
-        return list(cache.values())
-    return referents[2:place:3]  # after its class, a key, a result and the class of the entry for each
+        return list(next(item for item in referents if type(item) is dict and item is not vars(function)).values())
+    is_class = [isinstance(item, type) and item.__module__ == "functools" for item in referents]
+    return list(itertools.compress(referents, is_class[1:]))

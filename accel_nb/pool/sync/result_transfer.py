@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.config.byte_sizes import size_text
+from accel_nb.data.ending_iterator import EndingIterator
 from accel_nb.pool.payload import (
     BufferPayload,
     Payload,
@@ -590,15 +591,24 @@ def _is_leftover(value: Any) -> bool:
         if is_progress or _has_ended(item):
             return True
         if is_iterator(item):
-            sources = [held for held in (*own.values(), *gc.get_referents(item)) if is_iterator(held)]
+            sources = [held for held in (*own.values(), *_sources(item)) if is_iterator(held)]
             waiting += [held for held in sources if id(held) not in seen]
             seen.update(map(id, sources))
     return False
 
 
+def _sources(iterator: Any) -> list[Any]:
+    referents = gc.get_referents(iterator)
+    if isinstance(iterator, zip | map):  # they end with the first of several, which are in a tuple
+        return [item for held in referents if isinstance(held, tuple) for item in held]
+    return referents
+
+
 def _has_ended(value: Any) -> bool:
     if isinstance(value, io.IOBase):
         return value.closed
+    if isinstance(value, EndingIterator):
+        return value.has_ended
     return isinstance(value, types.GeneratorType) and value.gi_frame is None
 
 
