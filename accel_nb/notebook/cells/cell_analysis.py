@@ -15,6 +15,7 @@ from typing import Any
 
 from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
+from accel_nb.pool.sync.custom_operators import called_operators
 from accel_nb.pool.sync.object_kinds import attributes_of
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.generators import generator_values
@@ -74,6 +75,9 @@ def analyze_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     for statement in tree.body:
         collector.visit(statement)
     needed = _resolve_names(collector.loaded, namespace, is_wide=True)
+    if operators := called_operators(namespace, {*collector.attributes, *needed.mentioned}):
+        collector.loaded |= dict.fromkeys(operators)
+        needed = _resolve_names(collector.loaded, namespace, is_wide=True)
     if needed.looks_up_names or looks_up_names(tree):
         needed = _resolve_names([*collector.loaded, *_public_names(namespace)], namespace, is_wide=True)
         needed = replace(needed, has_more=True)

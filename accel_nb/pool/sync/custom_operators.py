@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
 def is_custom_operator(value: Any) -> bool:
     """Return whether a value is what ``torch.library.custom_op`` returns."""
     return type(value).__name__ == "CustomOpDef" and type(value).__module__.startswith("torch.")
+
+
+def called_operators(namespace: Mapping[str, Any], mentioned: Collection[str]) -> list[str]:
+    """Return the names of operators that code may call as ``torch.ops.package.name``, by all words in the code."""
+    if "ops" not in mentioned:
+        return []
+    operators = [(name, value) for name, value in namespace.items() if is_custom_operator(value)]
+    return [name for name, operator in operators if all(part in mentioned for part in operator._qualname.split("::"))]
 
 
 def reduce_custom_operator(operator: Any) -> Any:
