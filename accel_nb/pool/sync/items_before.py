@@ -34,9 +34,9 @@ class ItemsBefore:
             for item in _items(_find(namespace, path)):
                 if id(item) in shared:
                     continue
-                try:
+                if type(item).__weakrefoffset__:
                     self._weak.setdefault(path, []).append(weakref.ref(item))
-                except TypeError:  # lists, dicts and others have no weak references
+                else:  # lists, dicts and others have no weak references
                     self._other.setdefault(path, []).append(item)
 
     def describe_other_uses(self) -> list[str]:

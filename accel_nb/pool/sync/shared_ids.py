@@ -165,11 +165,17 @@ def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any
                 yield value
 
 
+_COMMON = frozenset({int, float, str, bool, type(None), bytes})
+"""Types without identity of nearly all items of long containers, which are found faster than by `isinstance`."""
+
+
 def has_identity(value: Any) -> bool:
     """Return whether the identity of a value matters; Python may share equal numbers, strings and tuples.
 
     Importable functions, classes and modules are the same on both sides anyway.
     """
+    if type(value) in _COMMON:
+        return False
     if isinstance(value, type | types.FunctionType):
         return value.__module__ == "__main__"
     return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
