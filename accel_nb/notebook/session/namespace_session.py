@@ -35,7 +35,8 @@ from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
 from accel_nb.pool.sync.object_kinds import is_module
-from accel_nb.pool.sync.object_paths import readable_path, root_name
+from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, root_name
+from accel_nb.pool.sync.open_files import is_open_for_writing
 from accel_nb.pool.sync.references import referred_names
 from accel_nb.pool.sync.replaced_objects import describe_other_uses, put_in_place
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
@@ -135,6 +136,7 @@ class NamespaceSession:
         self._set_order.record_sent(map(root_name, prepared.sent_paths), self.namespace)
         lines += self._set_order.describe(cell.tree, needed)
         lines += _describe_caches(prepared.sent_paths, self.namespace)
+        lines += [] if resolved.config.bring_back else _describe_files(needed, self.namespace)
         codes = list(notebook_code_objects(self.namespace[name] for name in needed))
         if "hash" not in self.namespace:
             lines += describe_hashes(cell.tree, codes)
@@ -272,6 +274,20 @@ def _describe_caches(paths: Iterable[str], namespace: Mapping[str, Any]) -> list
     found = [item for name in names for item in cached_functions(name, namespace.get(name))]
     labels = [label for label, function in found if has_changeable_results(function)]
     return [f"the workers compute anew what the notebook has in the cache of {', '.join(labels)}"] if labels else []
+
+
+def _describe_files(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return a line about files open for writing in a cell that returns nothing, not even the files' places."""
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= {name: namespace[name], **referenced_objects(name, namespace[name])}
+    labels = [readable_path(path) for path, item in found.items() if is_open_for_writing(item)]
+    if not labels:
+        return []
+    return [
+        f"with --no-return the notebook's {', '.join(labels)} stays at its place in the file: what it writes after the "
+        "cell overwrites what the workers write. Open the file again with mode 'a' after the cell"
+    ]
 
 
 def _request_of(cell: Cell, names: CellNames, resolved: Resolved) -> RunRequest:

@@ -52,6 +52,11 @@ def is_file(value: Any) -> bool:
         return False
 
 
+def is_open_for_writing(value: Any) -> bool:
+    """Return whether a value is a file with a path that can be written to."""
+    return is_file(value) and not value.closed and value.writable()
+
+
 def _is_at(path: str, file: Any) -> bool:
     known, found = os.fstat(file.fileno()), os.stat(path)
     return stat.S_ISREG(known.st_mode) and os.path.samestat(known, found)
