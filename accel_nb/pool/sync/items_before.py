@@ -10,7 +10,7 @@ import gc
 import sys
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, is_module
@@ -26,18 +26,21 @@ _OWN_REFERENCES = 3
 class ItemsBefore:
     """The objects without a path of their own in the values at some paths, before these are changed."""
 
-    def __init__(self, paths: Iterable[str], namespace: Mapping[str, Any], shared: Collection[int]) -> None:
+    def __init__(
+        self, paths: Iterable[str], namespace: Mapping[str, Any], shared_ids: Callable[[], Collection[int]]
+    ) -> None:
         self._namespace = namespace
         self._weak: dict[str, list[weakref.ref[Any]]] = {}
         self._other: dict[str, list[Any]] = {}
-        for path in paths:
-            for item in _items(_find(namespace, path)):
-                if id(item) in shared:
-                    continue
-                if type(item).__weakrefoffset__:
-                    self._weak.setdefault(path, []).append(weakref.ref(item))
-                else:  # lists, dicts and others have no weak references
-                    self._other.setdefault(path, []).append(item)
+        found = [(path, item) for path in paths for item in _items(_find(namespace, path))]
+        known = shared_ids() if found else ()
+        for path, item in found:
+            if id(item) in known:
+                continue
+            if type(item).__weakrefoffset__:
+                self._weak.setdefault(path, []).append(weakref.ref(item))
+            else:  # lists, dicts and others have no weak references
+                self._other.setdefault(path, []).append(item)
 
     def describe_other_uses(self) -> list[str]:
         """Return a line for each value of which an object was replaced that something else refers to."""

@@ -486,7 +486,7 @@ class ResultReceiver:
             errors |= lost
             kept = _kept_attributes(delta, namespace)
             changing = [*delta.changed, *record.replaced]
-            items = ItemsBefore(changing, namespace, shared_ids()) if changing else None
+            items = ItemsBefore(changing, namespace, shared_ids) if changing else None
             errors |= delta.apply(namespace)
             for value, own in kept:
                 set_attributes(value, own, is_complete=False)
