@@ -187,6 +187,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def report_replaced(self, call: Callable[[Mapping[int, nn.Parameter]], object]) -> None:
+        """Call a function after each replacement of parameters of models, with the new ones by the id of the old."""
+        ...
+
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Set whether the model's gradients stay on each rank, in backward passes and before steps."""
         ...
@@ -383,6 +387,9 @@ class Stepping:
 
     def average_every_pass(self) -> None:
         """Do nothing."""
+
+    def report_replaced(self, call: Callable[[Mapping[int, nn.Parameter]], object]) -> None:
+        """Do nothing: models keep their parameters."""
 
     def keep_graph(self) -> None:
         """Do nothing: the graph references the parameters themselves."""

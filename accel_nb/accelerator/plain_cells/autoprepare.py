@@ -106,8 +106,7 @@ class PlainCells:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator.components.stepper
-        self._stepper.is_plain_cell = True
-        self._stepper.strategy.average_every_pass()
+        self._stepper.adapt_to_plain_cells()
         self._stepper.window.counts_batches = False  # a plain cell accumulates gradients as on one device
         # This rank's share of the batch in which the latest cell ended; None if the batch was not divided.
         self.last_share: BatchShare | None = None

@@ -6,7 +6,7 @@ collected, and a cell that builds a new one can prepare the same objects again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
+from accel_nb.accelerator.training.held_parameters import replace_held
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
 from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of, is_changed
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
@@ -77,7 +78,7 @@ class Stepper:
         self.preserves_sums = False
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
         self.refuses_foreign = True
-        self.namespace: Mapping[str, Any] = {}
+        self.namespace: dict[str, Any] = {}
         self.was_skipped = False
         # Whether each rank has its own random number stream.
         self.has_rank_rng = False
@@ -109,11 +110,17 @@ class Stepper:
         """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
         self.strategy = strategy
         if self.is_plain_cell:
-            strategy.average_every_pass()
+            self.adapt_to_plain_cells()
         # Replaced inside of join_uneven_inputs, where ranks without data take part in the steps of other ranks.
         self.finish_gradients = strategy.finish_gradients
         # Whether the optimizer's own step can be called without the strategy, which saves three calls.
         self._can_step_directly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
+
+    def adapt_to_plain_cells(self) -> None:
+        """Make the strategy leave the gradients and references to parameters that code for one device expects."""
+        self.is_plain_cell = True
+        self.strategy.average_every_pass()
+        self.strategy.report_replaced(lambda changed: replace_held(self.namespace, changed))
 
     def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""

@@ -22,6 +22,7 @@ from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, 
 from accel_nb.pool.sync.object_paths import content_of, is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.shared_ids import SharedObjects, has_identity, shared_ids
+from accel_nb.runtime.distributed.sharded import latest
 
 
 @dataclass(slots=True)
@@ -122,6 +123,11 @@ class NamespaceSnapshot:
             return True
         return name in self.rebound and name not in self.shared and not has_identity(value)
 
+    def is_in_tracked_module(self, parameter: Any) -> bool:
+        """Return whether a parameter is one of a module whose changes are detected."""
+        modules = [value for path, value in self.living().items() if self.objects[path].is_tracked and is_module(value)]
+        return any(parameter is value for module in modules for value in module.parameters())
+
     def living(self) -> dict[str, Any]:
         """Return the recorded objects that are still alive, by path."""
         found = {path: _resolve_weak(held.reference) for path, held in self.objects.items()}
@@ -183,7 +189,7 @@ def _to_weak(value: Any) -> Any:
 
 
 def _resolve_weak(reference: Any) -> Any:
-    return reference() if type(reference) is weakref.ref else reference
+    return latest(reference() if type(reference) is weakref.ref else reference)
 
 
 def tracked_fingerprint(value: Any, namespace: Namespace, refs: SharedObjects) -> Fingerprint | None:

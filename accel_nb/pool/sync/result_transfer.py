@@ -78,7 +78,7 @@ from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.pickling import Trial, copyable_values
 from accel_nb.pool.sync.sections import SectionError
 from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects
-from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor
+from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor, is_sharded
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
@@ -195,8 +195,8 @@ class ResultSender:
         for name in before.shared.keys() & set(wanted) - living.keys():
             living[name] = namespace.get(name)
         for path, value in living.items():
-            if self._is_lacking(path):
-                continue
+            if self._is_lacking(path) or (is_sharded(value) and before.is_in_tracked_module(value)):
+                continue  # a sharded parameter is returned with its model
             root, held = root_name(path), before.objects.get(path) or RecordedObject(value)
             is_wanted = root in wanted
             if root in delta.values and root not in before.shared:

@@ -39,6 +39,9 @@ _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_te
 _ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
+_replaced: Any = None
+"""By parameter, what has replaced it in its model."""
+
 _reads_together: ContextVar[bool] = ContextVar("accel_nb_reads_together", default=False)
 
 
@@ -75,6 +78,24 @@ def unregister_flat_part(tensor: Any) -> None:
 def flat_part(tensor: Any) -> FlatPart | None:
     """Return the part that is registered for a tensor; None for other tensors."""
     return None if _flat is None or not hasattr(tensor, "untyped_storage") else _flat.get(tensor)
+
+
+def record_replaced(old: Any, new: Any) -> None:
+    """Record that a parameter of a model was replaced by another, sharded or restored, for `latest`."""
+    global _replaced
+    if _replaced is None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        _replaced = WeakIdKeyDictionary()
+    _replaced.pop(new, None)
+    _replaced[old] = new
+
+
+def latest(value: Any) -> Any:
+    """Return the parameter that has replaced one since; any other value is returned unchanged."""
+    while _replaced is not None and hasattr(value, "untyped_storage") and value in _replaced:
+        value = _replaced[value]
+    return value
 
 
 def is_sharded(tensor: Any) -> bool:

@@ -194,6 +194,7 @@ class ShardedModel:
                     now.grad = sharded.shard_like(now, sharded.own_part(now, place.original.grad).clone())
                 place.original.grad = None
                 place.original.data = place.original.data.new_empty(0)
+                sharded.record_replaced(place.original, now)
 
     def abandon(self) -> None:
         """Restore the model as it was before it was divided, on this rank alone; before `commit`."""
@@ -357,6 +358,7 @@ class ShardedModel:
                 )
                 original.grad = sharded.gather_full(gradient, self._comm)
             back[id(now)] = original
+            sharded.record_replaced(now, original)
         if self.float8 is not None:
             self.float8.undo()
         for unit in self._units:

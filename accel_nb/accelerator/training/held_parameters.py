@@ -1,0 +1,145 @@
+"""Parameters that code holds outside of its models, such as in a list, put right after a strategy has replaced them."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.runtime.process.user_code import is_user_module
+
+_MAX_DEPTH = 8
+_MAX_CONTAINER = 4096
+_NOT_HELD = {*vars(nn.Module()), "param_groups", "state"}
+"""Attributes of modules and optimizers whose parameters the strategy itself replaces."""
+
+
+def replace_held(namespace: dict[str, Any], changed: Mapping[int, nn.Parameter]) -> None:
+    """Replace parameters, by their id, in a namespace and in what is reachable from it, other than in models.
+
+    The search includes containers, functions, and the attributes of modules and of objects and classes of the user.
+    Tuples are replaced by new ones, everything else is changed in place.
+    """
+    _Replacing(changed).replace_items(namespace, 0)
+
+
+class _Replacing:
+    """One replacement, in which each object is visited once."""
+
+    def __init__(self, changed: Mapping[int, nn.Parameter]) -> None:
+        self._changed = changed
+        # By id, each object that was visited, which keeps its id in use, and what took its place.
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def replace_items(self, mapping: dict[Any, Any], depth: int) -> None:
+        """Replace values and keys of a dict."""
+        keys = {key: self._replace(key, depth) for key in mapping if isinstance(key, Tensor)}
+        if any(new is not key for key, new in keys.items()):
+            items = [(keys.get(key, key), value) for key, value in mapping.items()]
+            dict.clear(mapping)
+            dict.update(mapping, items)
+        for key, value in list(mapping.items()):
+            new = self._replace(value, depth + 1)
+            if new is not value:
+                dict.__setitem__(mapping, key, new)
+
+    def _replace(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Tensor):
+            return self._changed.get(id(value), value)
+        if id(value) not in self._seen and depth < _MAX_DEPTH:
+            self._seen[id(value)] = value, value
+            self._seen[id(value)] = value, self._replace_parts(value, depth)
+        return self._seen.get(id(value), (value, value))[1]
+
+    def _replace_parts(self, value: Any, depth: int) -> Any:
+        if isinstance(value, list | deque | tuple | set | frozenset | dict):
+            return self._replace_in_container(value, depth) if len(value) <= _MAX_CONTAINER else value
+        if isinstance(value, types.FunctionType):
+            if is_user_module(value.__module__):
+                self._replace_in_function(value, depth)
+        elif isinstance(value, types.MethodType):
+            self._replace(value.__self__, depth + 1)
+        elif isinstance(value, functools.partial):
+            arguments = self._replace(value.args, depth + 1)
+            self.replace_items(value.keywords, depth)
+            if arguments is not value.args:
+                held: Any = value
+                held.__setstate__((value.func, arguments, value.keywords, vars(value) or None))
+            self._replace(value.func, depth + 1)
+        elif isinstance(value, nn.Module):
+            for part in value.modules():
+                self._replace_attributes(part, depth)
+        else:
+            self._replace_attributes(value, depth)
+        return value
+
+    def _replace_in_container(self, value: Any, depth: int) -> Any:
+        if isinstance(value, dict):
+            self.replace_items(value, depth)
+            return value
+        items = list(value)
+        new = [self._replace(item, depth + 1) for item in items]
+        if all(one is other for one, other in zip(items, new, strict=True)):
+            return value
+        if isinstance(value, tuple | frozenset):
+            make = getattr(value, "_make", type(value))  # that of a named tuple
+            return make(new)
+        if isinstance(value, set):
+            value.clear()
+            value.update(new)
+        else:
+            for index, item in enumerate(new):
+                value[index] = item
+        return value
+
+    def _replace_in_function(self, function: types.FunctionType, depth: int) -> None:
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # the cell is empty
+                held = cell.cell_contents
+                new = self._replace(held, depth + 1)
+                if new is not held:
+                    cell.cell_contents = new
+        defaults = self._replace(function.__defaults__, depth + 1)
+        if defaults is not function.__defaults__:
+            function.__defaults__ = defaults
+        for mapping in (function.__kwdefaults__, vars(function)):
+            self.replace_items(mapping or {}, depth)
+
+    def _replace_attributes(self, holder: Any, depth: int) -> None:
+        kind = holder if isinstance(holder, type) else type(holder)
+        if not is_user_module(kind.__module__):
+            return
+        names = [name for name in _attribute_names(holder) if name not in _NOT_HELD or not _is_of_training(holder)]
+        for name in names if len(names) <= _MAX_CONTAINER else ():
+            with suppress(AttributeError):  # a slot without a value
+                held = vars(holder)[name] if name in getattr(holder, "__dict__", {}) else getattr(holder, name)
+                new = self._replace(held, depth + 1)
+                if new is held:
+                    continue
+                if isinstance(holder, type):
+                    setattr(holder, name, new)
+                else:
+                    object.__setattr__(holder, name, new)
+
+
+def _is_of_training(holder: Any) -> bool:
+    return isinstance(holder, nn.Module | Optimizer)
+
+
+def _attribute_names(holder: Any) -> Iterable[str]:
+    """Return the names of an object's own attributes, in its dict or in slots; of a class, those of data."""
+    if isinstance(holder, type):
+        return [name for name in vars(holder) if not (name.startswith("__") and name.endswith("__"))]
+    slots = [
+        name
+        for kind in type(holder).__mro__
+        for name, member in vars(kind).items()
+        if isinstance(member, types.MemberDescriptorType) and is_user_module(kind.__module__)
+    ]
+    return [*getattr(holder, "__dict__", {}), *slots]
