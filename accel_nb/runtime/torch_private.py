@@ -112,7 +112,6 @@ PRIVATE_USES = (
             "Tensor._backward_hooks",
             "Tensor._post_accumulate_grad_hooks",
             "Tensor._version",
-            "state_dict._metadata",
         ),
         branches="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
     ),
@@ -192,6 +191,7 @@ PRIVATE_USES = (
         ),
         ("state_dict._metadata",),
     ),
+    PrivateUse("fsdp.sharded_state", ("strategies/fsdp/sharded_state.py",), ("Tensor._version",)),
     PrivateUse(
         "optimizer.called",
         (

@@ -43,6 +43,7 @@ from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
+from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
 from accel_nb.strategies.tensor_parallel.divided_layers import LayerDivision, divided_parameters, part_of
@@ -593,8 +594,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         _reshard_idle(self)
         state = plain.state_dict(self, *args, **kwargs)
         if sharded.can_read_full() and not args and kwargs.get("destination") is None:
-            for name, value in state.items():
-                state[name] = sharded.full_tensor(value)
+            make_whole(self, state)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
@@ -619,20 +619,6 @@ def _reshard_idle(unit: Any) -> None:
         if state._training_state.name == "IDLE":
             for group in _groups_of(state):
                 group.reshard()
-
-
-def divided_state(model: nn.Module, state: Any) -> Any:
-    """Return a state dict whose whole tensors are sharded as the model's parameters are."""
-    here = dict(model.named_parameters(remove_duplicate=False))
-    result = OrderedDict(
-        (name, sharded.shard_like(here[name], sharded.own_part(here[name], value)))
-        if sharded.is_sharded(here.get(name)) and not sharded.is_sharded(value) and value.shape == here[name].shape
-        else (name, value)
-        for name, value in state.items()
-    )
-    if hasattr(state, "_metadata"):
-        result._metadata = state._metadata  # type: ignore[attr-defined]
-    return result
 
 
 def _reduce(self: nn.Module, protocol: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialize
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.state_tree import map_state
+
+_gathered: Any = WeakIdKeyDictionary()
+"""By tensor of a state dict that was gathered: the parameter, by weak reference, and the tensor's version then."""
+
+
+def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
+    """Replace the sharded tensors of a model's state dict by whole ones, which `divided_state` recognizes."""
+    here = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in state.items():
+        state[name] = whole = sharded.full_tensor(value)
+        if whole is not value and name in here:
+            _gathered[whole] = weakref.ref(here[name]), whole._version
+
+
+def divided_state(model: nn.Module, state: Any) -> Any:
+    """Return a state dict whose whole tensors are sharded as the model's parameters are.
+
+    A tensor that the model's own state dict had, and that was not changed since, is the parameter itself on one device:
+    in its place is the parameter as it is now.
+    """
+    here = dict(model.named_parameters(remove_duplicate=False))
+    result = OrderedDict((name, _divided(here.get(name), value)) for name, value in state.items())
+    if hasattr(state, "_metadata"):
+        result._metadata = state._metadata  # type: ignore[attr-defined]
+    return result
+
+
+def _divided(parameter: Any, value: Any) -> Any:
+    if not sharded.is_sharded(parameter) or sharded.is_sharded(value) or value.shape != parameter.shape:
+        return value
+    held, version = _gathered.get(value, (lambda: None, 0))
+    if held() is parameter and value._version == version:
+        return parameter.detach()
+    return sharded.shard_like(parameter, sharded.own_part(parameter, value))
 
 
 def describe_state(value: Any) -> list[Any]:
