@@ -86,4 +86,4 @@ def _items(value: Any) -> Iterator[Any]:
         held = value.values()
     else:
         held = value if isinstance(value, _COLLECTIONS) else ()
-    yield from (item for item in (*held, *own.values()) if has_identity(item))
+    yield from (item for item in (*held, *own.values()) if has_identity(item) and not isinstance(item, weakref.ref))
