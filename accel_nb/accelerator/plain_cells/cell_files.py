@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
+from accel_nb.accelerator.plain_cells.changed_paths import MAX_COPIED_BYTES, ChangedPaths
 from accel_nb.runtime.process.user_code import is_user_module
 
 _MULTIPROCESS = (
@@ -86,6 +87,19 @@ class CellFiles:
 def is_path(path: Any) -> bool:
     """Whether a function for files takes it as a path."""
     return isinstance(path, str | bytes | os.PathLike)
+
+
+def is_database(path: Any) -> bool:
+    """Whether a path is that of an SQLite database which is small enough to be copied, or which does not exist yet.
+
+    False for one in memory, and in a child process such as a DataLoader's, which reads the database itself.
+    """
+    if not is_path(path) or os.fsdecode(path) in ("", ":memory:") or multiprocessing.parent_process() is not None:
+        return False
+    try:
+        return os.stat(path).st_size <= MAX_COPIED_BYTES
+    except OSError:
+        return True
 
 
 def absolute(path: Any) -> str:

@@ -24,7 +24,7 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
 """How many files of before the first rank keeps until the next cell, and how many bytes of the disk they may take."""
-_MAX_COPIED_BYTES = 64 * 1024**2
+MAX_COPIED_BYTES = 64 * 1024**2
 """The largest file that is copied, since it is written in place."""
 
 
@@ -135,7 +135,7 @@ class ChangedPaths:
         size = status.st_size if is_file else 0
         if not (is_file or stat.S_ISDIR(status.st_mode)) or len(self._kept) >= MAX_KEPT:
             return None
-        if size + self._kept_bytes > _MAX_KEPT_BYTES or (is_in_place and size > _MAX_COPIED_BYTES):
+        if size + self._kept_bytes > _MAX_KEPT_BYTES or (is_in_place and size > MAX_COPIED_BYTES):
             return None
         try:
             descriptor = os.open(path, os.O_RDONLY)

@@ -7,8 +7,8 @@ written and read back in one cell without waiting for the first rank. A path tha
 this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
 (`ChangedPaths`).
 
-Python's functions for files, ``torch.save``, ``torch.load`` and safetensors are redirected. Files that a library writes
-in C code are not.
+Python's functions for files, those of torch and safetensors, and databases of ``sqlite3`` are redirected. Other files
+that a library writes in C code are not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import io
 import os
 import pathlib
 import shutil
+import sqlite3
 import stat
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from sqlite3 import dbapi2
 from typing import Any, NoReturn
 
 import torch
@@ -37,6 +39,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     absolute,
     argument,
     call_with,
+    is_database,
     is_path,
 )
 from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
@@ -49,6 +52,8 @@ _HOLDERS = [
 ]
 """Classes that hold functions of `os` as attributes: `pathlib` calls these in Python 3.10, and from 3.13 on."""
 
+_SCRIPTED: Any = torch.jit.RecursiveScriptModule  # pyright: ignore[reportPrivateImportUsage]
+_PROFILE: Any = torch.autograd.profiler.profile
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
@@ -62,8 +67,12 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
     """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
     safetensors = sys.modules.get("safetensors.torch")
     yield threading.Thread, "start", files.make_start
+    for module in (sqlite3, dbapi2):
+        yield module, "connect", files.make_connect
     if isinstance(files, SharedFiles):
         yield torch, "save", functools.partial(files.rename_after, 1, "f")
+        yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
+        yield _PROFILE, "export_chrome_trace", functools.partial(files.rename_after, 1, "path")
         if safetensors is not None:
             yield safetensors, "serialize_file", functools.partial(files.rename_after, 1, "filename")
         yield builtins, "open", files.make_open
@@ -80,6 +89,9 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
         return
     yield torch, "save", functools.partial(files.write_to, 1, "f")
     yield torch, "load", functools.partial(files.read_from, 0, "f")
+    yield _SCRIPTED, "save", functools.partial(files.write_to, 1, "f")
+    yield torch.jit, "load", functools.partial(files.read_from, 0, "f")
+    yield _PROFILE, "export_chrome_trace", functools.partial(files.write_copy, 1, "path")
     if safetensors is not None:
         yield safetensors, "serialize_file", functools.partial(files.write_to, 1, "filename")
     yield builtins, "open", files.make_open
@@ -124,12 +136,17 @@ class PrivateFiles(CellFiles):
         self._removed: set[str] = set()
         # Temporary files and folders that only this rank has, under names of its own.
         self._temporary: set[str] = set()
+        # By path, the version that is a database, and its path, which SQLite needs.
+        self._databases: dict[str, tuple[io.FileIO, str]] = {}
 
     def discard(self) -> None:
         """Stop redirecting and delete all versions; one that is still open exists until it is closed."""
         super().discard()
         for file in self._files.values():
             file.close()
+        for _, place in self._databases.values():
+            shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+        self._databases.clear()
         self._files.clear()
         self._folders.clear()
         self._removed.clear()
@@ -167,6 +184,46 @@ class PrivateFiles(CellFiles):
             return call_with(plain, position, name, self._prepare(path), args, kwargs)
 
         return write
+
+    def write_copy(self, position: int, name: str, plain: Function) -> Function:
+        """Return a function that writes to this rank's version of its path, by way of a file with a name."""
+
+        @functools.wraps(plain)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            path = argument(position, name, args, kwargs)
+            if not self._redirects(path):
+                return plain(*args, **kwargs)
+            version = self._prepare(path)
+            with tempfile.TemporaryDirectory(dir=make_temporary_folder()) as folder:
+                place = os.path.join(folder, os.path.basename(absolute(path)))
+                result = call_with(plain, position, name, place, args, kwargs)
+                shutil.copyfile(place, version)
+            return result
+
+        return write
+
+    def make_connect(self, plain: Function) -> Function:
+        """Return a ``connect`` that opens this rank's version of a database."""
+
+        @functools.wraps(plain)
+        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_database(database) or kwargs.get("uri") or not self._redirects(database):
+                return plain(database, *args, **kwargs)
+            return plain(self._prepare_database(database), *args, **kwargs)
+
+        return connect
+
+    def _prepare_database(self, path: Any) -> str:
+        """Return the path of this rank's version of a database. What the version held so far is kept."""
+        full = absolute(path)
+        file, place = self._databases.get(full, (None, ""))
+        if file is None or file is not self._files.get(full):
+            place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder()), os.path.basename(full))
+            shutil.copyfile(self._prepare(path, keeps_content=True), place)
+            self._files.pop(full).close()
+            self._files[full] = file = io.FileIO(place, "r+")
+            self._databases[full] = file, place
+        return place
 
     def read_from(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""

@@ -16,6 +16,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     absolute,
     argument,
     call_with,
+    is_database,
     is_path,
 )
 from accel_nb.accelerator.plain_cells.changed_paths import MAX_KEPT
@@ -46,6 +47,17 @@ class SharedFiles(CellFiles):
             return result
 
         return save
+
+    def make_connect(self, plain: Function) -> Function:
+        """Return a ``connect`` that records the file of a database, which the cell may change."""
+
+        @functools.wraps(plain)
+        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_database(database) and not kwargs.get("uri"):
+                self._record(database, is_in_place=True)
+            return plain(database, *args, **kwargs)
+
+        return connect
 
     def make_open(self, plain: Function) -> Function:
         """Return an ``open`` that records a file that it creates or changes."""
