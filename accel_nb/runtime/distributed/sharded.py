@@ -77,7 +77,7 @@ def unregister_flat_part(tensor: Any) -> None:
 
 def flat_part(tensor: Any) -> FlatPart | None:
     """Return the part that is registered for a tensor; None for other tensors."""
-    return None if _flat is None or not hasattr(tensor, "untyped_storage") else _flat.get(tensor)
+    return None if _flat is None or not _is_tensor(tensor) else _flat.get(tensor)
 
 
 def record_replaced(old: Any, new: Any) -> None:
@@ -93,9 +93,14 @@ def record_replaced(old: Any, new: Any) -> None:
 
 def latest(value: Any) -> Any:
     """Return the parameter that has replaced one since; any other value is returned unchanged."""
-    while _replaced is not None and hasattr(value, "untyped_storage") and value in _replaced:
+    while _replaced is not None and _is_tensor(value) and value in _replaced:
         value = _replaced[value]
     return value
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, without running code of its own, such as ``__getattr__``."""
+    return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
 def is_sharded(tensor: Any) -> bool:
