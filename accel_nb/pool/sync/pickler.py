@@ -63,7 +63,7 @@ from accel_nb.pool.sync.open_files import is_any_file, is_csv_writer, reduce_csv
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
-from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
+from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, is_widget, reduce_of_process
 from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
@@ -229,6 +229,8 @@ class Pickler(cloudpickle.Pickler):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_any_file(obj):
             return reduce_file(obj)
+        if is_widget(obj):
+            raise TypeError(f"it is, or holds, a widget of the notebook's page ({type(obj).__name__})")
         if is_custom_operator(obj):
             return reduce_custom_operator(obj)
         if is_csv_writer(obj):

@@ -34,6 +34,12 @@ def has_type_of_process(value: Any) -> bool:
     return any(type(value) is type(found) for _, _, found in _module_attributes())
 
 
+def is_widget(value: Any) -> bool:
+    """Return whether a value is a widget, whose state is in the notebook's page too."""
+    widgets = sys.modules.get("ipywidgets")
+    return widgets is not None and isinstance(value, widgets.Widget)
+
+
 def reduce_of_process(value: Any) -> tuple[Any, ...]:
     """Reduce an object of this process to that of the receiver."""
     if isinstance(value, types.MethodType):
