@@ -1,4 +1,4 @@
-"""Cells that train a model with experts."""
+"""A cell that builds a model with experts. The last batch has one row: three of four workers send no tokens."""
 
 from __future__ import annotations
 

@@ -6,23 +6,7 @@ import pytest
 
 from tests.notebook.cells import STATE, done, run
 from tests.notebook.expert_cells import SETUP
-
-# The last batch has one row, so that three of four workers send no tokens.
-TRAIN = """
-losses = []
-model.train()
-for x, y in loader:
-    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    optimizer.step()
-    clipped = sum(value.grad.norm().item() ** 2 for value in model.parameters()) ** 0.5
-    losses.append((loss.item(), norm.item(), clipped))
-model.eval()
-with torch.no_grad():
-    predicted = model(x)
-"""
+from tests.notebook.mesh_cells import TRAIN
 
 
 @pytest.mark.nightly

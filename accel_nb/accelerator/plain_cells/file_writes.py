@@ -191,7 +191,7 @@ class PrivateFiles(CellFiles):
         @functools.wraps(plain)
         def write(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
-            if not self._redirects(path):
+            if not (self._redirects(path) and os.path.isdir(os.path.dirname(absolute(path)))):
                 return plain(*args, **kwargs)
             version = self._prepare(path)
             with tempfile.TemporaryDirectory(dir=make_temporary_folder()) as folder:

@@ -39,8 +39,9 @@ class SharedFiles(CellFiles):
             temporary = f"{path}.{os.getpid()}.tmp"
             try:
                 result = call_with(plain, position, name, temporary, args, kwargs)
-                self._record(path)
-                _replace(temporary, path)
+                if os.path.exists(temporary):  # the profiler logs that it cannot write, and raises nothing
+                    self._record(path)
+                    _replace(temporary, path)
             finally:
                 with suppress(FileNotFoundError):
                     _remove(temporary)

@@ -41,6 +41,11 @@ profiler.export_chrome_trace("trace.json")
 assert json.load(open("trace.json"))["traceEvents"]
 
 # %% accelerate
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    model(inputs)
+profiler.export_chrome_trace("missing/trace.json")  # torch logs an error and raises none
+
+# %% accelerate
 with sqlite3.connect("runs.db") as connection:
     connection.execute("create table done (name text)")
 connection.close()
