@@ -72,12 +72,13 @@ def test_a_model_whose_class_no_name_of_the_cell_leads_to_is_saved_whole(kernel,
     assert kernel.value("[type(item) is Net and torch.equal(item(data), model(data)) for item in loaded]") == [True] * 2
 
 
-def test_temporary_folders_of_other_ranks_are_removed_with_the_workers(kernel):
-    cell = "import os, tempfile\nmade = tempfile.mkdtemp()\nprint(made)\n"
+@pytest.mark.parametrize("make", ["tempfile.mkdtemp()", "multiprocessing.get_context('fork').Pool(1).apply(tempfile.mkdtemp)"])
+def test_temporary_folders_of_other_ranks_are_removed_with_the_workers(kernel, make):
+    cell = f"import multiprocessing, os, tempfile\nmade = {make}\nprint(made)\n"
     other = kernel.run(f"%%accelerate --cpus 2 --no-panel --show-ranks all\n{cell}").stdout.partition("[rank 1] ")[2]
     folder = other.splitlines()[0]
     kept = kernel.run(f"import os, shutil\nprint(os.path.isdir(made), os.path.isdir({folder!r}))")
     assert kept.stdout == "True True\n", kept.stdout
     kernel.run("%accelerate stop")
-    left = kernel.run(f"print(os.path.isdir(made), os.path.isdir({folder!r}))\nshutil.rmtree(made)")
+    left = kernel.run(f"print(os.path.isdir(made), os.path.isdir(os.path.dirname({folder!r})))\nshutil.rmtree(made)")
     assert left.stdout == "True False\n", left.stdout

@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_folder_is_the_users_alone_and_is_removed_with_its_files(folder: Path):
     for _ in range(2):
-        assert temporary_files.make_temporary_folder() == str(folder)
+        assert temporary_files.make_temporary_folder(os.getpid()) == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder / "file").write_text("x")
     temporary_files.remove_temporary_folder(os.getpid())
@@ -29,7 +29,7 @@ def test_the_folder_is_the_users_alone_and_is_removed_with_its_files(folder: Pat
 def test_a_folder_that_others_may_write_to_is_not_used(folder: Path):
     folder.mkdir()
     folder.chmod(0o777)
-    assert temporary_files.make_temporary_folder() is None
+    assert temporary_files.make_temporary_folder(os.getpid()) is None
 
 
 def test_a_link_is_not_followed(folder: Path, tmp_path: Path):
@@ -37,6 +37,6 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path):
     other.mkdir(mode=0o700)
     (other / "file").write_text("x")
     folder.symlink_to(other)
-    assert temporary_files.make_temporary_folder() is None
+    assert temporary_files.make_temporary_folder(os.getpid()) is None
     temporary_files.remove_temporary_folder(os.getpid())
     assert (other / "file").exists()

@@ -131,6 +131,8 @@ class PrivateFiles(CellFiles):
 
     def __init__(self) -> None:
         super().__init__()
+        # Processes that this rank starts use its folder too: only the end of a rank removes one.
+        self._pid = os.getpid()
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
         self._removed: set[str] = set()
@@ -194,7 +196,7 @@ class PrivateFiles(CellFiles):
             if not (self._redirects(path) and os.path.isdir(os.path.dirname(absolute(path)))):
                 return plain(*args, **kwargs)
             version = self._prepare(path)
-            with tempfile.TemporaryDirectory(dir=make_temporary_folder()) as folder:
+            with tempfile.TemporaryDirectory(dir=make_temporary_folder(self._pid)) as folder:
                 place = os.path.join(folder, os.path.basename(absolute(path)))
                 result = call_with(plain, position, name, place, args, kwargs)
                 shutil.copyfile(place, version)
@@ -218,7 +220,7 @@ class PrivateFiles(CellFiles):
         full = absolute(path)
         file, place = self._databases.get(full, (None, ""))
         if file is None or file is not self._files.get(full):
-            place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder()), os.path.basename(full))
+            place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
             shutil.copyfile(self._prepare(path, keeps_content=True), place)
             self._files.pop(full).close()
             self._files[full] = file = io.FileIO(place, "r+")
@@ -324,7 +326,7 @@ class PrivateFiles(CellFiles):
         @functools.wraps(plain)
         def make(*args: Any, **kwargs: Any) -> Any:
             if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
-                kwargs["dir"] = make_temporary_folder()
+                kwargs["dir"] = make_temporary_folder(self._pid)
             made = plain(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):

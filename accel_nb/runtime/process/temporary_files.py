@@ -9,12 +9,12 @@ import tempfile
 from contextlib import suppress
 
 
-def make_temporary_folder() -> str | None:
-    """Create the folder for the temporary files of this process, if there is none, and return it.
+def make_temporary_folder(pid: int) -> str | None:
+    """Create the folder for the temporary files of a process and those that it starts, if there is none, and return it.
 
     Return None if another user has something of this name, which is no safe place for files.
     """
-    path = _folder(os.getpid())
+    path = _folder(pid)
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     status = os.lstat(path)
