@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -148,14 +149,20 @@ class AccelerateMagics(Magics):
 
     def _parse(self, line: str, text: str) -> Cell:
         """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
-        source = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
-        source = replace_magics(source, self._shell, self._shell.user_ns)
         number = self._shell.displayhook.prompt_count  # IPython 9 increments execution_count before it runs a cell
         name = f"<accelerate cell {number}>"
+        source = ""
         try:
+            source = insert_scripts(f"# %%accelerate {line}\n" + self._shell.transform_cell(text))
+            source = replace_magics(source, self._shell, self._shell.user_ns)
             tree = ast.parse(source, filename=name)
+            with warnings.catch_warnings():  # the workers give them
+                warnings.simplefilter("ignore")
+                compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
-            lines = self._shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
+            if error.text is None and error.lineno is not None:  # the compiler reads it from the file, if there is one
+                error.text = source.splitlines()[error.lineno - 1]
+            lines = self._shell.SyntaxTB.structured_traceback(type(error), error, [])
             raise with_traceback(CellSyntaxError(str(error)), lines) from None
         return Cell(source, tree, number)
 

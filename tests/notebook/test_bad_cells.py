@@ -29,13 +29,28 @@ def next_cell_works(kernel):
     assert done(kernel, "print('fine')").stdout == "fine\n"
 
 
-def test_syntax_error_is_reported_once(kernel):
-    output = run(kernel, "\ndef broken(:\n    pass")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("def broken(:", "SyntaxError: invalid syntax"),
+        ("        def deeper(): pass\n    def less(): pass", "IndentationError: unindent does not match"),
+        ("return 3", "SyntaxError: 'return' outside function"),
+    ],
+)
+def test_syntax_error_is_reported_once_before_anything_runs(kernel, line, message):
+    output = run(kernel, f"\nx = 2\n{line}\nx = 3")
     assert output.error is not None
     assert output.error[0] == "CellSyntaxError"
-    assert output.traceback.count("SyntaxError: invalid syntax") == 1
-    assert "def broken(:" in output.traceback
-    assert output.displays == []
+    assert output.traceback.count(message) == 1
+    assert line.splitlines()[-1] in output.traceback
+    assert "IPython" not in output.traceback
+    assert (output.displays, output.stderr) == ([], "")
+
+
+def test_a_warning_of_the_compiler_is_given_no_more_often_than_without_workers(kernel):
+    lines = "x = 2\nprint(x is 2)"
+    counts = [output.stderr.count("SyntaxWarning") for output in (kernel.run(lines), run(kernel, f"\n{lines}"))]
+    assert counts[0] >= counts[1] > 0
 
 
 def test_syntax_error_of_code_that_the_cell_loads_is_detected_by_the_cells_line(kernel):
@@ -76,6 +91,7 @@ def test_exception_class_of_the_cell_keeps_its_type(kernel):
     ("body", "message"),
     [
         ("input('name? ')", "input() does not work on a worker"),
+        ("breakpoint()\nx = 1", "neither do debuggers"),
         ("exit()", "the cell called exit() with 0; the workers keep running"),
         ("import sys; sys.exit(7)", "the cell called exit() with 7; the workers keep running"),
     ],

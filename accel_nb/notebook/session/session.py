@@ -343,7 +343,7 @@ class Session:
                 signal.raise_signal(signal.SIGTERM)
         self._report_end(running, cell, resolved, error)
         if error is not None:
-            raise error
+            raise error  # %debug stops here: the frames of the workers are in the traceback only
         return returned
 
     def _report_end(self, running: CellRun, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:

@@ -288,8 +288,8 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
 
 def _no_input(prompt: object = "") -> str:
     raise RuntimeError(
-        "input() does not work on a worker, since every rank would wait for an answer. "
-        "Call it in a normal cell and use the result here by its name."
+        "input() does not work on a worker, and neither do debuggers, since every rank would wait for an answer. "
+        "Call it in a normal cell and use the result here by its name; debug with the cell's magic commented out."
     )
 
 
