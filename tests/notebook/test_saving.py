@@ -72,7 +72,9 @@ def test_a_model_whose_class_no_name_of_the_cell_leads_to_is_saved_whole(kernel,
     assert kernel.value("[type(item) is Net and torch.equal(item(data), model(data)) for item in loaded]") == [True] * 2
 
 
-@pytest.mark.parametrize("make", ["tempfile.mkdtemp()", "multiprocessing.get_context('fork').Pool(1).apply(tempfile.mkdtemp)"])
+@pytest.mark.parametrize(
+    "make", ["tempfile.mkdtemp()", "multiprocessing.get_context('fork').Pool(1).apply(tempfile.mkdtemp)"]
+)
 def test_temporary_folders_of_other_ranks_are_removed_with_the_workers(kernel, make):
     cell = f"import multiprocessing, os, tempfile\nmade = {make}\nprint(made)\n"
     other = kernel.run(f"%%accelerate --cpus 2 --no-panel --show-ranks all\n{cell}").stdout.partition("[rank 1] ")[2]
