@@ -155,7 +155,7 @@ class SidebarComm:
 
     def _open_comm(self) -> None:
         """Open a comm to the browser; a browser without the sidebar closes it."""
-        comm = _comm_class(self._manager)(target_name=TARGET, data=self._describe().message())
+        comm = comm_class(self._manager)(target_name=TARGET, data=self._describe().message())
         self._add(comm)
         self.expects_browser = True
         comm.on_close(lambda _: self._on_browser_close(comm.comm_id))
@@ -241,7 +241,7 @@ class SidebarComm:
                 comm.send(message)
 
 
-def _comm_class(manager: Any) -> Callable[..., Any]:
+def comm_class(manager: Any) -> Callable[..., Any]:
     """Return the function that opens a comm by a kernel's comm manager.
 
     Versions of ipykernel before 6.18 do not use the package ``comm``. It may be installed nevertheless, but its comms

@@ -13,6 +13,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from accel_nb.notebook.messages import read_answer
+from accel_nb.notebook.output import widget_messages
 from accel_nb.notebook.output.log_records import RECORD, handle_record
 from accel_nb.notebook.output.rank_logs import Decoder, RankLog
 from accel_nb.notebook.output.receipt import display_bundle, receipt_line, starting_line, workers_text
@@ -129,6 +130,9 @@ class CellOutput:
             self._flush()
             if topic == RECORD:
                 handle_record(body)
+                return
+            if topic in widget_messages.TOPICS:
+                widget_messages.apply_message(topic, body)
                 return
             self._displays.append((topic, body))
             self._show(topic, body)

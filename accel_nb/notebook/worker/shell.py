@@ -24,6 +24,7 @@ from traitlets.config import Config
 
 import accel_nb
 from accel_nb.notebook.session.process_settings import EXIT_WARNING
+from accel_nb.notebook.worker import widget_comms
 
 PACKAGE_FOLDER = os.path.dirname(accel_nb.__file__) + os.sep
 """The folder of this package."""
@@ -37,7 +38,7 @@ _MAX_CAUSES = 4
 """How many errors of a chain are shown, the outermost included."""
 
 SendDisplay = Callable[[str, dict[str, Any]], None]
-"""Sends a topic (``display``, ``result`` or ``clear``) and a JSON-ready body to the kernel."""
+"""Sends a topic (``display``, ``result``, ``clear`` or one of a comm) and a JSON-ready body to the kernel."""
 
 
 class WorkerDisplayPublisher(DisplayPublisher):
@@ -58,6 +59,10 @@ class WorkerDisplayPublisher(DisplayPublisher):
         """Send one display, or an update of one."""
         body = {"data": data, "metadata": metadata or {}, "transient": transient or {}, "update": update}
         self.show("display", _json_ready(body))
+
+    def send_comm(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a message of a comm."""
+        self.show(topic, _json_ready(body))
 
     def clear_output(self, wait: bool = False) -> None:
         """Request the kernel to clear the cell's output."""
@@ -282,6 +287,7 @@ def get_worker_shell(show: SendDisplay) -> WorkerShell:
     shell.magics_manager.register_function(lambda line, cell: script.__self__.shebang(line, cell), "cell", "script")
     sys.__dict__.pop("ps1", None)  # libraries then assume an interactive session, and some refuse to train
     builtins.input = _no_input
+    widget_comms.install()
     warnings.filterwarnings("ignore", message=EXIT_WARNING, module="IPython")
     return shell
 

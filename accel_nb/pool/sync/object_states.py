@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, set_attributes
+from accel_nb.pool.sync.widgets import is_widget
 
 _INTERLINKED = frozenset({"matplotlib", "mpl_toolkits"})
 """Packages whose objects refer to each other in many ways, and are sent as a whole."""
@@ -37,6 +38,7 @@ def has_own_state(value: Any) -> bool:
         and not hasattr(kind, "__getnewargs__")
         and not hasattr(kind, "__getnewargs_ex__")
         and attributes_of(value) is not None
+        and not is_widget(value)
     )
 
 

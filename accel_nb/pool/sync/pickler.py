@@ -63,12 +63,13 @@ from accel_nb.pool.sync.open_files import is_any_file, is_csv_writer, reduce_csv
 from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
-from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, is_widget, reduce_of_process
+from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
 from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
+from accel_nb.pool.sync.widgets import is_widget, reduce_widget
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 
 _LOWEST_ID = 1 << 32
@@ -205,7 +206,8 @@ class Pickler(cloudpickle.Pickler):
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
             return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
         if is_of_process(obj):
-            return reduce_of_process(obj)
+            is_returned = self._is_returned
+            return reduce_widget(obj, is_returned=is_returned) if is_widget(obj) else reduce_of_process(obj)
         if is_lock(obj):
             return reduce_lock(obj)
         if torch is not None and isinstance(obj, torch.Generator):
@@ -229,8 +231,6 @@ class Pickler(cloudpickle.Pickler):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_any_file(obj):
             return reduce_file(obj)
-        if is_widget(obj):
-            raise TypeError(f"it is, or holds, a widget of the notebook's page ({type(obj).__name__})")
         if is_custom_operator(obj):
             return reduce_custom_operator(obj)
         if is_csv_writer(obj):

@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from accel_nb.pool.sync.widgets import is_widget
+
 _ATTRIBUTES = (
     ("sys", "stdout"),
     ("sys", "stderr"),
@@ -23,21 +25,15 @@ _ATTRIBUTES = (
 
 
 def is_of_process(value: Any) -> bool:
-    """Return whether the value is the shell, a standard stream or a module's generator, or a method of one."""
+    """Return whether the value is the shell, a stream, a module's generator or a widget, or a method of one."""
     if isinstance(value, types.MethodType):
         return is_of_process(value.__self__)
-    return any(value is found for _, _, found in _module_attributes()) or _is_shell(value)
+    return is_widget(value) or any(value is found for _, _, found in _module_attributes()) or _is_shell(value)
 
 
 def has_type_of_process(value: Any) -> bool:
     """Return whether one of the objects of this process has the type of the value."""
     return any(type(value) is type(found) for _, _, found in _module_attributes())
-
-
-def is_widget(value: Any) -> bool:
-    """Return whether a value is a widget, whose state is in the notebook's page too."""
-    widgets = sys.modules.get("ipywidgets")
-    return widgets is not None and isinstance(value, widgets.Widget)
 
 
 def reduce_of_process(value: Any) -> tuple[Any, ...]:

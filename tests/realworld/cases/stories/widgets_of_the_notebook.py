@@ -1,5 +1,5 @@
 # A progress bar of an earlier cell that is a widget of the notebook's page.
-# outcome: refused holds, a widget of the notebook's page
+# outcome: equal
 # compare: total
 # needs: ipywidgets, tqdm
 

@@ -1,0 +1,105 @@
+"""Comms of a worker's widgets: their messages go to the kernel, which sends them to the notebook's page."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.metadata
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+_PACKAGE = "ipywidgets"
+_OWN_COMMS = 8
+"""The first version of ipywidgets that opens comms by the package ``comm``; before, by ``ipykernel.comm``."""
+
+
+class RunningCell:
+    """The part of a kernel that widgets use, to direct the output of a block: the message that runs the cell."""
+
+    def get_parent(self) -> dict[str, Any]:
+        """Return a message with any id: the kernel puts that of its own in place."""
+        return {"header": {"msg_id": "cell"}}
+
+
+class WorkerComm:
+    """A comm as of ipykernel, whose messages are sent to the kernel. No messages of the page arrive here."""
+
+    kernel = RunningCell()
+
+    def __init__(
+        self,
+        target_name: str = "comm",
+        data: Any = None,
+        metadata: Any = None,
+        buffers: Sequence[Any] | None = None,
+        comm_id: str | None = None,
+        primary: bool = True,
+        **_: Any,
+    ) -> None:
+        """``primary``: whether to open it on the other side."""
+        self.comm_id = comm_id or uuid.uuid4().hex
+        self.target_name = target_name
+        self._is_closed = False
+        self._is_paused = False
+        if primary:
+            self._publish("comm_open", data, metadata, buffers, target_name=target_name)
+
+    def send(self, data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None) -> None:
+        """Send a message to the page."""
+        self._publish("comm_msg", data, metadata, buffers)
+
+    def close(self, data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None, **_: Any) -> None:
+        """Close the comm on the page, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._publish("comm_close", data, metadata, buffers)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Send nothing while the block runs."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def on_msg(self, callback: Callable[..., object] | None) -> None:
+        """Do nothing: no messages arrive."""
+
+    def on_close(self, callback: Callable[..., object] | None) -> None:
+        """Do nothing: no messages arrive."""
+
+    def _publish(self, topic: str, data: Any, metadata: Any, buffers: Sequence[Any] | None, **keys: Any) -> None:
+        if self._is_paused:
+            return
+        shell: Any = get_ipython()
+        encoded = [base64.b64encode(buffer).decode("ascii") for buffer in buffers or ()]
+        body = {"comm_id": self.comm_id, "data": data or {}, "metadata": metadata or {}, "buffers": encoded, **keys}
+        shell.display_pub.send_comm(topic, body)
+
+
+def install() -> None:
+    """Make widgets of this process use `WorkerComm`, once ipywidgets is imported."""
+    if not any(isinstance(finder, _BeforeWidgets) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeWidgets())
+
+
+class _BeforeWidgets(MetaPathFinder):
+    """Replaces the class of comms when ipywidgets is about to be imported; finds no module itself."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Replace the class if the module is ipywidgets."""
+        if fullname == _PACKAGE:
+            sys.meta_path.remove(self)
+            version = importlib.metadata.version(_PACKAGE)
+            if int(version.partition(".")[0]) >= _OWN_COMMS:
+                importlib.import_module("comm").create_comm = WorkerComm  # type: ignore[attr-defined]
+            else:
+                importlib.import_module("ipykernel.comm").Comm = WorkerComm  # type: ignore[attr-defined]

@@ -1,0 +1,87 @@
+"""Widgets of the notebook's page: each process has its own for the same model, and finds it by the model's id.
+
+The worker's sends its changes by the messages of its comm. The state of the notebook's is sent with a cell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+WIDGET_TARGET = "jupyter.widget"
+"""The name by which a page makes widgets for comms."""
+_OWN_COMMS = 8
+"""The first version of ipywidgets that opens comms by the package ``comm``; before, by ``ipykernel.comm``."""
+
+
+def is_widget(value: Any) -> bool:
+    """Return whether a value is a widget, whose state is in the notebook's page too."""
+    widgets = sys.modules.get("ipywidgets")
+    return widgets is not None and isinstance(value, widgets.Widget)
+
+
+def find_widget(model_id: str) -> Any:
+    """Return this process's widget of a model, or None."""
+    widgets = sys.modules.get("ipywidgets")
+    if widgets is None:
+        return None
+    found = widgets.widget_serialization["from_json"](f"IPY_MODEL_{model_id}", None)
+    return found if is_widget(found) else None
+
+
+def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
+    """Reduce a widget to the id of its model, and for the workers to its class, its state and the widgets in it.
+
+    Raise TypeError for a class of the notebook, whose objects may have more than their state, and for a closed widget.
+    """
+    kind = type(widget)
+    if kind.__module__ == "__main__" or widget.comm is None:
+        what = "closed" if widget.comm is None else "of a class of the notebook"
+        raise TypeError(f"it is, or holds, a widget of the notebook's page ({kind.__name__}) that is {what}")
+    state = _plain(widget.get_state())
+    if is_returned:  # the notebook's has the state already, by which a change of the worker's is detected
+        return _find, (widget.model_id, state)
+    values = {key: getattr(widget, key) for key in widget.keys}
+    parts = {key: value for key, value in values.items() if is_widget(value)}
+    listed = [part for value in values.values() for part in _widgets_in(value)]
+    return _make, (kind, widget.model_id, state, parts, listed)
+
+
+def _find(model_id: str, state: dict[str, Any]) -> Any:
+    found = find_widget(model_id)
+    if found is None:
+        raise LookupError("the notebook has no widget of this model")
+    return found
+
+
+def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any], listed: list[Any]) -> Any:
+    """Return this process's widget of a model, with a state, which refers to ``parts`` and the ``listed`` widgets."""
+    widget = find_widget(model_id)
+    if widget is not None:
+        widget.set_state(state)
+        return widget
+    widgets = importlib.import_module("ipywidgets")
+    has_own_comms = int(widgets.__version__.partition(".")[0]) >= _OWN_COMMS
+    module: Any = importlib.import_module("comm" if has_own_comms else "ipykernel.comm")
+    make = module.create_comm if has_own_comms else module.Comm
+    comm = make(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
+    with comm.paused():  # what it is made with is no change of the notebook's
+        widget = kind(comm=comm, **parts)
+        widget.set_state(state)
+    return widget
+
+
+def _widgets_in(value: Any) -> Iterator[Any]:
+    items = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+    yield from (item for item in items if is_widget(item))
+
+
+def _plain(value: Any) -> Any:
+    """Return a state with bytes in place of views of memory, which cannot be sent."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return bytes(value) if isinstance(value, memoryview) else value
