@@ -263,12 +263,16 @@ class PositionReport:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A report of a rank while a request runs; the program defines topic and body."""
+    """A report of a rank while a request runs; the program defines topic and body.
+
+    ``mark`` is the number of the mark that the rank has written into its output before; 0 for none.
+    """
 
     kind: ClassVar[str] = "note"
     number: int
     topic: str
     body: dict[str, Any]
+    mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,10 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "compiled code": (
         calls("compile", "builtins.compile"),
         "compile(text, '', 'exec')",
-        {"notebook/cells/cell_analysis.py": "parses the user's cell for its names and does not run it"},
+        {
+            "notebook/cells/cell_analysis.py": "parses the user's cell for its names and does not run it",
+            "notebook/magics.py": "looks for errors in the user's cell and does not run it",
+        },
     ),
     "a shell": (
         calls("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput"),

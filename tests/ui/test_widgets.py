@@ -30,7 +30,8 @@ for epoch in tqdm(range(3), desc="epochs"):
     progress.value += 1
     label.value = f"epoch {epoch}"
 with output:
-    display(ipywidgets.Label("in the output widget"))
+    print("in the output widget")
+print("in the output of the cell")
 """
 LATER = """
 label.value += ", and the notebook's turn"
@@ -49,5 +50,7 @@ def test_widgets_of_a_cell_are_live_on_the_page_and_come_back(page: Page, lab: L
     expect(second.get_by_text("epochs: 100%")).to_be_visible()
     expect(second.get_by_text("3/3")).to_be_visible()
     expect(second.get_by_text("epoch 2, and the notebook's turn")).to_be_visible()
-    expect(first.locator(".widget-output").get_by_text("in the output widget")).to_be_visible()
+    expect(first.locator(".widget-output")).to_contain_text("in the output widget")
+    expect(second.locator(".jp-OutputArea-output", has_text="in the output of the cell")).to_be_visible()
+    expect(second.locator(".jp-OutputArea-output", has_text="in the output widget")).to_have_count(0)
     page.screenshot(path=pictures / "widgets.png")

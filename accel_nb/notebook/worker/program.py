@@ -577,8 +577,7 @@ class CellProgram:
         )
 
     def _send_display(self, topic: str, body: dict[str, Any]) -> None:
-        sys.stdout.flush()
-        self._worker.note(topic, body)
+        self._worker.note_in_order(topic, body)
 
     def _format_traceback(self, error: BaseException) -> list[str]:
         """Format an error's traceback without the frames of this package and IPython, unless there are no others."""

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
@@ -30,6 +30,7 @@ from accel_nb.pool.engine import (
     WorkerSpec,
     ranks_of_node,
 )
+from accel_nb.pool.local.ordered_text import OrderedText
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     Exited,
@@ -37,7 +38,9 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
+    Note,
     QueryPosition,
+    Reply,
     StackTraced,
     TraceStack,
     WorkerStart,
@@ -54,6 +57,8 @@ from accel_nb.telemetry.ring import RingReader, create_ring
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
+MAX_READ_BYTES = 4 * 1024 * 1024
+"""After so many bytes the rest is read in the next call, so that one rank cannot starve the others."""
 TRACE_BYTES = 64 * 1024
 ZYGOTE_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
@@ -71,6 +76,9 @@ class _WorkerConnections:
     ring: RingReader
     trace: int
     pid: int | None = None
+    texts: dict[str, OrderedText] = field(
+        default_factory=lambda: {name: OrderedText() for name in ("stdout", "stderr")}
+    )
     _num_read: int = 0
 
     def read_trace(self) -> str:
@@ -447,9 +455,14 @@ class LocalEngine:
         # Output that the rank printed before it sent this record is already in its pipes: return it first.
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         link = self._links[rank]
+        if isinstance(record, Reply):
+            arrivals += _arrivals(rank, {name: text.finish() for name, text in link.texts.items()})
         if events := link.ring.read():
             arrivals.append(EventsArrived(rank, tuple(events)))
-        return [*arrivals, RecordArrived(rank, record, payloads)]
+        arrivals.append(RecordArrived(rank, record, payloads))
+        if isinstance(record, Note) and record.mark:
+            arrivals += _arrivals(rank, {name: text.record_note(record.mark) for name, text in link.texts.items()})
+        return arrivals
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
         link = self._links.get(rank)
@@ -457,18 +470,19 @@ class LocalEngine:
             return []
         descriptor = link.stdout if stream == "stdout" else link.stderr
         chunks: list[Arrival] = []
-        while True:
+        num_read = 0
+        while num_read <= MAX_READ_BYTES:
             try:
                 data = os.read(descriptor, READ_BYTES)
             except BlockingIOError:
-                return chunks
+                break
             if not data:
                 with suppress(KeyError):
                     self._selector.unregister(descriptor)
-                return chunks
-            chunks.append(OutputArrived(rank, stream, data))
-            if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, OutputArrived)) > 4 * 1024 * 1024:
-                return chunks  # the rest is read in the next call, so that one rank cannot starve the others
+                break
+            num_read += len(data)
+            chunks += _arrivals(rank, {stream: link.texts[stream].add(data)})
+        return chunks
 
     def _remove_ended(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
         """Read the last data of an ended rank, close its connections and return its end as the last arrival."""
@@ -481,6 +495,7 @@ class LocalEngine:
         while poller.poll(0) and (rest := self._read_control(rank)):
             arrivals += rest
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        arrivals += _arrivals(rank, {name: text.finish() for name, text in link.texts.items()})
         if events := link.ring.read():
             arrivals.append(EventsArrived(rank, tuple(events)))
         for ours in (link.control, link.stdout, link.stderr):
@@ -491,6 +506,10 @@ class LocalEngine:
         link.close()
         killed_for = self._kills.kill_cause() if code == -signal.SIGKILL else "unknown"
         return [*arrivals, WorkerEnded(rank, code, reason, stack, killed_for)]
+
+
+def _arrivals(rank: int, texts: Mapping[str, bytes]) -> list[Arrival]:
+    return [OutputArrived(rank, stream, text) for stream, text in texts.items() if text]
 
 
 def start_local_engine(request: EngineRequest) -> LocalEngine:

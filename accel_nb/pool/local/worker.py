@@ -23,6 +23,7 @@ from typing import Any
 
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.control.stack_report import position_of
+from accel_nb.pool.local.ordered_text import MarkWriter
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     AbortCollective,
@@ -86,6 +87,7 @@ class Worker:
         self._last_ended = 0
         self._number = 0
         self._num_stores = 0
+        self._marks = MarkWriter()
         self._store = self._copy_store(store)
         os.close(store)
         self._timeout_s = start.timeout_s
@@ -113,6 +115,12 @@ class Worker:
     def note(self, topic: str, body: dict[str, Any]) -> None:
         """Send a note about the running request to the kernel."""
         self._control.send(encode(Note(self._number, topic, body)))
+
+    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a note that arrives between what this process has printed before and what it prints after."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._control.send(encode(Note(self._number, topic, body, self._marks.write())))
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
         """Report that a requested action was performed after a step."""
