@@ -236,7 +236,6 @@ class NamespaceSession:
                 fetch = dict.fromkeys(_name_of(path) for path, reason in reasons.items() if reason.endswith("large"))
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
-            lines += received.notes
             lines += [
                 f"{name} is a new object, since the cell changed the class of one of its layers; what else refers to "
                 "it has the model of before"
@@ -245,12 +244,17 @@ class NamespaceSession:
             ]
             others = {name: old for name, old in received.replaced.items() if not is_module(old)}
             received.replaced.clear()
-            lines += self._put_in_place(others) if others else []
+            outdated = self._put_in_place(others) if others else {}
+            lines += outdated.values()
+            lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
         return lines
 
-    def _put_in_place(self, old: Mapping[str, Any]) -> list[str]:
-        """Put new objects in the place of the ``old`` ones of these names; return lines about what keeps an old one."""
+    def _put_in_place(self, old: dict[str, Any]) -> dict[str, str]:
+        """Put new objects in the place of the ``old`` ones of these names; return lines about what keeps an old one.
+
+        The lines are by name; ``old`` is emptied.
+        """
         rebound = put_in_place(old, self.user_names, self.namespace)
         outdated = [name for name in self._registry.shared_names() if name in rebound]
         self._registry.forget(outdated)

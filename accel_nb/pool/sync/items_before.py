@@ -27,27 +27,36 @@ class ItemsBefore:
     """The objects without a path of their own in the values at some paths, before these are changed."""
 
     def __init__(
-        self, paths: Iterable[str], namespace: Mapping[str, Any], shared_ids: Callable[[], Collection[int]]
+        self,
+        paths: Iterable[str],
+        replaced: Iterable[str],
+        namespace: Mapping[str, Any],
+        shared_ids: Callable[[], Collection[int]],
     ) -> None:
+        """``paths`` are those of values that are changed, ``replaced`` those of values that are replaced as a whole.
+
+        The latter's lists and dicts are not recorded: to hold them would keep the values, to which they may refer.
+        """
         self._namespace = namespace
         self._weak: dict[str, list[weakref.ref[Any]]] = {}
         self._other: dict[str, list[Any]] = {}
-        found = [(path, item) for path in paths for item in _items(_find(namespace, path))]
+        whole = set(replaced)
+        found = [(path, item) for path in (*paths, *whole) for item in _items(_find(namespace, path))]
         known = shared_ids() if found else ()
         for path, item in found:
             if id(item) in known:
                 continue
             if type(item).__weakrefoffset__:
                 self._weak.setdefault(path, []).append(weakref.ref(item))
-            else:  # lists, dicts and others have no weak references
+            elif path not in whole:  # lists, dicts and others have no weak references
                 self._other.setdefault(path, []).append(item)
 
-    def describe_other_uses(self) -> list[str]:
-        """Return a line for each value of which an object was replaced that something else refers to."""
-        if not (found := self._find_used()):
+    def describe_other_uses(self, but: Collection[str]) -> list[str]:
+        """Return a line for each value, ``but`` some, of which an object was replaced that something else refers to."""
+        if not self._find_used():
             return []
         gc.collect()  # of what refers to the old ones, some may be garbage
-        found = self._find_used()
+        found = [path for path in self._find_used() if path not in but]
         return [
             f"{readable_path(path)} contains new objects in place of those of before; what else refers to one of "
             "these has it as it was before the cell"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -41,19 +42,27 @@ def put_in_place(old: Mapping[str, Any], values: Mapping[str, Any], namespace: d
     return rebound
 
 
-def describe_other_uses(old: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of the ``old`` objects that something still refers to."""
-    if _find_used(old):
+def describe_other_uses(old: dict[str, Any]) -> dict[str, str]:
+    """Return by name a line for each of the ``old`` objects that something else refers to, and empty ``old``."""
+    kinds = {name: type(value).__name__ for name, value in old.items()}
+    weak = {name: weakref.ref(value) for name, value in old.items() if type(value).__weakrefoffset__}
+    for name in weak:  # old ones may refer to each other
+        del old[name]
+    if _find_used(weak, old):
         gc.collect()  # of what refers to the old ones, some may be garbage
-    return [
-        f"{name} is a new object, since a {type(old[name]).__name__} cannot be changed in place; what else refers to "
-        "it has the one of before"
-        for name in _find_used(old)
-    ]
+    used = _find_used(weak, old)
+    old.clear()
+    return {
+        name: f"{name} is a new object, since a {kinds[name]} cannot be changed in place; what else refers to it has "
+        "the one of before"
+        for name in kinds
+        if name in used
+    }
 
 
-def _find_used(old: Mapping[str, Any]) -> list[str]:
-    return [name for name in old if sys.getrefcount(old[name]) > _OWN_REFERENCES]
+def _find_used(weak: Mapping[str, weakref.ref[Any]], old: Mapping[str, Any]) -> set[str]:
+    alive = {name for name, reference in weak.items() if reference() is not None}
+    return alive.union(name for name in old if sys.getrefcount(old[name]) > _OWN_REFERENCES)
 
 
 def _put_in(holder: Any, new: Mapping[int, Any]) -> None:

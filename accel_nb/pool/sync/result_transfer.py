@@ -427,8 +427,8 @@ class AppliedResults:
     """By path, why a value could not be rebuilt."""
     replaced: dict[str, Any]
     """By name, the old ones of models and other objects that are new ones now."""
-    notes: list[str]
-    """Lines about values that contain new objects now, while something else refers to the old ones."""
+    items: ItemsBefore | None
+    """What changed values contained before, of which something else may refer to an object that is a new one now."""
 
 
 class ResultReceiver:
@@ -470,7 +470,7 @@ class ResultReceiver:
         namespace: Namespace,
         shared_ids: Callable[[], Collection[int]],
     ) -> AppliedResults:
-        notes: list[str] = []
+        items: ItemsBefore | None = None
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
@@ -485,19 +485,18 @@ class ResultReceiver:
             delta, lost = NamespaceDelta.unpack(changes, namespace)
             errors |= lost
             kept = _kept_attributes(delta, namespace)
-            changing = [*delta.changed, *record.replaced]
-            items = ItemsBefore(changing, namespace, shared_ids) if changing else None
+            if delta.changed or record.replaced:
+                items = ItemsBefore(delta.changed, record.replaced, namespace, shared_ids)
             errors |= delta.apply(namespace)
             for value, own in kept:
                 set_attributes(value, own, is_complete=False)
-            notes = [] if items is None else items.describe_other_uses()
             paths |= dict.fromkeys(delta.paths)
             removed = delta.removed
         self.rng = record.rng
         arrived = [path for path in paths if path not in errors and root_name(path) not in removed]
         failed = describe_failures(errors, "in the notebook")
         replaced = {name: old for name, old in replaced.items() if name in arrived}
-        return AppliedResults(record.kept, arrived, removed, failed, replaced, notes)
+        return AppliedResults(record.kept, arrived, removed, failed, replaced, items)
 
     def close(self) -> None:
         """Release the region and the digest of the workers' generator states."""

@@ -63,9 +63,10 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
         widget.set_state(state)
         return widget
     widgets = importlib.import_module("ipywidgets")
-    has_own_comms = int(widgets.__version__.partition(".")[0]) >= _OWN_COMMS
-    module: Any = importlib.import_module("comm" if has_own_comms else "ipykernel.comm")
-    make = module.create_comm if has_own_comms else module.Comm
+    if int(widgets.__version__.partition(".")[0]) >= _OWN_COMMS:
+        make: Any = importlib.import_module("comm").create_comm
+    else:
+        make = importlib.import_module("ipykernel.comm").Comm
     comm = make(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
     with comm.paused():  # what it is made with is no change of the notebook's
         widget = kind(comm=comm, **parts)
