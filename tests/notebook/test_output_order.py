@@ -46,3 +46,23 @@ def test_text_and_displays_are_in_the_order_of_the_cell(kernel):
 def test_text_that_follows_a_cleared_output_stays(kernel):
     shown = list(outputs(kernel, PRINTS.format("clear_output(wait=True)", "stdout")))
     assert shown[-2:] == ["clear", "step 299"]
+
+
+def test_displays_arrive_while_the_output_is_directed_elsewhere(kernel):
+    setup(kernel, "import os, tempfile\nfolder = tempfile.TemporaryDirectory()\npath = folder.name + '/text'")
+    cell = """%%accelerate --cpus 2 --no-panel
+import sys
+class Lines:
+    def write(self, text): pass
+sys.stderr, kept_stream, kept = Lines(), sys.stderr, os.dup(1)
+with open(path, "wb") as file:
+    os.dup2(file.fileno(), 1)
+    print("to the file")
+    display("shown")
+    sys.stdout.flush()
+    os.dup2(kept, 1)
+sys.stderr = kept_stream
+print("to the cell")
+"""
+    assert sorted(list(outputs(kernel, cell))[-2:]) == ["'shown'", "to the cell"]
+    assert kernel.value("open(path, 'rb').read()") == b"to the file\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 _MARK = re.compile(rb"\x00accel_nb ([0-9a-f]{8})\x00")
 
@@ -23,8 +24,9 @@ class MarkWriter:
         """Write a mark, which the note that follows has to name, and return its number."""
         self._number += 1
         for descriptor, pipe in self._pipes.items():
-            if os.path.samestat(os.fstat(descriptor), pipe):  # else code has directed it elsewhere
-                os.write(descriptor, b"\x00accel_nb %08x\x00" % self._number)
+            with suppress(OSError):  # code has closed it
+                if os.path.samestat(os.fstat(descriptor), pipe):  # else code has directed it elsewhere
+                    os.write(descriptor, b"\x00accel_nb %08x\x00" % self._number)
         return self._number
 
 

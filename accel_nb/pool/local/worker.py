@@ -118,8 +118,9 @@ class Worker:
 
     def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
         """Send a note that arrives between what this process has printed before and what it prints after."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "flush"):  # the user's code may have put any object there
+                stream.flush()
         self._control.send(encode(Note(self._number, topic, body, self._marks.write())))
 
     def report_action_done(self, action_id: int, step: int, text: str) -> None:
