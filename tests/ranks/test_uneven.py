@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accel_nb import DataLoaderConfiguration, LocalSGD
+from accel_nb import DataLoaderConfiguration, DistributedDataParallelKwargs, LocalSGD
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.world import World
@@ -321,3 +321,121 @@ def test_one_process_needs_neither() -> None:
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(by_hand([3], "sgd", 1, None, 1)))
     alone = local_steps(World(), 2, "sgd", 4, 0)
     torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(by_hand_mean(1, "sgd", 4)))
+
+
+# --- losses that are sums ---
+
+TARGETS = torch.tensor([[0, 1, -100], [1, -100, -100], [0, 0, 1], [1, 1, 1], [0, -100, 1]])
+"""Targets of five samples; -100 is ignored."""
+
+
+def summed(kind: str, logits: torch.Tensor, targets: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return a loss of the way ``kind`` to compute a sum, where ``total`` is the number of targets of all ranks."""
+    if kind == "masked":
+        mask = targets != -100
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.clamp(min=0).flatten(), reduction="none")
+        return (losses * mask.flatten()).sum() / total
+    if kind == "in parts":
+        parts = [summed("tensor", logits[:, at : at + 1], targets[:, at : at + 1], total) for at in range(3)]
+        return parts[0] + parts[1] + parts[2]
+    found = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    if kind == "number":
+        return found * 1.0 / total.item()
+    if kind == "beside a mean":
+        return found / total + 0.0 * logits.mean()
+    return found if kind == "not divided" else found / total
+
+
+def gradient_of_sum(model: nn.Module, kind: str, x: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    model.zero_grad()
+    logits = model(x).unflatten(1, (3, 2))
+    total = (targets != -100).sum() if kind != "not divided" else torch.tensor(1)
+    summed(kind, logits, targets, total).backward()
+    return [
+        number for value in model.parameters() if value.grad is not None for number in value.grad.flatten().tolist()
+    ]
+
+
+def parts_of_sums() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(2)
+    return nn.Linear(4, 6).double(), torch.randn(5, 4, dtype=torch.float64)
+
+
+def gradients_of_shares(world: World, kinds: list[str], is_own: bool) -> list[list[float]]:
+    accelerator = Accelerator(world=world, cpu=True)
+    found = []
+    for kind in kinds:
+        model, x = parts_of_sums()
+        loader: Any = DataLoader(list(zip(x, TARGETS, strict=True)), 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for samples, targets in loader:
+            logits = model(samples).unflatten(1, (3, 2))
+            own = (targets != -100).sum()
+            total = own if is_own else accelerator.gather(own.reshape(1)).sum()
+            accelerator.backward(summed(kind, logits, targets, total) * (1 if is_own else world.size))
+            grads = [value.grad for value in model.parameters() if value.grad is not None]
+            found.append([number for value in grads for number in value.flatten().tolist()])
+            optimizer.step()
+            optimizer.zero_grad()
+        accelerator.free_memory()
+    accelerator.close()
+    return found
+
+
+def test_a_sum_that_a_program_divides_by_the_total_of_all_ranks_is_not_weighted_again() -> None:
+    kinds = ["tensor", "number", "masked", "in parts", "beside a mean", "not divided"]
+    model, x = parts_of_sums()
+    expected = [gradient_of_sum(model, kind, x, TARGETS) for kind in kinds]
+    for found in run_ranks(gradients_of_shares, 2, kinds, False):
+        for kind, gradient, wanted in zip(kinds, found, expected, strict=True):
+            assert gradient == pytest.approx(wanted), kind
+
+
+class WithLoss(nn.Module):
+    """Computes the loss itself, and returns it beside other outputs, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, _ = parts_of_sums()
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor, total: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.inner(x).unflatten(1, (3, 2))
+        return {"logits": logits, "loss": summed("tensor", logits, targets, total)}
+
+
+def gradient_inside(world: World) -> list[float]:
+    options = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(world=world, cpu=True, kwargs_handlers=[options])
+    _, x = parts_of_sums()
+    model, loader = accelerator.prepare(WithLoss(), DataLoader(list(zip(x, TARGETS, strict=True)), 5))
+    for samples, targets in loader:
+        total = accelerator.gather((targets != -100).sum().reshape(1)).sum()
+        accelerator.backward(model(samples, targets, total)["loss"] * world.size)
+    grads = [value.grad for value in model.parameters() if value.grad is not None]
+    accelerator.close()
+    return [number for value in grads for number in value.flatten().tolist()]
+
+
+def test_a_sum_that_a_model_returns_is_recognized_where_unused_parameters_are_looked_for() -> None:
+    model, x = parts_of_sums()
+    expected = gradient_of_sum(model, "tensor", x, TARGETS)
+    assert run_ranks(gradient_inside, 2) == [pytest.approx(expected)] * 2
+
+
+def test_a_sum_that_is_divided_by_its_own_total_is_a_mean_and_weighted_by_samples() -> None:
+    kinds = ["tensor", "number", "masked", "in parts"]
+    model, x = parts_of_sums()
+    shares = [(slice(0, 3), 3 / 5), (slice(3, 5), 2 / 5)]
+    expected = []
+    for kind in kinds:
+        means = [(gradient_of_sum(model, kind, x[part], TARGETS[part]), weight) for part, weight in shares]
+        expected.append(
+            [
+                sum(weight * number for number, weight in pair)
+                for pair in zip(*([(number, weight) for number in numbers] for numbers, weight in means), strict=True)
+            ]
+        )
+    for found in run_ranks(gradients_of_shares, 2, kinds, True):
+        for kind, gradient, wanted in zip(kinds, found, expected, strict=True):
+            assert gradient == pytest.approx(wanted), kind

@@ -80,6 +80,16 @@ class AccumulationWindow:
         self._update_closes()
 
     @property
+    def even_factor(self) -> float:
+        """The factor of a loss over a share that has no weight."""
+        return 1.0 / self._size
+
+    @property
+    def weighs_share(self) -> bool:
+        """Whether a mean over the current share has another factor than in a batch that is divided evenly."""
+        return self.mean_factor not in (0.0, self.even_factor)
+
+    @property
     def is_divided(self) -> bool:
         """Whether this rank has read only a part of the current batch."""
         return self.share is not None and not self.share.is_whole

@@ -8,6 +8,7 @@ weighted mean (over tokens that are not ignored, with class weights or a mask) b
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ class WeightedLoss(NamedTuple):
 LossReduction = Literal["mean", "sum"] | WeightedLoss
 """How a loss is reduced: a mean or sum over samples, or a division by a total weight."""
 
+_Edge = tuple[Any, int]  # a node of an autograd graph, and the number of one of its outputs
+
 _MAX_SCALES = 4
 _MAX_ADDED = 64
 _MAX_STEPS = 4
@@ -79,11 +82,39 @@ class _Scale(NamedTuple):
     is_scaled: bool = False
     num_added: int = 0
 
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        """The divisors of the loss, as one or the other program writes it; empty if it is not scaled."""
+        if self.divisor is not None:
+            return (float(self.divisor.detach()),)
+        found = (self.divided, 0.0 if self.num_added else self.constant) if self.is_scaled else ()
+        return tuple(value for value in found if value)
+
     def by(self, number: float, *, is_factor: bool) -> _Scale:
         """Return the scale after a further division or multiplication by a plain number."""
         constant = self.constant * (1 / (number or math.inf) if is_factor else number)
         divided = self.divided if is_factor else (self.divided or 1.0) * number
         return self._replace(constant=constant, divided=divided, is_scaled=True)
+
+
+class _Totals(NamedTuple):
+    """The totals that make a mean of a sum if it is divided by one: numbers of samples, of terms, total weights."""
+
+    divisors: tuple[float, ...]
+    num_samples: int
+    num_terms: float = 0.0
+    weight: float = 0.0
+
+    def plus(self, node: Any, kind: str) -> _Totals:
+        """Return the totals with those of one more sum."""
+        num_terms, weight = _totals_of_sum(node) if kind == "sum" else _totals_of_targets(node)
+        return self._replace(num_terms=self.num_terms + num_terms, weight=self.weight + weight)
+
+    @property
+    def are_divided_by_own(self) -> bool:
+        """Whether the sum is divided by one of its own totals."""
+        own = (self.num_samples, self.num_terms, self.weight)
+        return any(math.isclose(value, total, rel_tol=1e-6) for value in self.divisors for total in own)
 
 
 class LossClassifier:
@@ -97,30 +128,17 @@ class LossClassifier:
 
         A total of several losses is a sum if each of them is.
         """
-        return self._read(loss.grad_fn, _Scale(), num_samples)
+        return self._read((loss.grad_fn, loss.output_nr), _Scale(), num_samples)
 
-    def _read(self, node: Any, scale: _Scale, num_samples: int) -> LossReduction:
-        kind = self._kind(node)
+    def _read(self, edge: _Edge, scale: _Scale, num_samples: int) -> LossReduction:
+        node, kind, scale = self._below_scales(edge, scale)
         if kind == "other":
             return "mean"
-        for _ in range(_MAX_SCALES):
-            if kind not in ("mul", "div"):
-                break
-            inner = [child for child, _ in node.next_functions if child is not None]
-            factor = node._saved_other
-            if len(inner) != 1 or factor is None or factor.numel() != 1:
-                return "mean"
-            if _is_number(factor):
-                scale = scale.by(factor.item(), is_factor=kind == "mul")
-            elif kind == "div":
-                scale = scale._replace(divisor=factor)
-            node = inner[0]
-            kind = self._kind(node)
         if kind == "add":
             if scale.num_added >= _MAX_ADDED or node._saved_alpha != 1:
                 return "mean"
             scale = scale._replace(num_added=scale.num_added + 1)
-            terms = [child for child, _ in node.next_functions if child is not None]
+            terms = [term for term in node.next_functions if term[0] is not None]
             # The latest term first: the other may be a long chain of losses that a loop has added up.
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
@@ -144,11 +162,71 @@ class LossClassifier:
         is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
         return "mean" if is_own_count else "sum"
 
+    def _below_scales(self, edge: _Edge, scale: _Scale) -> tuple[Any, str, _Scale]:
+        """Return the node below multiplications and divisions, its kind, and the scale with theirs.
+
+        The kind is ``other`` if what is multiplied or divided is not determined.
+        """
+        node = _behind_outputs(edge)
+        kind = self._kind(node)
+        for _ in range(_MAX_SCALES):
+            if kind not in ("mul", "div"):
+                break
+            inner = [child for child in node.next_functions if child[0] is not None]
+            factor = node._saved_other
+            if len(inner) != 1 or factor is None or factor.numel() != 1:
+                return node, "other", scale
+            if _is_number(factor):
+                scale = scale.by(factor.item(), is_factor=kind == "mul")
+            elif kind == "div":
+                scale = scale._replace(divisor=factor)
+            node = _behind_outputs(inner[0])
+            kind = self._kind(node)
+        return node, kind, scale
+
+    def is_normalised(self, loss: Tensor, num_samples: int) -> bool:
+        """Whether a loss over ``num_samples`` samples is a sum that its program makes comparable among ranks itself.
+
+        So is a sum that is divided by another total than its own, as by the number of tokens on all ranks, and a loss
+        to which such a sum is added; and a sum that is not divided, unless it is added to a mean.
+        """
+        leaves = list(self._leaves((loss.grad_fn, loss.output_nr), _Scale()))
+        sums = [(node, kind, scale) for node, kind, scale in leaves if _is_sum(node, kind, num_samples)]
+        totals: dict[Any, _Totals] = {}
+        for node, kind, scale in sums:
+            divisors = scale.divisors
+            key = id(scale.divisor) if scale.divisor is not None else divisors
+            known = totals.get(key, _Totals(divisors, num_samples))
+            totals[key] = known.plus(node, kind)
+        divided = [found for found in totals.values() if found.divisors]
+        if len(sums) == len(leaves) and not divided:
+            return bool(sums)
+        return any(not found.are_divided_by_own for found in divided)
+
+    def _leaves(self, edge: _Edge, scale: _Scale) -> Iterator[tuple[Any, str, _Scale]]:
+        """Yield the terms of a total of losses, each with its kind and its scale."""
+        queue = [(edge, scale)]
+        for _ in range(2 * _MAX_ADDED):
+            if not queue:
+                return
+            node, kind, scale = self._below_scales(*queue.pop())
+            if kind == "add" and node._saved_alpha == 1:
+                added = scale._replace(num_added=scale.num_added + 1)
+                queue += [(child, added) for child in node.next_functions if child[0] is not None]
+            elif not (kind == "sum" and scale.num_added and _is_of_weights(node)):
+                yield node, kind, scale
+
     def _kind(self, node: Any) -> str:
         kind = self._kinds.get(type(node))
         if kind is None:
             kind = self._kinds[type(node)] = _kind_of(node)
         return kind
+
+
+def _behind_outputs(edge: _Edge) -> Any:
+    """Return the node of an edge; for an output of a DDP model, which may pass all through one node, that before."""
+    node, index = edge
+    return node.next_functions[index][0] if type(node).__name__.startswith("_DDPSink") else node
 
 
 def _kind_of(node: Any) -> str:
@@ -172,6 +250,37 @@ def _nll_key(node: Any, num_samples: int) -> str:
 
 def _has_one_target_each(node: Any, num_samples: int) -> bool:
     return node._saved_target.numel() == max(num_samples, 1)  # an empty share has one filler sample
+
+
+def _is_sum(node: Any, kind: str, num_samples: int) -> bool:
+    """Whether a term of a loss is a sum over samples or tokens, and not one of a few losses."""
+    if kind == "sum":
+        num_terms = math.prod(node._saved_self_sym_sizes)
+        return num_terms > num_samples or num_terms % max(num_samples, 1) == 0
+    return kind in ("nll", "reduced") and node._saved_reduction == _SUM
+
+
+def _totals_of_sum(node: Any) -> tuple[int, float]:
+    """Return the number of terms of a sum, and the total of the mask that they are multiplied or filled with."""
+    num_terms = math.prod(node._saved_self_sym_sizes)
+    masked = node.next_functions[0][0]
+    if type(masked).__name__ == "MaskedFillBackward0":
+        return num_terms, float(num_terms - masked._saved_mask.expand(node._saved_self_sym_sizes).sum())
+    if type(masked).__name__ == "MulBackward0":
+        mask = masked._saved_other if masked._saved_other is not None else masked._saved_self
+        return num_terms, float(mask.detach().expand(node._saved_self_sym_sizes).sum())
+    return num_terms, float(num_terms)
+
+
+def _totals_of_targets(node: Any) -> tuple[int, float]:
+    """Return the number of a loss's targets, and the total weight of those that are not ignored."""
+    target = node._saved_target
+    ignored = getattr(node, "_saved_ignore_index", None)
+    if ignored is None:
+        return target.numel(), float(target.numel())
+    kept = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
+    weight = node._saved_weight
+    return target.numel(), float(kept.numel() if weight is None else weight[kept].sum())
 
 
 def _is_of_weights(node: Any) -> bool:

@@ -69,9 +69,8 @@ class Stepper:
         self.world = world
         self._comm = comm
         self.bundle = Bundle()
-        num_shares = strategy.data_coords()[1]
         self.window = AccumulationWindow(
-            accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window
+            accumulate, strategy.data_coords()[1], self._set_sync, on_drop=self._drop_gradients, options=window
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
         # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.
@@ -240,6 +239,8 @@ class Stepper:
                 reduction.drop_gradient_unless(has_weight)
                 loss, shown = loss * factor_of_share, shown.detach().where(has_weight, 0.0)
                 factor = 1.0
+        elif share is not None and window.weighs_share and self._loss_classifier.is_normalised(loss, share.num_samples):
+            factor = window.even_factor
         try:
             if share is None:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
