@@ -653,7 +653,8 @@ class _ShardedLoading:
             if index_sampler is not None:
                 name = "sampler" if loader.batch_sampler is None else "batch_sampler"
                 inner.__dict__[name] = DrawnIndices(index_sampler)
-            divider = BatchDivider(shard, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
+            size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+            divider = BatchDivider(shard, size, fills_batches=False)  # as accelerate repeats samples here
             drop_short = shard.drops_incomplete(
                 loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
             )

@@ -34,11 +34,16 @@ _END = object()
 
 
 class BatchDivider:
-    """Divides groups of collated batches into the shares of all ranks; one instance per epoch."""
+    """Divides groups of collated batches into the shares of all ranks; one instance per epoch.
 
-    def __init__(self, shard: DataShard, batch_size: int | None) -> None:
+    If all ranks are to have equally many samples, repeats fill up an incomplete group; without ``fills_batches`` only
+    until the number of samples can be divided by that of the ranks.
+    """
+
+    def __init__(self, shard: DataShard, batch_size: int | None, *, fills_batches: bool = True) -> None:
         self._shard = shard
         self._batch_size = batch_size
+        self._filled_size = batch_size if fills_batches else None
         # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
@@ -61,7 +66,7 @@ class BatchDivider:
             whole = self._joined_or_raise(group) if shard.is_even else _join_or_none(group)
         if whole is None:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
-        even = even_length(sum(sizes), shard.count, self._batch_size, shard.group_size) if shard.is_even else None
+        even = even_length(sum(sizes), shard.count, self._filled_size, shard.group_size) if shard.is_even else None
         return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
 
     def _whole(self, group: Sequence[Any], sizes: Sequence[int], is_last: bool, index: int) -> SharedBatch:
