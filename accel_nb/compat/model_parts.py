@@ -114,16 +114,19 @@ def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] 
 
 
 def get_parameters_from_modules(
-    modules: Iterable[nn.Module] | str, model: nn.Module, device: torch.device | str | int
+    modules: Iterable[nn.Module] | str | None, model: nn.Module, device: torch.device | str | int
 ) -> set[nn.Parameter]:
-    """Return the parameters of some modules, on a device; a string is a regular expression for their full names."""
+    """Return the parameters of some modules, on a device; a string is a regular expression for their full names.
+
+    None means no modules: it is the value of ``ignored_modules`` that is not given.
+    """
     import re
 
     if isinstance(modules, str):
         pattern = re.compile(modules)
         modules = [part for name, part in model.named_modules() if pattern.fullmatch(name)]
     found: set[nn.Parameter] = set()
-    for part in modules:
+    for part in modules or ():
         found.update(part.to(device).parameters())
     return found
 

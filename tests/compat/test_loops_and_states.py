@@ -25,6 +25,7 @@ from accel_nb.compat.data_loaders import (
     skip_first_batches,
 )
 from accel_nb.compat.hf_utils import save
+from accel_nb.compat.model_parts import get_parameters_from_modules
 from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError
@@ -130,6 +131,13 @@ class Pairs:
 
     def __len__(self) -> int:
         return 2
+
+
+def test_modules_that_are_not_given_have_no_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
+    assert get_parameters_from_modules(None, model, "cpu") == set()
+    assert get_parameters_from_modules(r"1", model, "cpu") == set(model[1].parameters())
 
 
 def test_a_batch_sampler_without_a_sampler_is_divided() -> None:

@@ -204,6 +204,16 @@ def test_rows_of_no_sample_are_an_error_on_every_rank_where_samples_were_repeate
     assert "5 rows from a batch of 4 samples, the last 4" in second
 
 
+def scalars_of_ranks(world: World) -> list[int]:
+    accelerator = Accelerator(world=world, cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=True))
+    loader = accelerator.prepare(DataLoader(Numbers(9), batch_size=4))
+    return [len(accelerator.gather_for_metrics(item["x"].mean())) for item in loader]
+
+
+def test_a_rank_that_has_only_repeated_samples_adds_no_scalar() -> None:
+    assert run_ranks(scalars_of_ranks, 2) == [[2, 1]] * 2
+
+
 PADDED = ("global", "per worker", "global, even", "per worker, even", "dispatched", "stream read whole")
 
 

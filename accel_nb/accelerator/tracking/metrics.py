@@ -85,11 +85,11 @@ def gather_for_metrics(
     """Return all ranks' values for a batch, joined in the loader's order; every rank must call.
 
     ``owners`` are the ranks whose values are used, one for each share of the data. Tensors and lists of plain values
-    are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for each rank.
-    Other values remain those of this rank. Rows of filler samples are removed, and so are the padded rows of a short
-    batch, which ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, the result
-    is a list of the ranks' values, or of the items of their lists or tensors; with ``as_objects`` a single rank's value
-    is returned as it is.
+    are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for each rank that
+    has a sample which is not repeated. Other values remain those of this rank. Rows of filler samples are removed, and
+    so are the padded rows of a short batch, which ``history`` detects; ``site`` identifies the call. With
+    ``as_objects``, or without tensors, the result is a list of the ranks' values, or of the items of their lists or
+    tensors; with ``as_objects`` a single rank's value is returned as it is.
 
     Raises `MisuseError` if a batch has filler samples and its rows cannot be assigned to samples.
     """
@@ -151,7 +151,7 @@ class _RowFilter:
         if share is None:
             return rows
         if isinstance(rows, Tensor) and not rows.dim():
-            return rows.reshape(1)[: 0 if share.is_filler else 1]
+            return rows.reshape(1)[: 1 if share.num_valid else 0]
         self._number += 1
         num_rows = len(rows)
         num_kept = self._history.num_kept((self._site, self._number), num_rows, share)
