@@ -25,7 +25,7 @@ class LeanDdp(DistributedDataParallel):
 
     _plain_forward: Callable[..., Any]
 
-    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+    def __init__(self, module: torch.nn.Module, *, init_sync: bool = True, **options: Any) -> None:
         named = [*module.named_parameters(), *module.named_buffers()]
         # torch's broadcast cannot write into tensors with overlapping memory. Neither can an optimizer, which raises an
         # error for a trained one. Nor can it copy sparse ones, such as the adjacency matrix of a graph.
@@ -34,8 +34,8 @@ class LeanDdp(DistributedDataParallel):
         self._overlapping = {name for name, value in fixed if name not in sparse and has_overlap(value)}
         if ignored := self._overlapping | sparse:
             module._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment]
-        super().__init__(module, **options)
-        if self._overlapping:
+        super().__init__(module, init_sync=init_sync, **options)
+        if self._overlapping and init_sync:
             views = [without_repeats(value.detach()) for name, value in named if name in self._overlapping]
             self._distributed_broadcast_coalesced(views, self.broadcast_bucket_size)
         self._plain_forward = module.forward

@@ -380,16 +380,21 @@ class _Replica:
         return True
 
     def find_unused_in_every_pass(self) -> None:
-        """Replace the DDP object by one that looks for unused parameters; every rank must call."""
+        """Replace the DDP object by one that looks for unused parameters; every rank must call.
+
+        The values of the model are left as they are, because they are equal on all ranks, and a call of the model whose
+        backward pass is still to come may have saved them.
+        """
         assert self._options is not None, "a replica without options has no DDP"
         self.close()
-        self._build(self._options, True)
+        self._build(self._options, True, init_sync=False)
 
-    def _build(self, options: DdpOptions, find_unused: bool) -> None:
+    def _build(self, options: DdpOptions, find_unused: bool, *, init_sync: bool = True) -> None:
         kind = LeanDdp if is_checked("ddp.forward") else DistributedDataParallel
         self.ddp = kind(
             _Shim(self.model, self._plain_forward),
             find_unused_parameters=find_unused,
+            init_sync=init_sync,
             bucket_cap_mb=options.bucket_cap_mb,
             static_graph=options.static_graph,
             # The next backward pass overwrites gradients that are views of DDP's buckets and that the cell has kept.
