@@ -364,7 +364,7 @@ class CellProgram:
             self._plain[1].last_share = None
         is_plain = request.is_plain or (request.only_reads_accelerator and not self._has_prepared_explicitly())
         with ExitStack() as stack:
-            stack.callback(self._close_event_writers)
+            stack.callback(close_event_writers)
             transformers: list[ast.NodeTransformer] = []
             if not request.is_empty and (request.uses_accelerator or call is None):
                 accelerator = self._get_accelerator(
@@ -387,7 +387,7 @@ class CellProgram:
                             may_depend_on_rank=request.may_depend_on_rank,
                             is_partial=request.is_partial,
                             entropy=request.entropy,
-                            at_end=self._close_event_writers,
+                            at_end=close_event_writers,
                         )
                     )
                     transformers = [_PrepareInserter()]
@@ -415,9 +415,6 @@ class CellProgram:
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
-
-    def _close_event_writers(self) -> None:
-        close_event_writers(value for name, value in list(self._namespace.items()) if not self._is_hidden(name, value))
 
     def _finish_stopped_cell(self) -> BaseException | None:
         """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""

@@ -8,11 +8,9 @@ the one process before it is used in the other.
 from __future__ import annotations
 
 import copyreg
+import gc
 import sys
-from collections.abc import Iterable
 from typing import Any
-
-from accel_nb.pool.sync.object_kinds import attributes_of
 
 _PACKAGES = ("torch.utils.tensorboard", "tensorboardX")
 
@@ -31,11 +29,17 @@ def reduce_event_writer(writer: Any) -> Any:
     return copyreg.__newobj__, (type(writer),), state  # type: ignore[attr-defined]
 
 
-def close_event_writers(values: Iterable[Any]) -> None:
-    """Close the writers among some values and the attributes of these."""
-    if not any(package in sys.modules for package in _PACKAGES):
-        return
-    for value in values:
-        for item in (value, *(attributes_of(value) or {}).values()):
-            if is_event_writer(item):
-                item.close()
+def close_event_writers() -> None:
+    """Close every writer of this process, whatever refers to it."""
+    for kind in _writer_classes():
+        for value in gc.get_referrers(kind):  # an instance refers to its class
+            if type(value) is kind:
+                value.close()
+
+
+def _writer_classes() -> list[type]:
+    modules = (sys.modules.get(f"{package}.writer") for package in _PACKAGES)
+    found: list[type] = [kind for module in modules if (kind := getattr(module, "SummaryWriter", None)) is not None]
+    for kind in found:
+        found += (derived for derived in type.__subclasses__(kind) if derived not in found)
+    return found
