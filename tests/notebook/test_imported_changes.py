@@ -117,6 +117,18 @@ def test_one_writer_of_events_is_used_by_notebook_and_cells(kernel, tmp_path):
     assert kernel.value("values") == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
+def test_a_backend_of_plots_without_figures_is_the_notebooks(kernel):
+    setup(kernel, "import matplotlib\nmatplotlib.use('Agg')")
+    output = done(kernel, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.close()")
+    assert not any("image/png" in shown for shown in output.displays)
+    setup(kernel, "%matplotlib inline")
+    output = done(kernel, "plt.plot([1, 2])\nplt.show()")
+    assert any("image/png" in shown for shown in output.displays)
+    done(kernel, "matplotlib.use('svg')")
+    setup(kernel, "backend = matplotlib.get_backend()\n%matplotlib inline")
+    assert kernel.value("backend") == "svg"
+
+
 def test_the_style_of_plots_and_the_detection_of_anomalies_are_the_notebooks(kernel):
     setup(
         kernel,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from traitlets.config.application import Application
 
 from accel_nb.errors import MisuseError
@@ -40,6 +41,11 @@ _OWN_PLOT_PARAMETERS = frozenset(
     {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
 )
 """Parameters of matplotlib that belong to a process and its windows."""
+
+_FILE_BACKENDS = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
+"""The backends of matplotlib that show no figures."""
+
+_INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
 _PANDAS_OPTION = re.compile(
     r"^([a-z_.]+) :(?:(?!^[a-z_.]+ :).)*?\[default: (.*?)\] \[currently: (.*?)\]", re.MULTILINE | re.DOTALL
@@ -131,6 +137,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
+        found["plot_backend"] = _read_plot_backend(matplotlib)
         found["plots_at_once"] = matplotlib.is_interactive()
     if hasattr(pandas := sys.modules.get("pandas"), "options"):
         found["pandas"] = _read_pandas(pandas, before.get("pandas", ()))
@@ -166,6 +173,15 @@ def _read_plot_style(matplotlib: Any, before: Iterable[str]) -> dict[str, Any]:
             continue
         found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
     return found
+
+
+def _read_plot_backend(matplotlib: Any) -> str:
+    """Return the backend of matplotlib if it shows no figures, otherwise that of figures in the notebook.
+
+    Workers have no windows.
+    """
+    backend = dict.get(matplotlib.rcParams, "backend")  # reading it otherwise would choose one
+    return backend if isinstance(backend, str) and backend.lower() in _FILE_BACKENDS else _INLINE_BACKEND
 
 
 def _read_pandas(pandas: Any, before: Iterable[str]) -> dict[str, Any]:
@@ -212,6 +228,16 @@ def _set_pandas(options: Mapping[str, Any]) -> None:
 def _set_plot_style(values: Mapping[str, Any]) -> None:
     if values:
         importlib.import_module("matplotlib").rcParams.update(values)
+
+
+def _set_plot_backend(backend: str) -> None:
+    matplotlib = importlib.import_module("matplotlib")
+    if _read_plot_backend(matplotlib) == backend:
+        return
+    if backend == _INLINE_BACKEND:
+        get_ipython().enable_matplotlib("inline")  # type: ignore[union-attr]
+    else:
+        matplotlib.use(backend)
 
 
 def limit_error_filters() -> None:
@@ -360,6 +386,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "file_mask": os.umask,
     "torch_cudnn": _set_cudnn,
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
+    "plot_backend": _set_plot_backend,
     "pandas": _set_pandas,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
