@@ -21,6 +21,12 @@ def is_module_class(value: Any) -> bool:
     return torch is not None and isinstance(value, type) and issubclass(value, torch.nn.Module)
 
 
+def is_data_parallel(value: Any) -> bool:
+    """Return whether the value is a torch module that averages the gradients of the ranks of a group."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.parallel.DistributedDataParallel)
+
+
 def is_tensor(value: Any) -> bool:
     """Return whether the value is a torch tensor."""
     torch = sys.modules.get("torch")

@@ -43,7 +43,15 @@ from accel_nb.pool.sync.locks import is_lock, reduce_lock
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.memory_views import reduce_memory_view
-from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_kinds import (
+    is_data_parallel,
+    is_loader,
+    is_module,
+    is_optimizer,
+    is_plain_array,
+    is_scheduler,
+    is_tensor,
+)
 from accel_nb.pool.sync.object_paths import is_replaced_whole, resolve_path
 from accel_nb.pool.sync.object_reduction import (
     adds_items_itself,
@@ -259,6 +267,8 @@ class Pickler(cloudpickle.Pickler):
             return reduce_loader(obj)
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
+        if self._is_returned and is_data_parallel(obj):
+            raise TypeError("it is, or holds, a DistributedDataParallel, which needs the workers' process group")
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
             if reduced is NotImplemented:
