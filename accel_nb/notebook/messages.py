@@ -26,7 +26,7 @@ that import it are reloaded too.
 
 @dataclass(frozen=True, slots=True)
 class SentModule:
-    """The source of one of the user's own modules, for a worker on another machine."""
+    """The source of one of the user's own modules, for a worker on another machine, or that no import finds."""
 
     name: str
     file: str
@@ -82,7 +82,7 @@ class RunRequest:
     """The notebook's changes of environment variables; None: deleted."""
     settings: dict[str, Any] = field(default_factory=dict)
     modules: tuple[SentModule, ...] = ()
-    """The notebook's own modules that workers on other machines lack, or have in an older version."""
+    """The modules that workers would not find, or have in an older version."""
     reloaded: dict[str, ReloadMode] = field(default_factory=dict)
     """The modules to reload."""
     lines: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import subprocess
@@ -118,6 +119,25 @@ def test_a_worker_imports_what_was_sent_and_reloads_newer_versions(project: Path
     assert f'File "{file}", line 10, in fail' in shown
     assert "raise OSError" in shown
     assert imported["helper"] == [file, *(first_stamp(first, "helper"))]
+
+
+def test_a_module_that_no_import_finds_is_sent_once_and_again_when_it_has_changed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apart").mkdir()
+    file = tmp_path / "apart" / "generated.py"
+    file.write_text("ONE = 1\n")
+    record = OwnModules()
+    monkeypatch.syspath_prepend(str(project))
+    for name, place in (("inner.generated", file), ("other", project / "other.py")):
+        spec = importlib.util.spec_from_file_location(name, place)
+        assert spec is not None
+        monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+    [sent] = record.collect_loaded_by_hand()
+    assert (sent.name, sent.file, sent.text, sent.is_package) == ("inner.generated", str(file), "ONE = 1\n", False)
+    assert record.collect_loaded_by_hand() == []
+    file.write_text("ONE = 'one'\n")
+    assert [module.text for module in record.collect_loaded_by_hand()] == ["ONE = 'one'\n"]
 
 
 def first_stamp(modules: list[dict[str, object]], name: str) -> list[object]:

@@ -112,8 +112,8 @@ class NamespaceSession:
     ) -> tuple[PackedCell, list[str]]:
         """Pack the values that a cell needs and the workers lack; return them, and lines about what differs there.
 
-        Workers on other machines get the user's own modules too. Raise ShippingError, with a remedy, for a value that
-        cannot be sent.
+        All workers get the modules that no import finds, those on other machines the user's own modules too. Raise
+        ShippingError, with a remedy, for a value that cannot be sent.
         """
         digest, states = self._capture_random_states(always=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
@@ -141,6 +141,7 @@ class NamespaceSession:
         if "hash" not in self.namespace:
             lines += describe_hashes(cell.tree, codes)
         modules, notes = self._own_modules.collect(cell.tree) if facts.nodes else ([], [])
+        modules += self._own_modules.collect_loaded_by_hand()
         payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._environment.changed_settings()
         chosen = resolved.config.ranks or range(pool.size)

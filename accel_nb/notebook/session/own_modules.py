@@ -1,4 +1,7 @@
-"""The source files of the user's own modules, for workers on machines that may lack them or have other versions."""
+"""The source files of modules that workers may lack or have in other versions.
+
+On other machines these are all of the user's own modules, on this one those that code has loaded from a file by hand.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,9 @@ class OwnModules:
     _left_out: set[str] = field(default_factory=set)
     _of_others: dict[str, Any] = field(default_factory=dict)
     """Imported modules that are not the user's, which the next cell need not look at again."""
+    _by_hand: dict[str, str] = field(default_factory=dict)
+    """By name the files of modules that no import finds."""
+    _num_modules: int = 0
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -61,6 +67,18 @@ class OwnModules:
                     found.append(module)
                 waiting += self._imports_in(file)
         return found, lines
+
+    def collect_loaded_by_hand(self) -> list[SentModule]:
+        """Return those modules of this process that no import finds and that workers lack or have in an older version.
+
+        Code has loaded them by their specs, as PyTorch Geometric loads the files that it generates for a class.
+        """
+        if len(sys.modules) != self._num_modules:  # a look at each module takes milliseconds
+            self._num_modules = len(sys.modules)
+            files = {name: source_file_of(module) for name, module in list(sys.modules.items())}
+            self._by_hand = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
+        sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._by_hand.items())
+        return [module for module in sent if module is not None]
 
     def _imported_here(self) -> list[str]:
         known, self._of_others, found = self._of_others, {}, list[str]()
@@ -98,6 +116,19 @@ class OwnModules:
         return found
 
 
+def _is_found(name: str) -> bool:
+    """Return whether an import would find a module that is imported."""
+    if name == "__main__":
+        return True
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    return any(finder.find_spec(name, path) is not None for finder in sys.meta_path)
+
+
+def _is_package(file: str) -> bool:
+    return os.path.basename(file) == f"__init__{_SOURCE}"
+
+
 def _find_files(top: str) -> list[tuple[str, str, bool]]:
     """Return name, file and whether it is a package for the user's own module ``top`` and its submodules."""
     for entry in sys.path:
@@ -121,7 +152,7 @@ def _files_of_package(package: str, folder: str) -> Iterator[tuple[str, str, boo
         for file in sorted(files):
             stem, extension = os.path.splitext(file)
             if extension == _SOURCE and stem.isidentifier():
-                is_package = stem == "__init__"
+                is_package = _is_package(file)
                 yield prefix if is_package else f"{prefix}.{stem}", os.path.join(place, file), is_package
                 count += 1
                 if count > _MAX_FILES:

@@ -1,4 +1,4 @@
-"""Modules that a worker on another machine imports from sources that the notebook has sent."""
+"""Modules that a worker imports from sources that the notebook has sent, since it would not find them."""
 
 from __future__ import annotations
 
