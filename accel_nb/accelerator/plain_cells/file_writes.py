@@ -7,8 +7,8 @@ written and read back in one cell without waiting for the first rank. A path tha
 this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
 (`ChangedPaths`).
 
-Python's functions for files, those of torch and safetensors, and databases of ``sqlite3`` are redirected. Other files
-that a library writes in C code are not.
+Python's functions for files, those of torch, safetensors and h5py, and databases of ``sqlite3`` are redirected. Other
+files that a library writes in C code are not.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
     yield threading.Thread, "start", files.make_start
     for module in (sqlite3, dbapi2):
         yield module, "connect", files.make_connect
+    if (hdf5 := sys.modules.get("h5py")) is not None:
+        yield hdf5.File, "__init__", files.make_hdf5_init
     if isinstance(files, SharedFiles):
         yield torch, "save", functools.partial(files.rename_after, 1, "f")
         yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
@@ -138,7 +140,7 @@ class PrivateFiles(CellFiles):
         self._removed: set[str] = set()
         # Temporary files and folders that only this rank has, under names of its own.
         self._temporary: set[str] = set()
-        # By path, the version that is a database, and its path, which SQLite needs.
+        # By path, the version that is a database or an HDF5 file, and its path, which these libraries need.
         self._databases: dict[str, tuple[io.FileIO, str]] = {}
 
     def discard(self) -> None:
@@ -215,6 +217,25 @@ class PrivateFiles(CellFiles):
 
         return connect
 
+    def make_hdf5_init(self, plain: Function) -> Function:
+        """Return an ``__init__`` of h5py's file that opens this rank's version of its path."""
+
+        @functools.wraps(plain)
+        def init(file: Any, name: Any, mode: str = "r", driver: Any = None, **kwargs: Any) -> None:
+            if driver is not None or not is_path(name):
+                plain(file, name, mode, driver, **kwargs)
+            elif mode == "r" or not self._redirects(name):
+                plain(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
+            else:
+                exists = os.path.exists(name)
+                place = self._prepare_database(name)
+                if not exists:  # the library creates the file itself
+                    _remove(place)
+                plain(file, place, mode, driver, **kwargs)
+                self._set_database(absolute(name), place)
+
+        return init
+
     def _prepare_database(self, path: Any) -> str:
         """Return the path of this rank's version of a database. What the version held so far is kept."""
         full = absolute(path)
@@ -222,10 +243,13 @@ class PrivateFiles(CellFiles):
         if file is None or file is not self._files.get(full):
             place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
             shutil.copyfile(self._prepare(path, keeps_content=True), place)
-            self._files.pop(full).close()
-            self._files[full] = file = io.FileIO(place, "r+")
-            self._databases[full] = file, place
+            self._set_database(full, place)
         return place
+
+    def _set_database(self, full: str, place: str) -> None:
+        self._files.pop(full).close()
+        self._files[full] = file = io.FileIO(place, "r+")
+        self._databases[full] = file, place
 
     def read_from(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
@@ -565,7 +589,7 @@ class _Scan:
 
 
 # The original functions, for use inside of replacements.
-_access, _scandir, _stat = os.access, os.scandir, os.stat
+_access, _remove, _scandir, _stat = os.access, os.remove, os.scandir, os.stat
 
 
 def _exists(full: str) -> bool:

@@ -60,6 +60,17 @@ class SharedFiles(CellFiles):
 
         return connect
 
+    def make_hdf5_init(self, plain: Function) -> Function:
+        """Return an ``__init__`` of h5py's file that records a file that it creates or changes."""
+
+        @functools.wraps(plain)
+        def init(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+            if mode != "r":
+                self._record(name, is_in_place=True)
+            plain(file, name, mode, *args, **kwargs)
+
+        return init
+
     def make_open(self, plain: Function) -> Function:
         """Return an ``open`` that records a file that it creates or changes."""
 

@@ -32,6 +32,7 @@ from accel_nb.pool.sync.function_reduction import (
     set_function_state,
     with_binding,
 )
+from accel_nb.pool.sync.hdf5_objects import is_hdf5_object, reduce_hdf5_object
 from accel_nb.pool.sync.iterators import (
     is_generator_iterator,
     is_loader_iterator,
@@ -239,6 +240,8 @@ class Pickler(cloudpickle.Pickler):
             return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
         if is_any_file(obj):
             return reduce_file(obj)
+        if is_hdf5_object(obj):
+            return reduce_hdf5_object(obj)
         if is_custom_operator(obj):
             return reduce_custom_operator(obj)
         if is_csv_writer(obj):
