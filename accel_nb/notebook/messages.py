@@ -67,6 +67,8 @@ class RunRequest:
     """The names that the cell binds."""
     assigned: tuple[str, ...] = ()
     """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
+    submodules: tuple[str, ...] = ()
+    """The modules to import that the cell uses as attributes of their packages."""
     shared: tuple[str, ...] = ()
     """The names whose values both the kernel and the worker have."""
     is_plain: bool = True

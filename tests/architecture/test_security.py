@@ -205,6 +205,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "telemetry/trackers/selection.py": TABLE,
             "cli/main.py": TABLE,
             "pool/sync/imported_attributes.py": "modules that the kernel's own process has imported",
+            "notebook/session/module_sync.py": "modules that the kernel's own process has imported",
             "pool/sync/patched_classes.py": "the module of a class, as pickle does, and those of its functions",
             "pool/local/worker.py": "the program that the kernel names when it starts the pool",
             "pool/local/zygote.py": "what the kernel has it load, from its command line",

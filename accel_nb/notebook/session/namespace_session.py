@@ -17,6 +17,7 @@ from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.cells.call import FunctionCall
 from accel_nb.notebook.cells.cell_analysis import CellNames, notebook_code_objects
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, keep_output
+from accel_nb.notebook.cells.submodules import find_submodules
 from accel_nb.notebook.cells.user_names import UserNames
 from accel_nb.notebook.messages import CallRequest, RankAnswer, RunRequest, to_body
 from accel_nb.notebook.session.environment_sync import EnvironmentSync, compiler_flags
@@ -149,6 +150,7 @@ class NamespaceSession:
             _request_of(cell, names, resolved),
             used=tuple(dict.fromkeys([*needed, *names.used])),
             assigned=tuple(sorted(item.to_text() for item in assigned)),
+            submodules=find_submodules(cell.tree, self.namespace),
             sources=self._environment.new_sources(codes),
             rng_digest=digest,
             has_rng=states is not None,

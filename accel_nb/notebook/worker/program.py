@@ -205,8 +205,8 @@ class CellProgram:
             os.chdir(request.cwd)
         sys.path[:] = request.sys_path
         self._sent_modules.add(request.modules)
-        self._modules.begin_run()
         self._apply_environment(request.variables, request.reloaded)
+        self._modules.begin_run(request.submodules)
         apply_settings(request.settings)
         limit_error_filters()
         send_records(self._send_display)
