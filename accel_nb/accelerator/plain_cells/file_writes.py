@@ -7,8 +7,8 @@ written and read back in one cell without waiting for the first rank. A path tha
 this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
 (`ChangedPaths`).
 
-Python's functions for files, those of torch, safetensors and h5py, and databases of ``sqlite3`` are redirected. Other
-files that a library writes in C code are not.
+Python's functions for files, those of torch, safetensors and h5py, databases of ``sqlite3`` and the functions of
+`library_files` are redirected. Other files that a library writes in C code are not.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_database,
     is_path,
 )
+from accel_nb.accelerator.plain_cells.library_files import FileFunction, imported_functions
 from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
 from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
@@ -71,6 +72,8 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
         yield module, "connect", files.make_connect
     if (hdf5 := sys.modules.get("h5py")) is not None:
         yield hdf5.File, "__init__", files.make_hdf5_init
+    for function in imported_functions():
+        yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
     if isinstance(files, SharedFiles):
         yield torch, "save", functools.partial(files.rename_after, 1, "f")
         yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
@@ -201,10 +204,18 @@ class PrivateFiles(CellFiles):
             with tempfile.TemporaryDirectory(dir=make_temporary_folder(self._pid)) as folder:
                 place = os.path.join(folder, os.path.basename(absolute(path)))
                 result = call_with(plain, position, name, place, args, kwargs)
-                shutil.copyfile(place, version)
+                if os.path.exists(place):  # some libraries return that they cannot write, and raise nothing
+                    shutil.copyfile(place, version)
             return result
 
         return write
+
+    def make_of_library(self, function: FileFunction, plain: Function) -> Function:
+        """Return a function of a library that reads or writes this rank's version of its path."""
+        if function.use == "open":
+            return self.make_open(plain)
+        make = {"read": self.read_from, "write": self.write_to, "write by name": self.write_copy}[function.use]
+        return make(function.position, function.argument, plain)
 
     def make_connect(self, plain: Function) -> Function:
         """Return a ``connect`` that opens this rank's version of a database."""

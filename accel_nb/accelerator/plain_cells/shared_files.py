@@ -20,6 +20,7 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_path,
 )
 from accel_nb.accelerator.plain_cells.changed_paths import MAX_KEPT
+from accel_nb.accelerator.plain_cells.library_files import FileFunction
 
 
 class SharedFiles(CellFiles):
@@ -48,6 +49,20 @@ class SharedFiles(CellFiles):
             return result
 
         return save
+
+    def make_of_library(self, function: FileFunction, plain: Function) -> Function:
+        """Return a function of a library that records a file that it creates or changes."""
+        if function.use == "open":
+            return self.make_open(plain)
+        if function.use == "read":
+            return plain
+
+        @functools.wraps(plain)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            self._record(argument(function.position, function.argument, args, kwargs), is_in_place=True)
+            return plain(*args, **kwargs)
+
+        return write
 
     def make_connect(self, plain: Function) -> Function:
         """Return a ``connect`` that records the file of a database, which the cell may change."""

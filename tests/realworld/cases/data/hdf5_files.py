@@ -158,3 +158,4 @@ with h5py.File("out.h5", "a") as out:
 
 # %%
 added += h5py.File("out.h5")["last"][0], h5py.File("out.h5")["losses"][-1]
+del sys.modules["h5py"]

@@ -1,0 +1,53 @@
+"""Functions of libraries that read or write a file in C code, for the redirection of files."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class FileFunction:
+    """A function with the path of a file among its arguments.
+
+    ``use``: ``open`` takes the path and a mode, as Python's function does; ``write by name`` writes a whole file in the
+    form that the path's extension means.
+    """
+
+    module: str
+    name: str
+    use: Literal["open", "read", "write", "write by name"]
+    position: int
+    argument: str
+
+    def owner(self) -> Any:
+        """Return the module or the class that has the function; None if the module is not imported."""
+        module, (*outer, _) = sys.modules.get(self.module), self.name.split(".")
+        return operator.attrgetter(".".join(outer))(module) if outer and module is not None else module
+
+    @property
+    def own_name(self) -> str:
+        """The function's name in its owner."""
+        return self.name.rpartition(".")[2]
+
+
+_FUNCTIONS = (
+    FileFunction("cv2", "imread", "read", 0, "filename"),
+    FileFunction("cv2", "imwrite", "write by name", 0, "filename"),
+    FileFunction("pandas", "read_parquet", "read", 0, "path"),
+    FileFunction("pyarrow", "OSFile", "open", 0, "path"),  # pandas writes Parquet to it
+    FileFunction("pyarrow.feather", "read_table", "read", 0, "source"),
+    FileFunction("pyarrow.feather", "write_feather", "write", 1, "dest"),
+    FileFunction("pyarrow.parquet", "ParquetFile.__init__", "read", 1, "source"),
+    FileFunction("pyarrow.parquet", "ParquetWriter.__init__", "write", 1, "where"),
+    FileFunction("pyarrow.parquet", "read_table", "read", 0, "source"),
+)
+"""A library's functions that read are here if those that write are: ranks read what they have written."""
+
+
+def imported_functions() -> Iterator[FileFunction]:
+    """Yield the functions whose modules this process has imported."""
+    return (function for function in _FUNCTIONS if function.owner() is not None)
