@@ -14,6 +14,7 @@ from accel_nb.pool.sync.imported_attributes import (
     ImportedAttributes,
     ImportedPath,
     describe_copy_problem,
+    imported_under_names,
     is_changed_in_place,
     read_assigned,
 )
@@ -35,10 +36,16 @@ class ImportedReturns:
         """Return the ids of the objects that the attributes are now, for values that refer to them."""
         return ImportedAttributes(read_assigned(self._assigned, self._namespace)).ids()
 
-    def bind_changed(self) -> list[str]:
-        """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied."""
+    def bind_changed(self, bound: Iterable[str]) -> list[str]:
+        """Bind the attributes that have changed to `RETURNED_NAME`; return a line if some of them cannot be copied.
+
+        ``bound`` are names that the cell may have bound: those of a module's objects are to mean the notebook's.
+        """
         self._namespace.pop(RETURNED_NAME, None)
-        self._assigned += ModuleAssignments().find(modules_imported_after(self._newest_module))
+        modules = modules_imported_after(self._newest_module)
+        # `from module import *` binds names that the code of the cell does not show.
+        self._assigned += imported_under_names([*self._namespace] if modules else bound, self._namespace)
+        self._assigned += ModuleAssignments().find(modules)
         changed: dict[ImportedPath, Any] = {}
         problems: list[str] = []
         for path, (value, fingerprint) in self._read().items():

@@ -172,7 +172,7 @@ class CellProgram:
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
         is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
-        self._lines += imported.bind_changed()
+        self._lines += imported.bind_changed(request.bound)
         if before is not None:
             before.imported = imported.ids()
         changed, notes = ({}, []) if settings is None else settings.find()

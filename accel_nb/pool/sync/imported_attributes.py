@@ -179,6 +179,28 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
     return found
 
 
+def imported_under_names(names: Iterable[str], namespace: Mapping[str, Any]) -> list[AssignedAttribute]:
+    """Return the attributes of the user's modules that names are bound to, as after ``from config import settings``.
+
+    Only of containers and objects of the user's classes: a copy of one would not change where the module's own does.
+    """
+    public = [name for name in names if name in namespace and not name.startswith("_")]  # not __builtins__
+    values = {name: namespace[name] for name in public if _has_same_identity(namespace[name])}
+    if not values:
+        return []
+    modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if _is_user_file(name, module)]
+    return [
+        AssignedAttribute(module + MODULE_END, name)
+        for module, attributes in modules
+        for name, value in values.items()
+        if attributes.get(name) is value
+    ]
+
+
+def _is_user_file(name: str, module: Any) -> bool:
+    return name != "__main__" and type(module) is types.ModuleType and is_user_module(name) and _is_imported(module)
+
+
 def _resolve(base: str, namespace: Mapping[str, Any]) -> tuple[ImportedPath | None, Any]:
     """Return the place of the object that a dotted name means, None if it is in no imported module, and the object."""
     module, is_module, dotted = base.rpartition(MODULE_END)
