@@ -37,6 +37,8 @@ def run(package: str, program: str, *arguments: str, size: int, folder: Path) ->
         ("sft", 1, 0.0),
         ("diffusion", 1, 0.0),
         ("trainer plain", 2, 0.0),
+        ("trainer uneven", 2, 1e-6),  # weights and averages are multiplied in another order
+        ("sft", 2, 0.0),
         ("trainer deepspeed", 2, 1e-6),
         ("trainer fsdp", 2, 1e-6),  # norms of shards are summed in another order
     ],

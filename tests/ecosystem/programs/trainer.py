@@ -44,6 +44,8 @@ if __name__ == "__main__":
             model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
         if kind == "fsdp":
             options |= {"fsdp": "full_shard", "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
+        if kind == "uneven":
+            options["accelerator_config"] = {"even_batches": False}
         if kind == "deepspeed":
             options["deepspeed"] = {
                 "zero_optimization": {"stage": int(os.environ.get("STAGE", "2")), "reduce_bucket_size": "auto"},
@@ -53,9 +55,9 @@ if __name__ == "__main__":
                 "gradient_clipping": "auto",
             }
         arguments = TrainingArguments(**(options | changes))
-        return Sequential(
-            model, arguments, train_dataset=Tokens(32), eval_dataset=Tokens(int(os.environ.get("EVALUATED", "10")))
-        )
+        samples = Tokens(29 if kind == "uneven" else 32)
+        evaluated = Tokens(int(os.environ.get("EVALUATED", "10")))
+        return Sequential(model, arguments, train_dataset=samples, eval_dataset=evaluated)
 
     folder = os.environ.get("FOLDER") or tempfile.mkdtemp()
     trainer = build(folder)
