@@ -145,9 +145,18 @@ def test_the_style_of_plots_and_the_detection_of_anomalies_are_the_notebooks(ker
 def test_cells_run_where_a_module_of_the_notebook_is_not_found(kernel, tmp_path):
     (tmp_path / "accel_nb_gone.py").write_text("SEEN = []\ndef record(item): SEEN.append(item)\n")
     setup(kernel, f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport accel_nb_gone\nsys.path.pop(0)")
+    (tmp_path / "accel_nb_gone.py").unlink()
     done(kernel, "found = 3")
     assert kernel.value("found") == 3
     output = run(kernel, "accel_nb_gone.record(1)")
     assert output.error is not None
     assert "accel_nb_gone" in output.traceback
     setup(kernel, "del sys.modules['accel_nb_gone'], accel_nb_gone")
+
+
+def test_a_module_is_sent_whose_folder_is_not_searched_any_more(kernel, tmp_path):
+    (tmp_path / "accel_nb_apart.py").write_text("SEEN = []\ndef record(item): SEEN.append(item)\n")
+    setup(kernel, f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport accel_nb_apart\nsys.path.pop(0)")
+    done(kernel, "accel_nb_apart.record(1)")
+    assert kernel.value("accel_nb_apart.SEEN") == [1]
+    setup(kernel, "del sys.modules['accel_nb_apart'], accel_nb_apart")

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from accel_nb.errors import ShippingError
 from accel_nb.notebook.session import own_modules
+from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.own_modules import OwnModules
+from accel_nb.notebook.worker.sent_modules import SentModules
 
 CELL = ast.parse("from helper import double\nimport json, absent")
 HELPER = """import inner.parts
@@ -138,6 +141,14 @@ def test_a_module_that_no_import_finds_is_sent_once_and_again_when_it_has_change
     assert record.collect_loaded_by_hand() == []
     file.write_text("ONE = 'one'\n")
     assert [module.text for module in record.collect_loaded_by_hand()] == ["ONE = 'one'\n"]
+
+
+def test_a_module_that_a_cell_uses_and_that_cannot_be_imported_is_named(project: Path) -> None:
+    (project / "inner" / "broken.py").write_text("raise OSError('no display')\n")
+    record = WorkerModules(SentModules())
+    record.begin_run(["json.tool", "inner.absent"])
+    with pytest.raises(ShippingError, match=r"inner\.broken cannot be imported on the workers: OSError: no display"):
+        record.begin_run(["inner.broken"])
 
 
 def first_stamp(modules: list[dict[str, object]], name: str) -> list[object]:

@@ -23,12 +23,14 @@ class ModuleAssignments:
     def __init__(self) -> None:
         self._found: dict[str, tuple[FileStamp | None, set[AssignedAttribute]]] = {}
         self._own: list[str] = []
-        self._num_modules = 0
+        # How many modules were imported at the last look at them, and the newest one.
+        self._present = (0, "")
 
     def find_in_process(self) -> set[AssignedAttribute]:
         """Return the attributes of all of the user's modules that this process has imported."""
-        if len(sys.modules) != self._num_modules:  # a look at each module takes milliseconds
-            self._num_modules = len(sys.modules)
+        present = len(sys.modules), next(reversed(sys.modules))
+        if present != self._present:  # a look at each module takes milliseconds
+            self._present = present
             self._own = [name for name, module in list(sys.modules.items()) if source_file_of(module) is not None]
         return self.find(self._own)
 

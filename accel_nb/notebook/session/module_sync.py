@@ -16,7 +16,6 @@ import sysconfig
 import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -156,8 +155,15 @@ class WorkerModules:
     def begin_run(self, used: Iterable[str]) -> None:
         """Import the modules that a cell uses as attributes of their packages; record the time at which it begins."""
         for name in used:
-            with suppress(ModuleNotFoundError):  # code that uses one gets Python's error
+            try:
                 importlib.import_module(name)
+            except ModuleNotFoundError:  # code that uses it gets Python's error
+                continue
+            except Exception as error:  # the module may raise anything
+                raise ShippingError(
+                    f"the module {name} cannot be imported on the workers: {type(error).__name__}: {error}. Leave it "
+                    "out of the cell."
+                ) from error
         self._began_ns = time.time_ns()
 
     def new_imports(self) -> dict[str, tuple[str, int, int]]:

@@ -33,7 +33,8 @@ class OwnModules:
     """Imported modules that are not the user's, which the next cell need not look at again."""
     _by_hand: dict[str, str] = field(default_factory=dict)
     """By name the files of modules that no import finds."""
-    _num_modules: int = 0
+    _present: tuple[int, str] = (0, "")
+    """How many modules were imported at the last look at them, and the newest one."""
 
     def clear(self) -> None:
         """Record that workers have no modules of the notebook."""
@@ -73,8 +74,9 @@ class OwnModules:
 
         Code has loaded them by their specs, as PyTorch Geometric loads the files that it generates for a class.
         """
-        if len(sys.modules) != self._num_modules:  # a look at each module takes milliseconds
-            self._num_modules = len(sys.modules)
+        present = len(sys.modules), next(reversed(sys.modules))
+        if present != self._present:  # a look at each module takes milliseconds
+            self._present = present
             files = {name: source_file_of(module) for name, module in list(sys.modules.items())}
             self._by_hand = {name: file for name, file in files.items() if file is not None and not _is_found(name)}
         sent = (self._read(name, file, is_package=_is_package(file)) for name, file in self._by_hand.items())
@@ -122,7 +124,8 @@ def _is_found(name: str) -> bool:
         return True
     parent = name.rpartition(".")[0]
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-    return any(finder.find_spec(name, path) is not None for finder in sys.meta_path)
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)  # very old ones have none
+    return any(find is not None and find(name, path) is not None for find in finders)
 
 
 def _is_package(file: str) -> bool:
