@@ -180,6 +180,8 @@ class ShardedModel:
             self._staged = {id(now) for key, now in self.changed.items() if key in self._stages}
             if filling is not None:
                 filling.fill_parts(self.changed)
+            if self.pipeline is None:
+                _state_of(model)._lazy_init()  # else the call of a unit before that of the model would make it a root
         except BaseException:
             self.abandon()
             raise
@@ -314,6 +316,14 @@ class ShardedModel:
             own = self.pipeline.collected.pop(id(value), torch.zeros_like(value))
             total = self._comm.all_reduce(own.detach()) / (mesh.size // mesh.pp)
             value.grad = total if value.grad is None else value.grad + total
+
+    def average_outside(self) -> None:
+        """Average the gradients of code that has computed with gathered parameters outside of a call of the model.
+
+        A method that is not ``forward`` does so after a call that was not followed by a backward pass.
+        """
+        if self.pipeline is None and not self._keeps_gathered and any(group.is_unsharded for group in self._groups()):
+            self._average_groups()
 
     def _average_groups(self) -> None:
         for group in self._groups():

@@ -415,6 +415,8 @@ class Fsdp(Stepping):
         for part in self._models.values():
             if part.pipeline is not None and part.syncs:
                 part.average_pending()
+            elif part.syncs:
+                part.average_outside()
 
     def training_schedule(
         self,
