@@ -525,7 +525,8 @@ def find_refusal(model: nn.Module, weights: str | None) -> Refusal | None:
             f"a {type(model).__name__} is not called itself, and parameters are gathered when a model is called",
             "make it a part of a module with a forward, or train with --strategy ddp, which holds copies",
         )
-    if not isinstance(model, OptimizedModule | nn.RNNBase) and type(model).__setattr__ is not nn.Module.__setattr__:
+    sets_elsewhere = type(model).__setattr__ is not nn.Module.__setattr__
+    if sets_elsewhere and not isinstance(model, OptimizedModule | nn.RNNBase) and any(True for _ in model.parameters()):
         return Refusal(
             f"{type(model).__name__} passes attributes that are set on it to another module, and FSDP2 sets attributes "
             "on what it divides",
