@@ -70,14 +70,18 @@ def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]
         if names.get("create_graph"):
             keep_graph()
         listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
+        # The graph references the gathered parameters, and not the parts.
+        refusal = MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_IN_PARTS))
         try:
-            return plain(outputs, inputs, *args, **kwargs)
+            gradients = plain(outputs, inputs, *args, **kwargs)
         except RuntimeError as error:
-            if not any(map(sharded.is_sharded, listed)):
+            if not parts:
                 raise
-            # The graph references the gathered parameters, and not the parts.
-            what = "torch.autograd.grad with respect to parameters"
-            raise MisuseError(_REFUSED.format(what=what, why=_IN_PARTS)) from error
+            raise refusal from error
+        if parts and all(gradients[number] is None for number in parts):  # with allow_unused
+            raise refusal
+        return gradients
 
     return grad
 
