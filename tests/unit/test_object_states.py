@@ -65,11 +65,24 @@ def test_an_object_whose_state_cannot_be_read_has_no_content():
     assert content_of(as_of_the_notebook(Broken)()) is None
 
 
-def test_only_classes_of_the_notebook_have_states_of_their_own():
-    class Library:
-        def __getstate__(self):
-            return {}
+class Library:
+    """A class of a library, without ``__setstate__``."""
 
+    def __init__(self, value):
+        self.value, self.cache = value, object()
+
+    def __getstate__(self):
+        return {"value": self.value}
+
+
+def test_an_object_of_a_library_keeps_nothing_that_its_state_leaves_out():
+    own, other = Library(1), Library(2)
+    assert kept_attributes(own, state_of(other)) == {}
+    set_content(own, state_of(other))
+    assert vars(own) == {"value": 2}
+
+
+def test_objects_without_a_state_of_their_own():
     assert has_own_state(Record())
-    assert not has_own_state(Library())
+    assert has_own_state(Library(1))
     assert not has_own_state(object())

@@ -26,10 +26,7 @@ class ObjectState:
 
 
 def has_own_state(value: Any) -> bool:
-    """Return whether the class of an object defines ``__getstate__``, and no other way of pickling.
-
-    That of a library must define ``__setstate__`` too.
-    """
+    """Return whether the class of an object defines ``__getstate__``, and no other way of pickling."""
     kind = type(value)
     return (
         (_is_of_notebook(kind) or _is_of_library(kind))
@@ -48,7 +45,7 @@ def _is_of_notebook(kind: type) -> bool:
 
 def _is_of_library(kind: type) -> bool:
     has_state = getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
-    return has_state and hasattr(kind, "__setstate__") and kind.__module__.partition(".")[0] not in _INTERLINKED
+    return has_state and kind.__module__.partition(".")[0] not in _INTERLINKED
 
 
 def object_state(value: Any) -> ObjectState:
