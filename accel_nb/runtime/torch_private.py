@@ -98,6 +98,7 @@ PRIVATE_USES = (
             "FSDPParamGroup._training_state",
             "FSDPState._fsdp_param_group",
             "FSDPState._fsdp_param_groups",
+            "FSDPState._lazy_init",
             "FSDPState._state_ctx",
             "FSDPState._training_state",
             "Module._forward_hooks",
