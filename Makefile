@@ -146,7 +146,7 @@ test-trackers: $(STAMPS)/develop
 test-engines: $(STAMPS)/develop
 	@.ci/environment.sh $(BIN)/python $(ENGINES) .ci/engines.txt
 	@.ci/servers.sh
-	$(ENGINES)/bin/python -m pytest tests/engines
+	$(ENGINES)/bin/python -m pytest tests/engines $(TESTS)
 
 test-ecosystem: $(STAMPS)/develop
 	@.ci/environment.sh $(BIN)/python $(ECOSYSTEM) .ci/ecosystem.txt
