@@ -160,8 +160,11 @@ class AccelerateMagics(Magics):
                 warnings.simplefilter("ignore")
                 compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
-            if error.text is None and error.lineno is not None:  # the compiler reads it from the file, if there is one
-                error.text = source.splitlines()[error.lineno - 1]
+            number_of_line = error.lineno or 0
+            if not source:  # IPython's tokenizer has not seen the magic's line
+                error.lineno, error.filename = number_of_line + 1, name
+            elif error.text is None:  # the compiler reads it from the file, if there is one
+                error.text = "".join(source.splitlines()[number_of_line - 1 : number_of_line])
             lines = self._shell.SyntaxTB.structured_traceback(type(error), error, [])
             raise with_traceback(CellSyntaxError(str(error)), lines) from None
         return Cell(source, tree, number)

@@ -38,11 +38,12 @@ def next_cell_works(kernel):
     ],
 )
 def test_syntax_error_is_reported_once_before_anything_runs(kernel, line, message):
-    output = run(kernel, f"\nx = 2\n{line}\nx = 3")
+    output = run(kernel, f"x = 2\n{line}\nx = 3")
     assert output.error is not None
     assert output.error[0] == "CellSyntaxError"
     assert output.traceback.count(message) == 1
     assert line.splitlines()[-1] in output.traceback
+    assert f":{2 + len(line.splitlines())}\n" in output.traceback
     assert "IPython" not in output.traceback
     assert (output.displays, output.stderr) == ([], "")
 

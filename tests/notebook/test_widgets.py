@@ -34,6 +34,16 @@ def test_a_widget_that_a_cell_makes_belongs_to_the_notebook_afterwards(kernel):
     assert kernel.value("(labels[0].comm, labels[1].comm is None)") == (None, False)
 
 
+def test_a_widget_whose_class_needs_arguments_is_shown_without_a_counterpart(kernel):
+    setup(kernel, MAKE + "other = ipywidgets.IntSlider()\nbefore = set(get_ipython().kernel.comm_manager.comms)")
+    output = done(
+        kernel, "link = ipywidgets.jslink((slider, 'value'), (other, 'value'))\nprint(link.model_id)\ndel link"
+    )
+    assert output.stderr == ""
+    opened = "set(get_ipython().kernel.comm_manager.comms) - before"
+    assert kernel.value(f"{output.stdout.strip()!r} in {opened}") is True
+
+
 def test_an_observer_that_raises_does_not_end_the_cell(kernel):
     setup(kernel, MAKE + "slider.observe(lambda change: 1 / 0, 'value')")
     output = done(kernel, "slider.value += 1\nprint('on')")

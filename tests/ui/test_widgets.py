@@ -9,7 +9,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Page, expect
 
-from tests.ui.lab import LabServer, execute, open_notebook, wait_until_ran
+from tests.ui.lab import LabServer, execute, open_notebook, wait_for_kernel, wait_until_ran
 
 NAME = "widgets.ipynb"
 RUN_S = 150
@@ -54,3 +54,10 @@ def test_widgets_of_a_cell_are_live_on_the_page_and_come_back(page: Page, lab: L
     expect(second.locator(".jp-OutputArea-output", has_text="in the output of the cell")).to_be_visible()
     expect(second.locator(".jp-OutputArea-output", has_text="in the output widget")).to_have_count(0)
     page.screenshot(path=pictures / "widgets.png")
+
+    execute(page, "docmanager:save")
+    expect(page.locator(".jp-mod-dirty")).to_have_count(0)
+    page.reload()
+    wait_for_kernel(page)
+    expect(second.get_by_text("epoch 2, and the notebook's turn")).to_be_visible()
+    expect(second.get_by_text("3/3")).to_be_visible()

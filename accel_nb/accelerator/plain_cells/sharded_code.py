@@ -71,19 +71,22 @@ def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]
             keep_graph()
         listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
-        # The graph references the gathered parameters, and not the parts.
-        refusal = MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_IN_PARTS))
         try:
             gradients = plain(outputs, inputs, *args, **kwargs)
         except RuntimeError as error:
             if not parts:
                 raise
-            raise refusal from error
+            raise _gradients_refusal() from error
         if parts and all(gradients[number] is None for number in parts):  # with allow_unused
-            raise refusal
+            raise _gradients_refusal()
         return gradients
 
     return grad
+
+
+def _gradients_refusal() -> MisuseError:
+    # The graph references the gathered parameters, and not the parts.
+    return MisuseError(_REFUSED.format(what="torch.autograd.grad with respect to parameters", why=_IN_PARTS))
 
 
 _IN_STAGES = (

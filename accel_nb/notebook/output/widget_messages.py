@@ -56,7 +56,9 @@ def _open(kernel: Any, body: dict[str, Any], buffers: list[bytes]) -> None:
     message = {"metadata": metadata, "content": {"data": data}, "buffers": buffers}
     try:
         if body["target_name"] == WIDGET_TARGET:
-            with suppress(ImportError, KeyError):  # no ipywidgets, or a class of a package that is not imported here
+            # No ipywidgets, a class of a package that is not imported here, or one that needs arguments: only the page
+            # has the widget then.
+            with suppress(ImportError, KeyError, TypeError):
                 importlib.import_module("ipywidgets").Widget.handle_comm_opened(comm, copy.deepcopy(message))
     finally:
         comm.open(data, metadata, buffers)

@@ -234,10 +234,10 @@ def _set_plot_backend(backend: str) -> None:
     matplotlib = importlib.import_module("matplotlib")
     if _read_plot_backend(matplotlib) == backend:
         return
-    if backend == _INLINE_BACKEND:
-        get_ipython().enable_matplotlib("inline")  # type: ignore[union-attr]
-    else:
+    if backend != _INLINE_BACKEND:
         matplotlib.use(backend)
+    elif (shell := get_ipython()) is not None:
+        shell.enable_matplotlib("inline")
 
 
 def limit_error_filters() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib
-import importlib.metadata
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +13,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-_PACKAGE = "ipywidgets"
-_OWN_COMMS = 8
-"""The first version of ipywidgets that opens comms by the package ``comm``; before, by ``ipykernel.comm``."""
+from accel_nb.pool.sync.widgets import comm_function
 
 
 class RunningCell:
@@ -96,10 +92,6 @@ class _BeforeWidgets(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Replace the class if the module is ipywidgets."""
-        if fullname == _PACKAGE:
+        if fullname == "ipywidgets":
             sys.meta_path.remove(self)
-            version = importlib.metadata.version(_PACKAGE)
-            if int(version.partition(".")[0]) >= _OWN_COMMS:
-                importlib.import_module("comm").create_comm = WorkerComm  # type: ignore[attr-defined]
-            else:
-                importlib.import_module("ipykernel.comm").Comm = WorkerComm  # type: ignore[attr-defined]
+            setattr(*comm_function(), WorkerComm)

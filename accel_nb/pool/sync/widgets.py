@@ -6,29 +6,36 @@ The worker's sends its changes by the messages of its comm. The state of the not
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 WIDGET_TARGET = "jupyter.widget"
 """The name by which a page makes widgets for comms."""
-_OWN_COMMS = 8
-"""The first version of ipywidgets that opens comms by the package ``comm``; before, by ``ipykernel.comm``."""
+_PACKAGE = "ipywidgets"
 
 
 def is_widget(value: Any) -> bool:
     """Return whether a value is a widget, whose state is in the notebook's page too."""
-    widgets = sys.modules.get("ipywidgets")
+    widgets = sys.modules.get(_PACKAGE)
     return widgets is not None and isinstance(value, widgets.Widget)
 
 
 def find_widget(model_id: str) -> Any:
     """Return this process's widget of a model, or None."""
-    widgets = sys.modules.get("ipywidgets")
+    widgets = sys.modules.get(_PACKAGE)
     if widgets is None:
         return None
     found = widgets.widget_serialization["from_json"](f"IPY_MODEL_{model_id}", None)
     return found if is_widget(found) else None
+
+
+def comm_function() -> tuple[Any, str]:
+    """Return the module and the name of the function, or class, by which the installed ipywidgets opens comms."""
+    if int(importlib.metadata.version(_PACKAGE).partition(".")[0]) >= 8:
+        return importlib.import_module("comm"), "create_comm"
+    return importlib.import_module("ipykernel.comm"), "Comm"
 
 
 def reduce_widget(widget: Any, *, is_returned: bool) -> Any:
@@ -62,12 +69,7 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
     if widget is not None:
         widget.set_state(state)
         return widget
-    widgets = importlib.import_module("ipywidgets")
-    if int(widgets.__version__.partition(".")[0]) >= _OWN_COMMS:
-        make: Any = importlib.import_module("comm").create_comm
-    else:
-        make = importlib.import_module("ipykernel.comm").Comm
-    comm = make(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
+    comm = getattr(*comm_function())(target_name=WIDGET_TARGET, comm_id=model_id, primary=False)
     with comm.paused():  # what it is made with is no change of the notebook's
         widget = kind(comm=comm, **parts)
         widget.set_state(state)
