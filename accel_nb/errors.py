@@ -8,16 +8,14 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from accel_nb.installed_files import is_of_library
 from accel_nb.secrets import hide_secrets
 
 _PACKAGE_FOLDER = os.path.dirname(__file__) + os.sep
-_STDLIB_FOLDER = os.path.join(sysconfig.get_paths()["stdlib"], "")
-_LIBRARY_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _MAX_PLACES = 8
 
 
@@ -41,8 +39,7 @@ class AccelNbError(Exception):
 
 def _is_users(file: str) -> bool:
     """Return whether a file is the user's: not of this package, of Python or of an installed library."""
-    is_library = file.startswith((_STDLIB_FOLDER, "<frozen ")) or any(part in file for part in _LIBRARY_FOLDERS)
-    return not (is_library or file.startswith(_PACKAGE_FOLDER))
+    return not (is_of_library(file) or file.startswith(_PACKAGE_FOLDER))
 
 
 def _num_lines(file: str) -> int:

@@ -164,6 +164,7 @@ def test_all_ranks_killed(kernel):
 
 
 def test_unknown_commands_get_the_nearest_name(kernel):
+    run(kernel, "pass")
     output = kernel.run("%accelerate stauts")
     assert output.error is not None
     assert "did you mean 'status'?" in output.error[1]

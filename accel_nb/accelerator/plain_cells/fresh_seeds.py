@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import sysconfig
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ from typing import Any
 import numpy.random.bit_generator
 import torch
 
+from accel_nb.installed_files import is_of_stdlib
 from accel_nb.runtime import rng
 from accel_nb.runtime.process.user_code import is_user_module
 
 _SEED_BITS = 63
-_STDLIB = sysconfig.get_path("stdlib")
 
 
 class FreshSeeds:
@@ -105,11 +104,7 @@ def _requesting_line() -> str | None:
         if is_user_module(module):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         is_own = module == __name__ or module == "random"
-        if not is_own and (module.partition(".")[0] == "accel_nb" or _is_of_stdlib(frame.f_code.co_filename)):
+        if not is_own and (module.partition(".")[0] == "accel_nb" or is_of_stdlib(frame.f_code.co_filename)):
             return None
         frame = frame.f_back
     return None
-
-
-def _is_of_stdlib(file: str) -> bool:
-    return file.startswith(_STDLIB) and "site-packages" not in file

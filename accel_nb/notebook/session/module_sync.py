@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import sysconfig
 import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from IPython.core.getipython import get_ipython
 
 import accel_nb
 from accel_nb.errors import ShippingError
+from accel_nb.installed_files import is_of_library
 from accel_nb.notebook.messages import ReloadMode, SentModule
 from accel_nb.runtime.process.user_code import modules_imported_after
 
@@ -32,25 +32,21 @@ FileStamp = tuple[int, int]
 """Modification time and size of a file."""
 _UNKNOWN: FileStamp = (0, 0)
 
-_LIBRARIES = (
-    *(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")),
-    os.path.join(os.path.dirname(accel_nb.__file__), ""),
-)
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OWN_FOLDER = os.path.join(os.path.dirname(accel_nb.__file__), "")
 _AUTORELOAD = "autoreload"
 
 
 def source_file_of(module: Any) -> str | None:
     """Return the source file of one of the user's own modules; None for any other module."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
-    if not isinstance(origin, str) or not origin.endswith(".py") or is_of_library(origin):
+    if not isinstance(origin, str) or not origin.endswith(".py") or is_installed(origin):
         return None
     return origin
 
 
-def is_of_library(path: str) -> bool:
+def is_installed(path: str) -> bool:
     """Return whether a path belongs to an installed library, Python or this package."""
-    return path.startswith(_LIBRARIES) or any(part in path for part in _PACKAGES)
+    return path.startswith(_OWN_FOLDER) or is_of_library(path)
 
 
 def stamp_of(file: str) -> FileStamp | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.notebook.messages import SentModule
-from accel_nb.notebook.session.module_sync import FileStamp, is_of_library, source_file_of, stamp_of
+from accel_nb.notebook.session.module_sync import FileStamp, is_installed, source_file_of, stamp_of
 
 _MAX_FILES = 1000
 _MAX_BYTES = 10 * 2**20
@@ -137,7 +137,7 @@ def _find_files(top: str) -> list[tuple[str, str, bool]]:
     for entry in sys.path:
         folder = os.path.abspath(entry)
         package, file = os.path.join(folder, top), os.path.join(folder, top + _SOURCE)
-        if is_of_library(os.path.join(package, "")):
+        if is_installed(os.path.join(package, "")):
             continue
         if os.path.isfile(os.path.join(package, f"__init__{_SOURCE}")):
             return list(_files_of_package(top, package))

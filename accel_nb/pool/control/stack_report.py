@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import traceback
 import types
 from typing import TYPE_CHECKING
 
+from accel_nb.installed_files import is_of_library
 from accel_nb.pool.messages import RankPosition
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.process_group import DefaultGroup
 
-_PATHS = sysconfig.get_paths()
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for path in (
-        os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-        *(_PATHS[key] for key in ("stdlib", "purelib", "platlib")),
-    )
-)
+_OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _WAITING_PATHS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
@@ -31,7 +24,7 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
     ``has_ended`` states whether the request has ended on this rank.
     """
     stack = _stack_of(thread)
-    user_frames = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
+    user_frames = [entry for entry in stack if not _is_of_library(entry.filename)]
     current = (user_frames or stack or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
     is_open = last is not None and last["is_open"]
@@ -50,6 +43,10 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
         entered={} if last is None else last["entered"],
         has_ended=has_ended,
     )
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith(_OWN_FOLDER) or is_of_library(file)
 
 
 def _stack_of(thread: int) -> list[traceback.FrameSummary]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import sys
-import sysconfig
 import threading
 import types
 import warnings
@@ -14,17 +11,19 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 from typing import Any
 
+from accel_nb.installed_files import is_of_library, is_of_package
+
 _OWN = "accel_nb"
 
 
 def is_user_module(module: str | None) -> bool:
-    """Whether a module is the user's: the notebook, or a file outside of the standard library and site-packages."""
+    """Whether a module is the user's: the notebook, or a file outside of the standard library and of packages."""
     if module == "__main__":
         return True
     if module is None or module.partition(".")[0] == _OWN:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and not _is_library(file)
+    return file is not None and not is_of_library(file)
 
 
 def modules_imported_after(module: str) -> list[str]:
@@ -35,17 +34,6 @@ def modules_imported_after(module: str) -> list[str]:
     """
     # Without bytecode in between, another thread cannot import while this iterates.
     return list(takewhile(module.__ne__, reversed(sys.modules)))
-
-
-@functools.cache
-def _is_library(file: str) -> bool:
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    path = os.path.realpath(file)
-    return (
-        "site-packages" in path
-        or "dist-packages" in path
-        or any(path.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
-    )
 
 
 def is_in_other_thread() -> bool:
@@ -98,7 +86,7 @@ def is_run_by_library(namespace: dict[str, Any], besides: Collection[str] = ()) 
 
 def _is_installed(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and ("site-packages" in file or "dist-packages" in file)
+    return file is not None and is_of_package(file)
 
 
 def warn_at_user_line(message: str) -> None:
