@@ -71,14 +71,20 @@ def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]
             keep_graph()
         listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
+        if not parts:
+            return plain(outputs, inputs, *args, **kwargs)
+        fills = kwargs.pop("materialize_grads", False)
+        if fills:
+            kwargs["allow_unused"] = True
         try:
             gradients = plain(outputs, inputs, *args, **kwargs)
         except RuntimeError as error:
-            if not parts:
-                raise
             raise _gradients_refusal() from error
-        if parts and all(gradients[number] is None for number in parts):  # with allow_unused
+        if all(gradients[number] is None for number in parts):  # with allow_unused
             raise _gradients_refusal()
+        if fills:
+            pairs = zip(listed, gradients, strict=True)
+            return tuple(torch.zeros_like(value) if gradient is None else gradient for value, gradient in pairs)
         return gradients
 
     return grad
