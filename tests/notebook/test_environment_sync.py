@@ -198,6 +198,38 @@ def test_settings_that_a_cell_changes_are_the_notebooks_after_it(kernel, tmp_pat
     setup(kernel, "del os.environ['LEFT_BY_A_CELL']")
 
 
+LIBRARIES = """
+import sklearn, torch
+def read_libraries():
+    cuda = torch.backends.cuda
+    return (
+        sklearn.get_config()['transform_output'], sklearn.get_config()['assume_finite'], cuda.flash_sdp_enabled(),
+        torch.multiprocessing.get_sharing_strategy(),
+    )
+before = read_libraries()
+"""
+
+
+def test_settings_of_libraries_are_the_notebooks(kernel):
+    setup(kernel, LIBRARIES)
+    done(kernel, "found = read_libraries()")
+    assert kernel.value("found == before") is True
+    setup(
+        kernel,
+        "sklearn.set_config(transform_output='pandas')\ntorch.backends.cuda.enable_flash_sdp(False)\n"
+        "torch.multiprocessing.set_sharing_strategy('file_system')",
+    )
+    done(kernel, "found = read_libraries()")
+    assert kernel.value("found") == ("pandas", False, False, "file_system")
+    done(
+        kernel,
+        "sklearn.set_config(transform_output=before[0], assume_finite=True)\n"
+        "torch.backends.cuda.enable_flash_sdp(True)\ntorch.multiprocessing.set_sharing_strategy(before[3])",
+    )
+    assert kernel.value("read_libraries()") == ("default", True, True, "file_descriptor")
+    setup(kernel, "sklearn.set_config(assume_finite=False)")
+
+
 @pytest.mark.nightly
 def test_the_alias_of_accelerate_is_the_notebooks(kernel):
     setup(kernel, "%accelerate restart")

@@ -18,6 +18,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,9 @@ from accel_nb.runtime.process.environment import notebook_variables, set_variabl
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
+
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+"""The kernels of attention that code allows or forbids for GPUs."""
 
 _OWN_PLOT_PARAMETERS = frozenset(
     {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
@@ -135,12 +139,16 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         deterministic = torch.are_deterministic_algorithms_enabled()
         found["torch_anomaly"] = [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
+        found["torch_attention"] = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
+        found["torch_sharing"] = torch.multiprocessing.get_sharing_strategy()
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
         found["plot_backend"] = _read_plot_backend(matplotlib)
         found["plots_at_once"] = matplotlib.is_interactive()
     if hasattr(pandas := sys.modules.get("pandas"), "options"):
         found["pandas"] = _read_pandas(pandas, before.get("pandas", ()))
+    if hasattr(sklearn := sys.modules.get("sklearn"), "get_config"):
+        found["sklearn"] = _read_sklearn(sklearn, before.get("sklearn", ()))
     return found
 
 
@@ -223,6 +231,28 @@ def _set_pandas(options: Mapping[str, Any]) -> None:
         for name, value in options.items():
             with suppress(Exception):  # an option that another version or engine of pandas does not have
                 pandas.set_option(name, value)
+
+
+def _read_sklearn(sklearn: Any, before: Iterable[str]) -> dict[str, Any]:
+    """Return the configuration of scikit-learn as far as it differs from its defaults, or did at the previous call."""
+    defaults = _sklearn_defaults()
+    return {
+        name: value
+        for name, value in sklearn.get_config().items()
+        if isinstance(value, bool | int | float | str | None) and (name in before or value != defaults.get(name))
+    }
+
+
+@functools.cache
+def _sklearn_defaults() -> dict[str, Any]:
+    """Return the configuration of a new thread, which has the defaults."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(importlib.import_module("sklearn").get_config).result()
+
+
+def _set_sklearn(values: Mapping[str, Any]) -> None:
+    if values:
+        importlib.import_module("sklearn").set_config(**values)
 
 
 def _set_plot_style(values: Mapping[str, Any]) -> None:
@@ -344,6 +374,11 @@ def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = values
 
 
+def _set_attention(values: Mapping[str, bool]) -> None:
+    for name, is_allowed in values.items():
+        getattr(_torch().backends.cuda, f"enable_{name}_sdp")(is_allowed)
+
+
 def _torch() -> Any:
     return importlib.import_module("torch")
 
@@ -385,9 +420,12 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "log_warnings": logging.captureWarnings,
     "file_mask": os.umask,
     "torch_cudnn": _set_cudnn,
+    "torch_attention": _set_attention,
+    "torch_sharing": lambda value: _torch().multiprocessing.set_sharing_strategy(value),
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "plot_backend": _set_plot_backend,
     "pandas": _set_pandas,
+    "sklearn": _set_sklearn,
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
     "torch_print": lambda value: _torch().set_printoptions(**value),
