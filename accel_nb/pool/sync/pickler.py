@@ -80,6 +80,7 @@ from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is
 from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
 from accel_nb.pool.sync.widgets import is_widget, reduce_widget
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 
 _LOWEST_ID = 1 << 32
 """Numbers below are data: Python keeps small objects at higher addresses."""
@@ -280,7 +281,7 @@ class Pickler(cloudpickle.Pickler):
         if reduced is NotImplemented and type(obj) not in self.dispatch_table:
             if adds_items_itself(type(obj)):
                 return reduce_with_items(reduce_unchanged(obj))
-            if is_made_with_arguments(type(obj)):
+            if is_made_with_arguments(innermost_class(obj)):
                 return reduce_without_new(reduce_unchanged(obj))
             if may_change_itself(type(obj)):
                 return reduce_unchanged(obj)
