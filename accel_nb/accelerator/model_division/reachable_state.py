@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
+from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.process.user_code import is_user_module
 
 CONTAINERS = (list, dict, set, deque)
@@ -170,7 +171,7 @@ def find_plain_sources(model: nn.Module) -> Iterator[PlainSource]:
             continue
         if isinstance(value, dict | _Variables):
             yield PlainSource(value, list(value) if len(value) <= _MAX_ITEMS else ())
-        elif isinstance(value, list | tuple | deque):
+        elif isinstance(value, list | deque):
             yield PlainSource(value, range(len(value)) if len(value) <= _MAX_ITEMS else ())
         elif isinstance(value, set):
             yield PlainSource(value, ())
@@ -246,7 +247,7 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict | _Variables):
         yield from list(value.items()) if len(value) <= _MAX_ITEMS else ()
     elif isinstance(value, list | tuple | set | deque):
-        yield from enumerate(value) if len(value) <= _MAX_ITEMS else ()
+        yield from enumerate(items_of(value, _MAX_ITEMS))
     elif _is_users_function(value):
         names = _names_of(value.__code__).read
         yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)

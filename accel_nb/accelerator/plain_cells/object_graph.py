@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.generators import generator_values
 from accel_nb.runtime.process.user_code import is_user_module
@@ -58,8 +59,7 @@ def _search(
 
 def _parts(value: Any, longest: int) -> Iterable[Any]:
     if isinstance(value, list | tuple | set | dict):
-        inside = value.values() if isinstance(value, dict) else value
-        return inside if len(inside) <= longest else ()
+        return items_of(value, longest)
     if isinstance(value, types.FunctionType):
         if not is_user_module(value.__module__):
             return ()

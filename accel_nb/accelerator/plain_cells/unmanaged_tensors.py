@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set, ValuesView
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
 from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
+from accel_nb.runtime.container_items import items_of
 
 _MAX_LEAVES = 1000
 
@@ -28,10 +29,5 @@ def _find_leaves(value: Any) -> Iterable[Tensor]:
     """Return the tensors of a value that are leaves and require gradients: itself, or those directly in it."""
     if isinstance(value, ScriptModule):
         value = list(value.parameters())
-    inside = value.values() if isinstance(value, dict) else value
-    is_many = isinstance(inside, list | tuple | ValuesView) and len(inside) <= _MAX_LEAVES
-    return [
-        item
-        for item in (inside if is_many else (inside,))
-        if isinstance(item, Tensor) and item.requires_grad and item.is_leaf
-    ]
+    inside = items_of(value, _MAX_LEAVES) if isinstance(value, list | tuple | dict) else (value,)
+    return [item for item in inside if isinstance(item, Tensor) and item.requires_grad and item.is_leaf]

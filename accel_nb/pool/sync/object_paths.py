@@ -60,6 +60,7 @@ from accel_nb.pool.sync.user_attributes import (
 )
 from accel_nb.pool.sync.user_hooks import gradient_hooks
 from accel_nb.pool.sync.weak_collections import is_weak_collection
+from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
@@ -213,9 +214,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
     elif is_generator_iterator(value):
         yield from ((f"argument:{name}", item) for name, item in argument_values(value).items())
     elif isinstance(value, list | tuple | dict):
-        if len(value) <= MAX_ITEMS:
-            items = value.values() if isinstance(value, dict) else value
-            yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(items))
+        yield from ((f"{_ITEM}{index}", item) for index, item in enumerate(items_of(value, MAX_ITEMS)))
     elif is_csv_writer(value):
         yield "file", file_of(value)
     elif isinstance(value, memoryview):
@@ -249,11 +248,7 @@ def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
 
 def _item(container: Any, number: int) -> Any:
     """Return an item of a list, tuple or dict by its number, as `_steps` counts; there may be hundreds of paths."""
-    if not number < len(container) <= MAX_ITEMS:
-        return _MISSING
-    return (
-        next(itertools.islice(container.values(), number, None)) if isinstance(container, dict) else container[number]
-    )
+    return next(itertools.islice(items_of(container, MAX_ITEMS), number, None), _MISSING)
 
 
 def _module_attribute(module: Any, place: str) -> Any:

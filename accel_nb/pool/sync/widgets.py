@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from accel_nb.runtime.container_items import items_of
+
 WIDGET_TARGET = "jupyter.widget"
 """The name by which a page makes widgets for comms."""
 _PACKAGE = "ipywidgets"
@@ -77,7 +79,7 @@ def _make(kind: Any, model_id: str, state: dict[str, Any], parts: dict[str, Any]
 
 
 def _widgets_in(value: Any) -> Iterator[Any]:
-    items = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
+    items = items_of(value, sys.maxsize) if isinstance(value, list | tuple | dict) else ()
     yield from (item for item in items if is_widget(item))
 
 
