@@ -26,7 +26,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 
 _NO_VALUES = """
-    __get__ __hash__ __deepcopy__ __len__ dim ndimension size numel nelement stride is_contiguous element_size data_ptr
+    __get__ __hash__ __len__ dim ndimension size numel nelement stride is_contiguous element_size data_ptr
     untyped_storage storage_offset is_floating_point is_complex is_shared has_names type is_same_size get_device
     _is_view register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad backward detach detach_
     share_memory_ zeros_like ones_like empty_like full_like
@@ -112,6 +112,8 @@ class ShardedArithmetic:
 
     def _call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
+        if name == "__deepcopy__":
+            return _copy_deeply(func, args[0], args[1])
         if name in self._native or (name == "__set__" and _is_sharded_or_none(args[1])):
             return func(*args, **kwargs)
         if self._gathered:
@@ -214,6 +216,19 @@ class ShardedArithmetic:
         if torch.is_grad_enabled() and tensor.requires_grad:
             return _Gather.apply(tensor, self._comm)  # pyright: ignore[reportReturnType]
         return sharded.gather_full(tensor, self._comm)
+
+
+def _copy_deeply(func: Callable[..., Any], tensor: Any, memo: dict[int, Any]) -> Any:
+    """Copy a sharded tensor and its gradient, which torch's function cannot copy."""
+    if id(tensor) in memo or not tensor.is_leaf or tensor.grad is None:
+        return func(tensor, memo)
+    gradient, tensor.grad = tensor.grad, None
+    try:
+        copied = func(tensor, memo)
+    finally:
+        tensor.grad = gradient
+    copied.grad = memo[id(gradient)] = gradient.detach().clone()
+    return copied
 
 
 def _divide_like(target: DTensor) -> Callable[[Tensor], Tensor]:
