@@ -544,6 +544,11 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
+        "module_paths",
+        ("runtime/tensors/module_paths.py",),
+        ("Module._buffers", "Module._modules", "Module._parameters"),
+    ),
+    PrivateUse(
         "module_parts",
         ("pool/sync/module_parts.py",),
         ("Module._buffers", "Module._modules", "Module._non_persistent_buffers_set", "Module._parameters"),

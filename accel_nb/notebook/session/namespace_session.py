@@ -240,7 +240,7 @@ class NamespaceSession:
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
             lines += [
-                f"{name} is a new object, since the cell changed the class of one of its layers; what else refers to "
+                f"{name} is a new object, since the cell changed its layers; what else refers to "
                 "it has the model of before"
                 for name, old in received.replaced.items()
                 if is_module(old)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from accel_nb.pool.sync.user_attributes import attribute_owners, user_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
+from accel_nb.runtime.tensors.module_paths import submodule_at
 
 _PLAIN = bool | int | float | complex | str | bytes | None
 
@@ -185,7 +186,20 @@ def module_structure(module: Any) -> tuple[Any, ...]:
 
 def _structure(module: Any, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
     parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
-    return parts + tuple((path, full_shape(tensor), str(tensor.dtype)) for path, tensor in tensors.items())
+    values = tuple((path, full_shape(tensor), str(tensor.dtype)) for path, tensor in tensors.items())
+    return parts + values + tuple(_further_names(module))
+
+
+def _further_names(module: Any) -> Iterator[tuple[str, str]]:
+    """Yield the further paths of parts that have several, as tied weights do, each with the first one."""
+    modules, tensors = dict(module.named_modules()), _all_tensors(module)
+    first = {id(part): path for path, part in (*modules.items(), *tensors.items())}
+    for path, part in modules.items():
+        for registry in (part._modules, part._parameters, part._buffers):
+            for name, value in registry.items():
+                place = f"{path}.{name}" if path else name
+                if value is not None and (found := first.get(id(value), place)) != place:
+                    yield place, found
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
@@ -305,7 +319,7 @@ def _set_sparse(module: Any, path: str, tensor: Any, value: Any) -> None:
         tensor.copy_(value)
     else:
         owner, _, name = path.rpartition(".")
-        setattr(module.get_submodule(owner), name, value)
+        setattr(submodule_at(module, owner), name, value)
 
 
 def is_state_sharded(value: Any) -> bool:

@@ -7,12 +7,15 @@ and lists of the notebook refer to that model: it keeps its identity, and so doe
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_lazy, is_module, is_tensor
 from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, shared_ids
+from accel_nb.runtime.tensors.module_paths import submodule_at
 
+ResolvedParts = list[tuple[Any, Mapping[str, Any]]]
+"""Modules, each with its direct parts by the name of the registry."""
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 
 
@@ -30,6 +33,16 @@ class RecordedParts:
             for key, item in ids.items()
             if (part := parts.get(key)) is not None
         ]
+        places: dict[int, list[tuple[weakref.ref[Any], str]]] = {}
+        for module in modules.values():
+            if id(module) not in places:
+                places[id(module)] = [(weakref.ref(part), place) for place, part in _placed_parts(module)]
+        self._places = {path: places[id(module)] for path, module in modules.items()}
+
+    def places_of(self, path: str) -> dict[int, str]:
+        """Return by id the paths, below the module at ``path``, that its parts had, of those that are still alive."""
+        living = [(reference(), place) for reference, place in self._places.get(path, ())]
+        return {id(part): place for part, place in living if part is not None}
 
     def shared_ids(self, paths: Iterable[str]) -> SharedObjects:
         """Return the ids of the parts of the modules at ``paths`` that are still alive, wherever they are now.
@@ -54,12 +67,16 @@ def _dtype_and_size(part: Any) -> tuple[Any, ...] | None:
     return (part.dtype, tuple(part.shape)) if is_tensor(part) and not is_lazy(part) else None
 
 
-def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[str, dict[str, Any]]:
+def _placed_parts(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_modules()
+    yield from module.named_parameters()
+
+
+def module_parts(module: Any, before: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the direct parts of each module in ``module`` that the receiver holds, by the path that it has there.
 
-    ``known`` are the ids of the objects that the receiver holds, and ``path`` is that of ``module``.
+    ``before`` are these paths, by the present ones: those of `paths_before`.
     """
-    before = paths_before(module, path, known)
     return {
         before[now]: {name: vars(part)[name].copy() for name in _REGISTRIES}
         for now, part in module.named_modules()
@@ -67,22 +84,25 @@ def module_parts(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[
     }
 
 
-def paths_before(module: Any, path: str, known: Mapping[int, SharedId]) -> dict[str, str]:
-    """Return, by their present paths, the paths that submodules and parameters have in the receiver's module."""
-    found = {}
-    for now, part in (*module.named_modules(), *module.named_parameters()):
-        kind, root, below = known.get(id(part), ("", "", ""))
-        if root == path and kind in ("name", "module", "parameter"):
-            found[now] = below
-    return found
+def paths_before(module: Any, places: Mapping[int, str], known: Mapping[int, SharedId]) -> dict[str, str]:
+    """Return, by their present paths, the paths that submodules and parameters have in the receiver's module.
+
+    ``places`` are the paths that parts had by id, and ``known`` the ids of the objects that the receiver holds.
+    """
+    parts = [(now, id(part)) for now, part in _placed_parts(module)]
+    return {now: places[key] for now, key in parts if key in places and key in known}
 
 
-def set_module_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the direct parts of modules to those that `module_parts` returned for another copy of the module."""
-    held = {path: module.get_submodule(path) for path in parts}
-    for path, registries in parts.items():
+def resolve_parts(module: Any, parts: Mapping[str, Mapping[str, Any]]) -> ResolvedParts:
+    """Return the parts that `module_parts` found in another copy of the module, with submodules instead of paths."""
+    return [(submodule_at(module, path), registries) for path, registries in parts.items()]
+
+
+def set_module_parts(parts: ResolvedParts) -> None:
+    """Set the direct parts of modules."""
+    for module, registries in parts:
         for name, content in registries.items():
-            registry = vars(held[path])[name]
+            registry = vars(module)[name]
             registry.clear()
             registry.update(content)
 

@@ -140,6 +140,7 @@ class NamespaceSnapshot:
         """
         names = {name: _resolve_weak(self.bindings[name]) for name in self.shared}
         objects = names | {path: value for path, value in self.living().items() if root_name(path) in self.shared}
+        changed = self._with_other_names(changed, objects)
         unchanged = {path: value for path, value in objects.items() if path not in changed}
         fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
         states = {
@@ -168,9 +169,27 @@ class NamespaceSnapshot:
             if not is_module(value) or before is None or root_name(path) not in self.shared:
                 continue
             is_changed = module_structure(value) != before.kind and not is_state_sharded(value)
-            if is_changed and can_set_parts(value, self.parts.shared_ids([path])):
+            if is_changed and can_set_parts(
+                value, self.parts.shared_ids(self._with_other_names([path], self.bindings))
+            ):
                 found.append(path)
         return found
+
+    def _with_other_names(self, changed: Collection[str], objects: Mapping[str, Any]) -> set[str]:
+        """Return the paths of changed modules, and those of modules that the cell does not use and that share parts."""
+        if not changed:
+            return set()
+        living = self.living()
+        parts = {id(part) for path in changed for part in living[path].modules()}
+        others = {path: _resolve_weak(value) for path, value in objects.items() if not self._is_tracked(path)}
+        return {*changed} | {
+            path
+            for path, value in others.items()
+            if is_module(value) and any(id(part) in parts for part in value.modules())
+        }
+
+    def _is_tracked(self, path: str) -> bool:
+        return path in self.objects and self.objects[path].is_tracked
 
 
 def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

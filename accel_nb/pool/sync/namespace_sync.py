@@ -28,7 +28,7 @@ from accel_nb.pool.sync.imported_attributes import ImportedAttributes
 from accel_nb.pool.sync.iterators import is_iterator
 from accel_nb.pool.sync.module_gradients import gradient_state, set_gradients
 from accel_nb.pool.sync.module_hooks import changed_module_hooks, set_changed_module_hooks
-from accel_nb.pool.sync.module_parts import set_module_parts
+from accel_nb.pool.sync.module_parts import resolve_parts, set_module_parts
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     is_loader,
@@ -175,8 +175,16 @@ class NamespaceDelta:
                     found[path] = resolve_path(namespace, path)
                 except LookupError as error:
                     errors[path] = error
+        # Modules may share submodules: all are found before one of them has other parts.
+        structures: dict[str, Any] = {}
+        for path in [path for path in self.structures if path in found]:
+            try:
+                structures[path] = resolve_parts(found[path], self.structures[path])
+            except LookupError as error:
+                errors[path] = error
+                del found[path]
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
-            (self.structures, set_module_parts),
+            (structures, lambda _, parts: set_module_parts(parts)),
             (self.changed, partial(_set_content, namespace)),
             (self.modules, set_module_state),
             (self.gradients, set_gradients),

@@ -81,6 +81,7 @@ from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_
 from accel_nb.pool.sync.widgets import is_widget, reduce_widget
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at
 
 _LOWEST_ID = 1 << 32
 """Numbers below are data: Python keeps small objects at higher addresses."""
@@ -350,19 +351,19 @@ class Unpickler(pickle.Unpickler):
             return operator.attrgetter(path)(sys.modules[name.rstrip("/")])  # its attributes have arrived before
         value = resolve_path(self._namespace, name)
         if kind == "module":
-            return value.get_submodule(path)
+            return submodule_at(value, path)
         if kind == "parameter":
-            return value.get_parameter(path)
+            return parameter_at(value, path)
         if kind == "buffer":
-            return value.get_buffer(path)
+            return buffer_at(value, path)
         if kind == "state":
             return resolve_state_part(value, path)
         if kind == "attribute":
             return vars(value)[path]
         if kind == "hooks":
             below, _, attribute = path.rpartition(":")
-            return vars(value.get_submodule(below))[attribute]
+            return vars(submodule_at(value, below))[attribute]
         if kind == "gradient hooks":
             below, _, attribute = path.rpartition(":")
-            return gradient_hook_dict(value.get_parameter(below), attribute)
+            return gradient_hook_dict(parameter_at(value, below), attribute)
         return value

@@ -210,12 +210,12 @@ class ResultSender:
             if was and shared.has_moved(was.kind, value):
                 continue  # the receiver's value is still a view of the object that was moved here
             if path in restructured:
-                delta.structures[path] = module_parts(value, path, shared)
+                moved = paths_before(value, before.parts.places_of(path), shared)
+                delta.structures[path] = module_parts(value, moved)
                 delta.modules[path] = module_state(value)
                 if gradients.includes(path, value, is_wanted=is_wanted):
                     delta.gradients[path] = gradient_state(value)
                 assert was is not None, "a module with changed parts has a fingerprint"
-                moved = paths_before(value, path, shared)
                 delta.attributes[path] = module_attributes(value, namespace, shared, was.content.attributes, moved)
                 delta.hooks[path] = changed_module_hooks(value, was.content.hooks)
                 continue

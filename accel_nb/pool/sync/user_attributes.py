@@ -6,6 +6,7 @@ from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
 from accel_nb.pool.sync.tensor_reduction import tensor_attributes
+from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
 
 _TORCH_ATTRIBUTES = frozenset(
     {
@@ -54,11 +55,8 @@ def attribute_owners(module: Any) -> dict[str, Any]:
 def attribute_owner(module: Any, path: str) -> Any:
     """Return one object of `attribute_owners`; raise LookupError if there is none."""
     owner, _, name = path.rpartition(".")
-    try:
-        holder = module.get_submodule(owner)
-        return holder.get_submodule(name) if name in holder._modules or not name else holder.get_parameter(name)
-    except AttributeError as error:
-        raise LookupError(str(error)) from None
+    holder = submodule_at(module, owner)
+    return submodule_at(holder, name) if name in holder._modules or not name else parameter_at(holder, name)
 
 
 def optimizer_attributes(optimizer: Any) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
+
 
 def find_tied(model: nn.Module) -> list[list[str]]:
     """Return groups of two or more names that refer to the same parameter object."""
@@ -20,10 +22,10 @@ def find_tied(model: nn.Module) -> list[list[str]]:
 def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
     """Replace the parameters of each group by the first one of the group, in place."""
     for first, *others in groups:
-        parameter = model.get_parameter(first)
+        parameter = parameter_at(model, first)
         for name in others:
             owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner)._parameters[leaf] = parameter
+            submodule_at(model, owner)._parameters[leaf] = parameter
 
 
 def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers: Iterable[Optimizer] = ()) -> None:
@@ -36,7 +38,7 @@ def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers:
     before = dict(model.named_parameters())
     move(model)
     retie(model, groups)
-    changed = {id(old): model.get_parameter(name) for name, old in before.items()}
+    changed = {id(old): parameter_at(model, name) for name, old in before.items()}
     changed = {key: new for key, new in changed.items() if id(new) != key}
     if changed:
         for optimizer in optimizers:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.strategies.block_calls import chain_input
 from accel_nb.strategies.context_parallel.cut_functions import (
@@ -114,7 +115,7 @@ def _whole_part(block: nn.Module, name: str, cut: Cut) -> Iterator[None]:
     if not name:
         yield
         return
-    part = block.get_submodule(name)
+    part = submodule_at(block, name)
     before = vars(part).get("forward")
     forward: Callable[..., Any] = part.forward
 

@@ -20,6 +20,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.sequence_exchange import SequenceExchange
 from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import bound_forward, innermost_class, replace_forward, restore_forward
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.block_calls import chain_input, has_hooks
@@ -108,7 +109,7 @@ class SequenceDivision:
         self._replaced: list[nn.Module] = []
         try:
             for name, kind in blocks.kinds.items():
-                block = model.get_submodule(name)
+                block = submodule_at(model, name)
                 self._replace(block, self._forward_of(block, kind))
             self._forward = bound_forward(model)
             self._has_cache = "use_cache" in inspect.signature(self._forward).parameters

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.token_exchange import TokenExchange
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.module_paths import parameter_at
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.trials import ThreadRank, is_close, run_threads
@@ -125,7 +126,7 @@ def _compare_parts(
         pair for (_, found), wanted in zip(outcomes, expected, strict=True) for pair in zip(found, wanted, strict=True)
     ]
     for name, value in whole.named_parameters():
-        parts = [part.get_parameter(name).grad for part, _ in outcomes]
+        parts = [parameter_at(part, name).grad for part, _ in outcomes]
         if value.grad is None or any(part is None for part in parts):
             return f"{name} gets no gradient"
         pairs.append((torch.cat([part for part in parts if part is not None]), value.grad / size))

@@ -37,6 +37,7 @@ from accel_nb.runtime.tensors.instance_patching import (
     unpatch_instance,
     without_class_check,
 )
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.context_parallel.divided_sequences import BlockCopies, SequenceDivision
 from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
@@ -386,7 +387,7 @@ class ShardedModel:
 
     def _divide_layers(self, plan: DivisionPlan, groups: MeshGroups, device: torch.device) -> None:
         """Replace the parameters of divided layers by this rank's parts, which `fully_shard` divides further."""
-        here = [group for group in plan.groups if not self._is_absent(self.model.get_submodule(group.owner))]
+        here = [group for group in plan.groups if not self._is_absent(submodule_at(self.model, group.owner))]
         dims, mesh = divided_parameters(self.model, here), groups.mesh
         for place in self._slots:
             value = place.original
@@ -646,7 +647,8 @@ def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
 
 def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Return a plain copy with whole parameters."""
-    for value in self.parameters():
+    _reshard_idle(self)
+    for _, value in nn.Module.named_parameters(self):  # classes may have their own `parameters`
         if sharded.is_sharded(value) and id(value) not in memo:
             memo[id(value)] = nn.Parameter(sharded.full_tensor(value), value.requires_grad)
     make, arguments, state, *_ = _reduce_in_place(self, 4)

@@ -35,6 +35,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
 from accel_nb.runtime.mesh import DATA_DIMENSIONS, arrange
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
@@ -324,7 +325,7 @@ class Fsdp(Stepping):
             stages=None if isinstance(stages, Refusal) else stages,
             micro_batches=self._stages.micro_batches,
             divides_sequences=self._cp > 1,
-            experts=[] if isinstance(experts, Refusal) else [model.get_submodule(name) for name in experts],
+            experts=[] if isinstance(experts, Refusal) else [submodule_at(model, name) for name in experts],
             expert_settings=self._expert_settings(settings[0]),
         )
 

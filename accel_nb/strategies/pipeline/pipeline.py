@@ -31,6 +31,7 @@ from accel_nb.runtime.tensors.instance_patching import (
     restore_forward,
     unpatch_instance,
 )
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors
 from accel_nb.strategies.pipeline.chain_probe import ChainProbe, check_chain
 from accel_nb.strategies.pipeline.stage_plan import StagePlan
@@ -153,7 +154,7 @@ class Pipeline:
         self.compute_scheduled: Callable[[ModelCall], Any] | None = None
         try:
             for number, name in enumerate(plan.blocks):
-                block = model.get_submodule(name)
+                block = submodule_at(model, name)
                 patch_instance(block, {"__call__": self._call_of(number, type(block))})
                 self._replaced.append(block)
             replace_forward(model, self.forward)
@@ -176,7 +177,7 @@ class Pipeline:
     def share_buffers(self) -> None:
         """Copy the buffers of each block from its stage to the others; all ranks of a copy must call."""
         for number, name in enumerate(self.plan.blocks):
-            for value in self.model.get_submodule(name).buffers():
+            for value in submodule_at(self.model, name).buffers():
                 self.exchange.comm.broadcast(value, self.plan.rank_of(number))
 
     def _note_call(self, *_: Any) -> None:

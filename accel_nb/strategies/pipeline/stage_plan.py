@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
 
 
@@ -79,7 +80,7 @@ def plan_stages(
         if isinstance(starts, Refusal):
             return starts
     else:
-        sizes = [1 + sum(value.numel() for value in model.get_submodule(block).parameters()) for block in names]
+        sizes = [1 + sum(value.numel() for value in submodule_at(model, block).parameters()) for block in names]
         starts = balance(sizes, num_stages)
     return StagePlan(names, starts, num_ranks, is_whole=not name)
 

@@ -20,6 +20,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.layer_exchange import LayerExchange
 from accel_nb.runtime.distributed.sharded import part_with_gradient
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward, unbound_forward
+from accel_nb.runtime.tensors.module_paths import submodule_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,13 @@ class LayerDivision:
         self._replaced: list[nn.Module] = []
         try:
             for group in groups:
-                owner = model.get_submodule(group.owner)
+                owner = submodule_at(model, group.owner)
                 for name in group.columns:
-                    self._replace(owner.get_submodule(name), _column_forward, exchange)
+                    self._replace(submodule_at(owner, name), _column_forward, exchange)
                 for name in group.rows:
-                    self._replace(owner.get_submodule(name), _row_forward, exchange)
+                    self._replace(submodule_at(owner, name), _row_forward, exchange)
                 for name in group.whole:
-                    self._replace(owner.get_submodule(name), _whole_forward, exchange)
+                    self._replace(submodule_at(owner, name), _whole_forward, exchange)
                 values = {name: vars(owner)[name] // size for name in group.attributes}
                 self._replace(owner, _owner_forward, exchange, values)
         except BaseException:

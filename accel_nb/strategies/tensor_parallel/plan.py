@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.module_paths import submodule_at
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.block_calls import has_hooks
 from accel_nb.strategies.tensor_parallel.divided_layers import DividedGroup, join
@@ -94,8 +95,8 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
         columns, rows, whole = (
             tuple(leaf for leaf, style in leaves.items() if style in wanted) for wanted in (_COLUMNS, _ROWS, _WHOLE)
         )
-        module = model.get_submodule(owner)
-        layers = [module.get_submodule(leaf) for leaf in (*columns, *rows)]
+        module = submodule_at(model, owner)
+        layers = [submodule_at(module, leaf) for leaf in (*columns, *rows)]
         if any(id(value) in tied for layer in layers for value in layer.parameters()):
             continue
         if not (columns and rows):
@@ -121,10 +122,10 @@ def _check_numbers(
     model: nn.Module, owner: str, columns: Sequence[str], rows: Sequence[str], size: int
 ) -> Refusal | None:
     """Return why layers cannot be divided into equal parts of whole heads; None if they can."""
-    module = model.get_submodule(owner)
+    module = submodule_at(model, owner)
     head = vars(module).get("head_dim")
     for leaf in (*columns, *rows):
-        layer: Any = module.get_submodule(leaf)
+        layer: Any = submodule_at(module, leaf)
         number, what = (layer.out_features if leaf in columns else layer.in_features), "features"
         if isinstance(head, int) and head > 0 and number % head == 0:
             number, what = number // head, "heads"
@@ -217,7 +218,7 @@ def _try_candidates(
     """Return the first division whose parts compute the same as the whole module, or why there is none."""
     reason = ""
     for group in candidates:
-        layers: list[Any] = [owner.get_submodule(name) for name in (*group.columns, *group.rows)]
+        layers: list[Any] = [submodule_at(owner, name) for name in (*group.columns, *group.rows)]
         numbers = [layer.out_features for layer in layers[: len(group.columns)]]
         numbers += [layer.in_features for layer in layers[len(group.columns) :]]
         if any(number % size for number in numbers):
