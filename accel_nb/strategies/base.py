@@ -16,13 +16,15 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.mesh_groups import MeshGroups
-from accel_nb.runtime.distributed.sharded import local_part
+from accel_nb.runtime.distributed.sharded import ParameterMemory, local_part
 from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
+OnReplaced = Callable[[Mapping[int, nn.Parameter], ParameterMemory], object]
+"""Is called with the new parameters by the id of the old, and with the memory that the old ones had."""
 
 
 def _use_device_of(world: World) -> torch.device:
@@ -187,8 +189,11 @@ class Strategy(Protocol):
         """
         ...
 
-    def report_replaced(self, call: Callable[[Mapping[int, nn.Parameter]], object]) -> None:
-        """Call a function after each replacement of parameters of models, with the new ones by the id of the old."""
+    def report_replaced(self, call: OnReplaced) -> None:
+        """Call a function after each replacement of parameters of models.
+
+        Its arguments are the new ones by the id of the old, and the memory that the old ones had.
+        """
         ...
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
@@ -388,7 +393,7 @@ class Stepping:
     def average_every_pass(self) -> None:
         """Do nothing."""
 
-    def report_replaced(self, call: Callable[[Mapping[int, nn.Parameter]], object]) -> None:
+    def report_replaced(self, call: OnReplaced) -> None:
         """Do nothing: models keep their parameters."""
 
     def keep_graph(self) -> None:

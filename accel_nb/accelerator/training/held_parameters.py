@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_place, record_replaced
 from accel_nb.runtime.process.user_code import is_user_module
 
 _MAX_DEPTH = 8
@@ -20,20 +22,29 @@ _NOT_HELD = {*vars(nn.Module()), "param_groups", "state"}
 """Attributes of modules and optimizers whose parameters the strategy itself replaces."""
 
 
-def replace_held(namespace: dict[str, Any], changed: Mapping[int, nn.Parameter]) -> None:
-    """Replace parameters, by their id, in a namespace and in what is reachable from it, other than in models.
+class HeldParameters:
+    """Puts right what a namespace holds of parameters outside of models, whenever a strategy has replaced these.
 
     The search includes containers, functions, and the attributes of modules and of objects and classes of the user.
     Tuples are replaced by new ones, everything else is changed in place.
     """
-    _Replacing(changed).replace_items(namespace, 0)
+
+    def __init__(self, namespace: Callable[[], dict[str, Any]]) -> None:
+        self._namespace = namespace
+        # By the tensor that took its place: a tensor in the memory of a parameter, and the parameter's replacement.
+        self._views = WeakIdKeyDictionary()
+
+    def replace(self, changed: Mapping[int, nn.Parameter], memory: ParameterMemory) -> None:
+        """Replace parameters by their id, and tensors that are all of a parameter in ``memory``, as of a state dict."""
+        _Replacing(changed, memory, self._views).replace_items(self._namespace(), 0)
 
 
 class _Replacing:
     """One replacement, in which each object is visited once."""
 
-    def __init__(self, changed: Mapping[int, nn.Parameter]) -> None:
+    def __init__(self, changed: Mapping[int, nn.Parameter], memory: ParameterMemory, views: Any) -> None:
         self._changed = changed
+        self._memory, self._views = memory, views
         # By id, each object that was visited, which keeps its id in use, and what took its place.
         self._seen: dict[int, tuple[Any, Any]] = {}
 
@@ -51,11 +62,29 @@ class _Replacing:
 
     def _replace(self, value: Any, depth: int) -> Any:
         if isinstance(value, Tensor):
-            return self._changed.get(id(value), value)
+            return self._changed[id(value)] if id(value) in self._changed else self._view(value)
         if id(value) not in self._seen and depth < _MAX_DEPTH:
             self._seen[id(value)] = value, value
             self._seen[id(value)] = value, self._replace_parts(value, depth)
         return self._seen.get(id(value), (value, value))[1]
+
+    def _view(self, value: Tensor) -> Tensor:
+        """Return what takes the place of a tensor in the memory of a parameter; any other tensor is returned."""
+        if value in self._views:
+            view, parameter = self._views[value]
+            whole = self._changed.get(id(parameter))
+            if whole is None:
+                return value
+            view.data = whole.detach()
+            record_replaced(value, view)
+            return view
+        _, parameter = self._memory.get(memory_place(value), (None, None)) if self._memory else (None, None)
+        if parameter is None:
+            return value
+        part = parameter.detach()
+        self._views[part] = value, parameter
+        record_replaced(value, part)
+        return part
 
     def _replace_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, list | deque | tuple | set | frozenset | dict):

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
-from accel_nb.accelerator.training.held_parameters import replace_held
+from accel_nb.accelerator.training.held_parameters import HeldParameters
 from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
 from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of, is_changed
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
@@ -119,7 +119,7 @@ class Stepper:
         """Make the strategy leave the gradients and references to parameters that code for one device expects."""
         self.is_plain_cell = True
         self.strategy.average_every_pass()
-        self.strategy.report_replaced(lambda changed: replace_held(self.namespace, changed))
+        self.strategy.report_replaced(HeldParameters(lambda: self.namespace).replace)
 
     def add(self, bundle: Bundle) -> None:
         """Add prepared objects; the caller leaves out those that were added before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -89,6 +89,21 @@ def record_replaced(old: Any, new: Any) -> None:
         _replaced = WeakIdKeyDictionary()
     _replaced.pop(new, None)
     _replaced[old] = new
+
+
+ParameterMemory = Mapping[Any, tuple[Any, Any]]
+"""By `memory_place`, the storage of a parameter that is replaced, and the replacement."""
+
+
+def memory_place(tensor: Any) -> Any:
+    """Return the place of a plain tensor in memory; None if it has none, or records a gradient."""
+    import torch
+
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    if type(tensor) not in kinds or tensor.layout is not torch.strided or tensor.is_meta or tensor.grad_fn is not None:
+        return None
+    place = tensor.untyped_storage().data_ptr()
+    return (place, tensor.storage_offset(), tensor.shape, tensor.stride()) if place and tensor.numel() else None
 
 
 def latest(value: Any) -> Any:

@@ -187,6 +187,16 @@ class ShardedModel:
             self.abandon()
             raise
 
+    def parameter_memory(self) -> dict[Any, tuple[Any, nn.Parameter]]:
+        """Return the replacements by the memory of the original parameters, which is kept until this is released."""
+        found = {sharded.memory_place(place.original): place for place in self._slots if place.original is not None}
+        found.pop(None, None)
+        return {
+            key: (place.original.untyped_storage(), self.changed[id(place.original)])
+            for key, place in found.items()
+            if id(place.original) in self.changed
+        }
+
     def commit(self) -> None:
         """Free the whole values. Nothing here can fail, so that either all ranks free them or none."""
         for place in self._slots:

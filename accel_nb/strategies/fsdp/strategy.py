@@ -42,6 +42,7 @@ from accel_nb.strategies.base import (
     LOST_WRITE,
     Bundle,
     Capabilities,
+    OnReplaced,
     Refusal,
     ScheduledSteps,
     Stages,
@@ -86,7 +87,7 @@ class Fsdp(Stepping):
         # By sharded parameter that is no longer in a model: its original. An optimizer may still hold the former.
         self._originals: Any = WeakIdKeyDictionary()
         self._mesh: Any = None
-        self._on_replaced: Callable[[Mapping[int, nn.Parameter]], object] = lambda changed: None
+        self._on_replaced: OnReplaced = lambda *_: None
         # How many ranks compute each layer together, and whether the others hold copies in place of parts of the model.
         self._tp = 1
         self._cp = 1
@@ -116,7 +117,7 @@ class Fsdp(Stepping):
         """Divide experts among ``size`` ranks; with ``replicates`` ranks hold copies of all else, else parts."""
         self._ep, self._replicates = size, replicates
 
-    def report_replaced(self, call: Callable[[Mapping[int, nn.Parameter]], object]) -> None:
+    def report_replaced(self, call: OnReplaced) -> None:
         """Call a function with the sharded parameters by id of whole ones, and with these when they are restored."""
         self._on_replaced = call
 
@@ -284,13 +285,15 @@ class Fsdp(Stepping):
                 self._undo_adapt(part)
                 part.abandon()
             raise
+        memory: dict[Any, tuple[Any, nn.Parameter]] = {}
         for part in made:
+            memory |= part.parameter_memory()
             part.commit()
             self._models[id(part.model)] = part
         self._optimizers += [weakref.ref(item) for item in optimizers]
         if self._stages.number > 1:
             self._hooks += [item.register_state_dict_pre_hook(self._share_before_read) for item in optimizers]
-        self._on_replaced(changed)
+        self._on_replaced(changed, memory)
         return bundle
 
     def _share_before_read(self, optimizer: Optimizer) -> None:
@@ -363,7 +366,7 @@ class Fsdp(Stepping):
         restored = part.undo() | {id(old): whole for old, whole in new}
         for optimizer in self._live_optimizers():
             replace_parameters(optimizer, restored, lambda new, value: self._whole(value))
-        self._on_replaced(restored)
+        self._on_replaced(restored, {})
         return model
 
     def data_coords(self) -> tuple[int, int]:
