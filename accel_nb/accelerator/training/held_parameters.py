@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_place, record_replaced
-from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.process.user_code import is_user_module, warn_at_user_line
 
 _MAX_DEPTH = 8
 _MAX_CONTAINER = 4096
@@ -45,6 +45,8 @@ class _Replacing:
     def __init__(self, changed: Mapping[int, nn.Parameter], memory: ParameterMemory, views: Any) -> None:
         self._changed = changed
         self._memory, self._views = memory, views
+        self._storages = {storage for storage, *_ in memory}
+        self._has_warned = False
         # By id, each object that was visited, which keeps its id in use, and what took its place.
         self._seen: dict[int, tuple[Any, Any]] = {}
 
@@ -69,7 +71,7 @@ class _Replacing:
         return self._seen.get(id(value), (value, value))[1]
 
     def _view(self, value: Tensor) -> Tensor:
-        """Return what takes the place of a tensor in the memory of a parameter; any other tensor is returned."""
+        """Return the tensor that replaces one in the memory of a parameter; any other is returned itself."""
         if value in self._views:
             view, parameter = self._views[value]
             whole = self._changed.get(id(parameter))
@@ -78,13 +80,27 @@ class _Replacing:
             view.data = whole.detach()
             record_replaced(value, view)
             return view
-        _, parameter = self._memory.get(memory_place(value), (None, None)) if self._memory else (None, None)
-        if parameter is None:
+        place = memory_place(value) if self._memory else None
+        if place is None or place[0] not in self._storages:
             return value
+        if place not in self._memory:
+            self._warn_of_part(value)
+            return value
+        _, parameter = self._memory[place]
         part = parameter.detach()
         self._views[part] = value, parameter
         record_replaced(value, part)
         return part
+
+    def _warn_of_part(self, value: Tensor) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warn_at_user_line(
+            f"a tensor of shape {tuple(value.shape)} that was made before this cell is in the memory of a part of a "
+            "parameter, which the strategy has divided among the workers: the tensor keeps the values of before. Make it "
+            "where it is used, or train with `--strategy ddp`"
+        )
 
     def _replace_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, list | deque | tuple | set | frozenset | dict):
