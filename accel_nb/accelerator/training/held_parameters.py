@@ -98,7 +98,7 @@ class _Replacing:
         self._has_warned = True
         warn_at_user_line(
             f"a tensor of shape {tuple(value.shape)} that was made before this cell is in the memory of a part of a "
-            "parameter, which the strategy has divided among the workers: the tensor keeps the values of before. Make it "
+            "parameter, which the strategy has divided among the workers: it keeps the old values. Make the tensor "
             "where it is used, or train with `--strategy ddp`"
         )
 
