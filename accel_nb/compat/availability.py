@@ -7,6 +7,7 @@ on every machine.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -80,6 +81,15 @@ def deepspeed_required(function: Callable[..., Any]) -> Callable[..., Any]:
 def torchao_required(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a function that needs torchao."""
     return _required("torchao", function)
+
+
+def is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
+    """Return whether a package is installed: found by import, with a distribution of this name."""
+    try:
+        importlib.metadata.distribution(metadata_name or pkg_name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec(pkg_name) is not None
 
 
 def is_habana_gaudi1() -> bool:

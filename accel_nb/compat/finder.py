@@ -18,8 +18,8 @@ from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
 """The version of accelerate whose names and semantics are provided, reported to libraries."""
-TEST_HELPERS = f"{PACKAGE}.test_utils"
-"""Helpers by which libraries test themselves; those of the real package are used, if it is installed."""
+OF_REAL_PACKAGE = (f"{PACKAGE}.commands", f"{PACKAGE}.test_utils")
+"""Modules used from the real package, if it is installed: commands that are not ours, helpers of tests."""
 
 
 def install() -> None:
@@ -41,7 +41,8 @@ def install() -> None:
 def uninstall() -> None:
     """Undo `install`: later imports find the real package, if installed; imported objects stay usable."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module) or _is_of_tests(name)]:
+    modules = sys.modules.items()
+    for name in [name for name, module in modules if isinstance(module, _Module) or _is_of_real_package(name)]:
         del sys.modules[name]
 
 
@@ -92,7 +93,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=True)
         parent, _, _ = fullname.rpartition(".")
         if parent.partition(".")[0] == PACKAGE:
-            if _is_of_tests(fullname) and (found := _find_in_real_package(fullname)) is not None:
+            if _is_of_real_package(fullname) and (found := _find_in_real_package(fullname)) is not None:
                 return found
             raise ModuleNotFoundError(_unsupported_message(fullname), name=parent)
         return None
@@ -126,8 +127,8 @@ class _Distribution(importlib.metadata.Distribution):
         return Path(__file__).parent / path
 
 
-def _is_of_tests(name: str) -> bool:
-    return name == TEST_HELPERS or name.startswith(f"{TEST_HELPERS}.")
+def _is_of_real_package(name: str) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in OF_REAL_PACKAGE)
 
 
 def _find_in_real_package(fullname: str) -> importlib.machinery.ModuleSpec | None:

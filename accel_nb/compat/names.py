@@ -63,7 +63,7 @@ _NAMES_BY_REASON = {
     "it is an internal base class of accelerate's enumerations and states": (
         "BaseEnum EnumWithContains ThreadLocalSharedDict do_nothing"
     ),
-    "it belongs to accelerate's command line; here it is accel-nb": "commands",
+    "accelerate's command line is there if accelerate is installed too; here it is accel-nb": "commands",
     "SageMaker is not served": (
         "SAGEMAKER_PARALLEL_EC2_INSTANCES SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION "
         "SAGEMAKER_TRANSFORMERS_VERSION"

@@ -133,6 +133,7 @@ _IMPORTS = places_in(
 _IMPORTS_MODULE = {
     **_IMPORTS,
     **places_in(_AVAILABLE, "is_numpy_available is_torch_distributed_available is_tqdm_available"),
+    "_is_package_available": f"{_AVAILABLE}:is_package_available",
 }
 _CONSTANTS_MODULE = places_in(
     "accel_nb.compat.constants",

@@ -19,7 +19,7 @@ class LaunchParser(argparse.ArgumentParser):
     """Parses the words of a launch: the flags of ``accel-nb launch``, then a script or ``-m`` and a module."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return a namespace with ``flags``, ``module``, ``training_script`` and ``training_script_args``."""
+        """Return a namespace with ``flags``, ``module``, ``training_script``, ``training_script_args`` and ``func``."""
         words = list(sys.argv[1:] if args is None else args)
         target, problems = split_words(words)
         is_module = target[:1] == ["-m"]
@@ -32,12 +32,16 @@ class LaunchParser(argparse.ArgumentParser):
         found.flags = words[: len(words) - len(target)]
         found.module, found.training_script = is_module, script[0]
         found.training_script_args = target[1 + is_module :]
+        found.func = launch_command
         return found, []
 
 
 def launch_command_parser(subparsers: Any = None) -> LaunchParser:
-    """Return the parser of `launch_command`."""
-    return LaunchParser(prog="accel-nb launch", description="Train a script on several processes.")
+    """Return the parser of `launch_command`; with ``subparsers``, also add it to them as the command ``launch``."""
+    parser = LaunchParser(prog="accel-nb launch", description="Train a script on several processes.")
+    if subparsers is not None:
+        subparsers.choices["launch"] = parser
+    return parser
 
 
 def launch_command(args: argparse.Namespace) -> None:

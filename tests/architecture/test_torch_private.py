@@ -23,7 +23,7 @@ OTHERS = {
     "_reconstructor", "_warnings_showwarning",
     # transformers and accelerate.
     "_available", "_hf_hook", "_is_accelerate_prepared", "_is_overflow", "_no_split_modules", "_old_forward",
-    "_get_proper_dtype", "_original_forward", "_patched", "_warned",
+    "_get_proper_dtype", "_is_package_available", "_original_forward", "_patched", "_warned",
     # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
     "_core", "_function_setstate", "_rand", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
     "_report_subprocess_enabled", "_supports_kernel_subshells",

@@ -81,3 +81,37 @@ def test_a_file_that_a_program_names_is_written_for_a_launch(name: str, tmp_path
     assert report.options.keys() & {"cpus", "gpus"}
     with pytest.raises(ValueError, match="give one of no, fp16"):
         write_basic_config("fp12", tmp_path / "other.yaml")
+
+
+COMMANDS = """
+import sys
+from accel_nb import compat
+compat.install()
+from accelerate.commands import accelerate_cli
+from accelerate.commands.config import default_config_file, load_config_from_file
+from accelerate.commands.config.default import write_basic_config
+from accelerate.commands.estimate import create_empty_model, estimate_command_parser
+from accelerate.commands.launch import launch_command
+import accelerate.utils
+path, script, out = sys.argv[1:]
+assert launch_command.__module__.startswith("accel_nb")
+write_basic_config("bf16", path)
+found = load_config_from_file(path)
+assert (found.mixed_precision, found.compute_environment) == ("bf16", "LOCAL_MACHINE")
+assert isinstance(found.distributed_type, accelerate.utils.DistributedType), found.distributed_type
+sys.argv = ["accelerate", "launch", "--cpus", "2", script, out]
+accelerate_cli.main()
+"""
+
+
+def test_other_commands_are_those_of_the_real_package_over_our_names(tmp_path: Path) -> None:
+    """Programs read the file of ``accelerate config``, and start the command line from Python."""
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    variables = notebook_variables() | {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(tmp_path / "config.json"), str(script), str(out)],
+        capture_output=True, text=True, timeout=120, env=variables, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text()) == [3, 2, [], "__main__"]
