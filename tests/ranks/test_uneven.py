@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -421,6 +422,28 @@ def test_a_sum_that_a_model_returns_is_recognized_where_unused_parameters_are_lo
     model, x = parts_of_sums()
     expected = gradient_of_sum(model, "tensor", x, TARGETS)
     assert run_ranks(gradient_inside, 2) == [pytest.approx(expected)] * 2
+
+
+def warnings_of_compiled(world: World, total_inside: bool) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    _, x = parts_of_sums()
+    model, loader = accelerator.prepare(WithLoss(), DataLoader(list(zip(x, TARGETS, strict=True)), 5))
+    computed = torch.compile(model, backend="aot_eager") if total_inside else model
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for samples, targets in loader:
+                accelerator.backward(computed(samples, targets, torch.tensor(7))["loss"])
+    accelerator.close()
+    return [str(item.message) for item in caught if "compiled function" in str(item.message)]
+
+
+def test_a_loss_of_a_compiled_model_is_reported_once_where_the_ranks_share_a_batch_unevenly() -> None:
+    main, other = run_ranks(warnings_of_compiled, 2, True)
+    assert len(main) == 1
+    assert "weighted by samples" in main[0]
+    assert not other
+    assert run_ranks(warnings_of_compiled, 2, False) == [[], []]
 
 
 def test_a_sum_that_is_divided_by_its_own_total_is_a_mean_and_weighted_by_samples() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.process.user_code import warn_at_user_line
 from accel_nb.runtime.world import World
 
 _MEAN, _SUM = 1, 2  # the reduction of a loss, as autograd saves it
@@ -71,6 +72,11 @@ _MAX_SCALES = 4
 _MAX_ADDED = 64
 _MAX_STEPS = 4
 _TINY = 1e-12
+_COMPILED = (
+    "the loss is computed by a compiled function, so what it is divided by is not known: in a batch that the ranks "
+    "share unevenly it is weighted by samples, as a mean over them. If the code divides it by a total of all ranks "
+    "itself, compute it outside of the compiled model, or divide batches evenly (even_batches=True, drop_last=True)"
+)
 
 
 class _Scale(NamedTuple):
@@ -120,8 +126,10 @@ class _Totals(NamedTuple):
 class LossClassifier:
     """Classifies losses by their autograd graph. Caches the kinds of node types, since it runs in every backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, warns: bool = False) -> None:
         self._kinds: dict[type, str] = {}
+        # Whether a warning will tell of a loss whose graph is compiled: on one rank, and once.
+        self._warns = warns
 
     def classify(self, loss: Tensor, num_samples: int) -> LossReduction:
         """Return how a rank's ``loss`` over ``num_samples`` samples is reduced; ``mean`` if that is not recognized.
@@ -132,7 +140,7 @@ class LossClassifier:
 
     def _read(self, edge: _Edge, scale: _Scale, num_samples: int) -> LossReduction:
         node, kind, scale = self._below_scales(edge, scale)
-        if kind == "other":
+        if kind in ("other", "compiled"):
             return "mean"
         if kind == "add":
             if scale.num_added >= _MAX_ADDED or node._saved_alpha != 1:
@@ -191,6 +199,9 @@ class LossClassifier:
         to which such a sum is added; and a sum that is not divided, unless it is added to a mean.
         """
         leaves = list(self._leaves((loss.grad_fn, loss.output_nr), _Scale()))
+        if self._warns and any(kind == "compiled" for _, kind, _ in leaves):
+            self._warns = False
+            warn_at_user_line(_COMPILED)
         sums = [(node, kind, scale) for node, kind, scale in leaves if _is_sum(node, kind, num_samples)]
         totals: dict[Any, _Totals] = {}
         for node, kind, scale in sums:
@@ -237,6 +248,8 @@ def _kind_of(node: Any) -> str:
         return "add"
     if name == "SumBackward0":
         return "sum"
+    if name == "CompiledFunctionBackward":
+        return "compiled"
     if name in ("NllLossBackward0", "NllLoss2DBackward0"):
         return "nll"
     return "reduced" if hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target") else "other"

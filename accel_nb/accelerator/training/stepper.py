@@ -100,7 +100,7 @@ class Stepper:
         self._weights = WindowWeights(world, comm)
         self._last_share: BatchShare | None = None
         self._last_proxy: OptimizerProxy | None = None
-        self._loss_classifier = LossClassifier()
+        self._loss_classifier = LossClassifier(warns=world.is_main)
         self._exchanges_weights: dict[str, bool] = {}
         # While an optimizer's closure runs: the weighted sum of the losses that it passes to backward.
         self._closure_loss: Tensor | None = None
