@@ -204,14 +204,23 @@ def test_rows_of_no_sample_are_an_error_on_every_rank_where_samples_were_repeate
     assert "5 rows from a batch of 4 samples, the last 4" in second
 
 
-def scalars_of_ranks(world: World) -> list[int]:
+def scalars_of_ranks(world: World, count: int) -> list[list[int]]:
     accelerator = Accelerator(world=world, cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=True))
-    loader = accelerator.prepare(DataLoader(Numbers(9), batch_size=4))
-    return [len(accelerator.gather_for_metrics(item["x"].mean())) for item in loader]
+    loader = accelerator.prepare(DataLoader(Numbers(count), batch_size=4))
+    found = []
+    for item in loader:
+        mean = item["x"].mean()
+        values: list[Any] = [mean, mean.reshape(1), {"counts": mean.reshape(1)}]
+        lengths = [len(accelerator.gather_for_metrics(value)) for value in values[:2]]
+        lengths.append(len(accelerator.gather_for_metrics(values[2])["counts"]))
+        lengths.append(len(accelerator.gather_for_metrics([float(mean)])))
+        found.append(lengths)
+    return found
 
 
-def test_a_rank_that_has_only_repeated_samples_adds_no_scalar() -> None:
-    assert run_ranks(scalars_of_ranks, 2) == [[2, 1]] * 2
+def test_a_rank_that_has_only_repeated_samples_adds_no_scalar_and_no_single_row() -> None:
+    assert run_ranks(scalars_of_ranks, 2, 9) == [[[2] * 4, [1] * 4]] * 2
+    assert run_ranks(scalars_of_ranks, 2, 14) == [[[2] * 4] * 2] * 2
 
 
 PADDED = ("global", "per worker", "global, even", "per worker, even", "dispatched", "stream read whole")

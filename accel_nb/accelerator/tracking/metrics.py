@@ -86,10 +86,10 @@ def gather_for_metrics(
 
     ``owners`` are the ranks whose values are used, one for each share of the data. Tensors and lists of plain values
     are concatenated along the first dim, at any depth. Scalar tensors become a tensor with one value for each rank that
-    has a sample which is not repeated. Other values remain those of this rank. Rows of filler samples are removed, and
-    so are the padded rows of a short batch, which ``history`` detects; ``site`` identifies the call. With
-    ``as_objects``, or without tensors, the result is a list of the ranks' values, or of the items of their lists or
-    tensors; with ``as_objects`` a single rank's value is returned as it is.
+    has a sample which is not repeated; so does a single row from several samples. Other values remain those of this
+    rank. Rows of filler samples are removed, and so are the padded rows of a short batch, which ``history`` detects;
+    ``site`` identifies the call. With ``as_objects``, or without tensors, the result is a list of the ranks' values, or
+    of the items of their lists or tensors; with ``as_objects`` a single rank's value is returned as it is.
 
     Raises `MisuseError` if a batch has filler samples and its rows cannot be assigned to samples.
     """
@@ -154,6 +154,8 @@ class _RowFilter:
             return rows.reshape(1)[: 1 if share.num_valid else 0]
         self._number += 1
         num_rows = len(rows)
+        if num_rows == 1 and share.num_samples > 1:  # a value of the rank, such as a count
+            return rows[: 1 if share.num_valid else 0]
         num_kept = self._history.num_kept((self._site, self._number), num_rows, share)
         if num_kept is None:
             self.problem = self.problem or _describe_problem(num_rows, share)
