@@ -18,6 +18,7 @@ from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
 """The version of accelerate whose names and semantics are provided, reported to libraries."""
+_HOME_PAGE = "https://github.com/huggingface/accelerate"  # libraries tell the package from others of its name by it
 OF_REAL_PACKAGE = (f"{PACKAGE}.commands", f"{PACKAGE}.test_utils")
 """Modules used from the real package, if it is installed: commands that are not ours, helpers of tests."""
 
@@ -121,7 +122,14 @@ class _Distribution(importlib.metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename not in ("METADATA", "PKG-INFO"):
             return None
-        return f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {COMPATIBLE_VERSION}\nSummary: offered by accel_nb\n"
+        fields = {
+            "Metadata-Version": "2.1",
+            "Name": PACKAGE,
+            "Version": COMPATIBLE_VERSION,
+            "Summary": "offered by accel_nb",
+            "Home-page": _HOME_PAGE,
+        }
+        return "".join(f"{name}: {value}\n" for name, value in fields.items())
 
     def locate_file(self, path: Any) -> Path:
         return Path(__file__).parent / path

@@ -95,6 +95,7 @@ def test_modules_have_a_file_for_programs_that_look_for_their_folder() -> None:
 @pytest.mark.usefixtures("installed")
 def test_libraries_read_the_version() -> None:
     assert importlib.metadata.version("accelerate") == "1.15.0"
+    assert "github.com/huggingface" in importlib.metadata.metadata("accelerate")["Home-page"]  # sentence-transformers
     assert importlib.util.find_spec("accelerate") is not None
     assert importlib.metadata.version("torch").startswith(torch.__version__.partition("+")[0])
     assert "accelerate" in {distribution.name for distribution in importlib.metadata.distributions()}

@@ -45,7 +45,8 @@ class FunctionCall:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 return (
                     f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: {error}. "
-                    "Create objects that cannot be copied inside the function."
+                    "Create objects that cannot be copied inside the function, and let it return its results, in place "
+                    "of a queue: the launcher returns each rank's value."
                 )
         return ""
 
