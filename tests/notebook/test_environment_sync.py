@@ -159,6 +159,7 @@ def read_changed():
         str(torch.tensor([1.23456])), numpy.geterr(), torch.get_default_dtype(), matplotlib.rcParams['lines.linewidth'],
         os.getcwd(), os.environ.get('LEFT_BY_A_CELL'), os.environ.get('KEPT_BY_A_CELL'), sys.path[-1], list(sys.argv),
         [entry[0] for entry in warnings.filters if getattr(entry[1], 'pattern', '') == 'other noise'],
+        [logging.getLogger('chatty').propagate, logging.getLogger('chatty').disabled],
     )
 os.environ['LEFT_BY_A_CELL'] = 'left'
 before = read_changed()
@@ -174,10 +175,12 @@ def test_settings_that_a_cell_changes_are_the_notebooks_after_it(kernel, tmp_pat
         f"matplotlib.rcParams['lines.linewidth'] = 7\nos.chdir({str(tmp_path)!r})\n"
         "os.environ['KEPT_BY_A_CELL'] = 'kept'\ndel os.environ['LEFT_BY_A_CELL']\nsys.path.append('added')\n"
         "sys.argv = ['prog', '--fast']\n"
-        "warnings.filterwarnings('ignore', message='other noise')\nfound = read_changed()",
+        "warnings.filterwarnings('ignore', message='other noise')\n"
+        "logging.getLogger('chatty').propagate, logging.getLogger('chatty').disabled = False, True\n"
+        "found = read_changed()",
     )
     assert kernel.value("found == read_changed()") is True
-    assert kernel.value("[a == b for a, b in zip(found, before)]") == [False] * 13
+    assert kernel.value("[a == b for a, b in zip(found, before)]") == [False] * 14
     # Another cell has them too, on each rank, and leaves them.
     code = "equal = [None] * 2\ntorch.distributed.all_gather_object(equal, read_changed() == found)"
     done(kernel, f"import torch.distributed\n{code}")
@@ -191,6 +194,7 @@ def test_settings_that_a_cell_changes_are_the_notebooks_after_it(kernel, tmp_pat
         "numpy.set_printoptions(precision=8)\ntorch.set_printoptions(profile='default')\nnumpy.seterr(**before[4])\n"
         "torch.set_default_dtype(before[5])\nmatplotlib.rcParams['lines.linewidth'] = before[6]\nos.chdir(before[7])\n"
         "os.environ['LEFT_BY_A_CELL'] = 'left'\ndel os.environ['KEPT_BY_A_CELL'], sys.path[-1]\nsys.argv = before[11]\n"
+        "logging.getLogger('chatty').propagate, logging.getLogger('chatty').disabled = True, False\n"
         "warnings.filters[:] = [item for item in warnings.filters if getattr(item[1], 'pattern', '') != 'other noise']",
     )
     done(kernel, "found = read_changed()")
@@ -231,6 +235,15 @@ def test_settings_of_libraries_are_the_notebooks(kernel):
 
 
 @pytest.mark.nightly
+def test_the_number_of_threads_that_a_cell_sets_is_the_notebooks_after_it(kernel):
+    setup(kernel, "import torch\nnum_threads = torch.get_num_threads()")
+    done(kernel, "pass")
+    assert kernel.value("torch.get_num_threads() == num_threads") is True, "and that of the workers stays theirs"
+    done(kernel, "torch.set_num_threads(3)")
+    assert kernel.value("torch.get_num_threads()") == 3
+    setup(kernel, "torch.set_num_threads(num_threads)")
+
+
 def test_the_alias_of_accelerate_is_the_notebooks(kernel):
     setup(kernel, "%accelerate restart")
     # Without an import statement, whose module the notebook would import too.

@@ -102,3 +102,32 @@ def test_an_endless_recursion_ends_in_few_lines(kernel: Kernel):
         assert "are left out)" in output.traceback or output.error[0] == "ValueError"
         assert output.traceback.count("recurse(n + 1)") + output.traceback.count("raise ValueError(n)") < 200
     done(kernel, "pass", "--cpus 1")
+
+
+_WITH_SLOTS = """
+class Refused(Exception):
+    __slots__ = ("code",)
+    def __init__(self, code): self.code = code
+    def __str__(self): return f"code {self.code}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise Refused(3)", ("Refused", "code 3")),
+        ("import numpy\nnumpy.array(1).sort()", ("AxisError", "axis -1 is out of bounds for array of dimension 0")),
+    ],
+)
+def test_an_error_whose_class_has_slots_is_the_same_in_the_notebook(kernel: Kernel, code: str, expected: object):
+    setup(kernel, _WITH_SLOTS)
+    assert run(kernel, code).error == expected
+
+
+def test_an_error_in_a_captured_cell_is_shown(kernel: Kernel):
+    output = run(kernel, "%%capture out\nprint('cap' + 'tured')\nfirst = 1\n1 / 0\nsecond = 2")
+    assert output.error is None, "as in a notebook"
+    assert "ZeroDivisionError" in output.stderr
+    assert "division by zero" in output.stderr
+    assert "captured" not in output.stdout + output.stderr
+    assert kernel.value("(first, 'second' in globals(), out.stdout)") == (1, False, "captured\n")

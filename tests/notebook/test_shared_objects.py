@@ -174,3 +174,12 @@ def test_a_new_object_takes_the_place_of_the_one_of_before_and_the_other_places_
     told = [line for text in output.texts for line in text.split("\n") if "new object" in line]
     assert len(told) == 1
     assert "items is a new object, since a list_iterator cannot be changed in place" in told[0]
+
+
+def test_items_of_frozen_sets_that_are_new_objects_are_named(kernel: Kernel) -> None:
+    code = "class Node: pass\nfirst, second = Node(), Node()\nchosen, box = frozenset([first]), [frozenset([second])]"
+    assert kernel.run(code).error is None
+    output = kernel.run("%%accelerate --cpus 2\nfor node in (*chosen, *box[0]): node.seen = True")
+    assert output.error is None, output.traceback
+    told = [line.partition(" contains new objects")[0] for line in "\n".join(output.texts).split("\n")]
+    assert {"chosen", "box"} <= {*told}

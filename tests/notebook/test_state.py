@@ -101,6 +101,13 @@ def test_a_bound_name_comes_back_whatever_the_notebook_has_made_of_it(kernel, bo
     assert kernel.value("a") == 2
 
 
+def test_a_name_that_a_cell_sets_to_none_is_none_whatever_its_value_was(kernel):
+    setup(kernel, "import torch\nmodel, numbers, box = torch.nn.Linear(1, 1), {1}, [torch.ones(1)]\ndef read(): pass")
+    done(kernel, "box.append(model)\nnumbers |= {2}\nread()")
+    done(kernel, "box.clear()\nmodel = numbers = read = None")
+    assert kernel.value("(model, numbers, read, box)") == (None, None, None, [])
+
+
 def test_a_cell_finds_no_name_that_the_notebook_has_deleted(kernel):
     done(kernel, "a, b = 1, [2]\ndef read(): return a")
     setup(kernel, "del a")

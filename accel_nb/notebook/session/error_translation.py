@@ -159,6 +159,7 @@ def _rebuild_error(raised: ErrorReport) -> BaseException:
     if raised.pickled is not None:
         try:
             error = pickling.load(base64.b64decode(raised.pickled), [], namespace=sys.modules["__main__"].__dict__)
+            str(error)  # what shows it needs its text
         except Exception:  # the error's own reduction may raise anything; its type is named below
             error = None
         if isinstance(error, BaseException):

@@ -56,6 +56,9 @@ _PANDAS_OPTION = re.compile(
 )
 """An option in the text that pandas has of all: its name, its default and its value."""
 
+_USUAL_FLAGS = [True, False]
+"""Those of a new logger: it passes its records on, and is not disabled."""
+
 _NOTEBOOK = re.compile(r"__main__\Z")
 """The module of warnings that a filter of the notebook raises on the workers."""
 
@@ -122,6 +125,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
         # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
+        "log_flags": dict.fromkeys(before.get("log_flags", ()), _USUAL_FLAGS) | _log_flags(),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         options = numpy.get_printoptions()
@@ -164,6 +168,8 @@ def _read_all(before: Mapping[str, Any]) -> dict[str, Any]:
     variables = {name: value for name, value in notebook_variables().items() if name != GPU_VARIABLE}
     found["variables"] = {**dict.fromkeys(before.get("variables", ())), **variables}
     found["sys_path"] = [entry for entry in sys.path if isinstance(entry, str)]
+    if (torch := sys.modules.get("torch")) is not None:  # the notebook's number is not that of the workers
+        found["torch_threads"] = torch.get_num_threads()
     with suppress(FileNotFoundError):  # the folder may have been deleted
         found["folder"] = os.getcwd()
     return found
@@ -307,6 +313,16 @@ def _set_warnings(entries: list[list[Any]]) -> None:
         pass
 
 
+def _log_flags() -> dict[str, list[bool]]:
+    """Return which loggers have other flags than usual, by name: whether they pass records on, and are disabled."""
+    flags = {
+        name: [logger.propagate, bool(logger.disabled)]
+        for name, logger in list(logging.root.manager.loggerDict.items())
+        if isinstance(logger, logging.Logger)
+    }
+    return {name: found for name, found in flags.items() if found != _USUAL_FLAGS}
+
+
 def _log_levels() -> dict[str, int]:
     """Return the levels of loggers by name, without that of the kernel's application, which workers do not have."""
     own = Application.instance().log if Application.initialized() else None
@@ -358,6 +374,12 @@ def _set_log_levels(levels: Mapping[str, int]) -> None:
             logger.setLevel(level)
 
 
+def _set_log_flags(flags: Mapping[str, list[bool]]) -> None:
+    for name, (propagates, is_disabled) in flags.items():
+        logger = logging.getLogger(name)
+        logger.propagate, logger.disabled = propagates, is_disabled
+
+
 def _set_traceback_limit(limit: int | None) -> None:
     if limit is not None:
         sys.tracebacklimit = limit
@@ -404,6 +426,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "locale": lambda value: locale.setlocale(locale.LC_ALL, value),
     "warnings": _set_warnings,
     "log_levels": _set_log_levels,
+    "log_flags": _set_log_flags,
     "log_handlers": set_handlers,
     "removed_handlers": remove_handlers,
     "added_handlers": add_handlers,
@@ -429,6 +452,7 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "numpy_print": lambda value: _numpy().set_printoptions(**value),
     "numpy_errors": lambda value: _numpy().seterr(**value),
     "torch_print": lambda value: _torch().set_printoptions(**value),
+    "torch_threads": lambda value: _torch().set_num_threads(value),
     "torch_dtype": lambda value: _torch().set_default_dtype(getattr(_torch(), value)),
     "torch_grad": lambda value: _torch().set_grad_enabled(value),
     "torch_validates": lambda value: _torch().distributions.Distribution.set_default_validate_args(value),

@@ -111,6 +111,7 @@ class WorkerShell(InteractiveShell):
     displayhook_class = Type(WorkerDisplayHook)
     cell_text = ""
     _is_formatting = False
+    _num_running_cells = 0
     structured_traceback: list[str] = []
 
     @contextmanager
@@ -128,13 +129,22 @@ class WorkerShell(InteractiveShell):
         """Leave a cell's code under the name ``<module>``, by which it is found; IPython 7 gives it another one."""
         return code
 
+    def run_cell(self, *args: Any, **options: Any) -> Any:
+        """Run a cell, or the text that a running one passes to its shell, as ``%%capture`` does."""
+        self._num_running_cells += 1
+        try:
+            return super().run_cell(*args, **options)
+        finally:
+            self._num_running_cells -= 1
+
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
         self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         """Store the traceback for the kernel, without frames of this package; none for an interrupt.
 
-        The traceback of an error that did not end the cell, as one in a script of ``%run``, is printed too.
+        The traceback of an error that did not end the cell, as one in a script of ``%run`` or in the text that a cell
+        passes to its shell, is printed too. As in a notebook, ``%%capture`` does not capture it.
         """
         kind, error, trace = exc_tuple or sys.exc_info()
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
@@ -149,7 +159,9 @@ class WorkerShell(InteractiveShell):
             finally:
                 self._is_formatting = False
         insert_omission_note(self.structured_traceback, num_left_out)
-        if not options.get("running_compiled_code"):
+        if self._num_running_cells > 1:
+            print("\n".join(self.structured_traceback), file=sys.__stderr__)
+        elif not options.get("running_compiled_code"):
             print("\n".join(self.structured_traceback), file=sys.stderr)
 
     def get_exception_only(self, exc_tuple: Any = None) -> str:

@@ -115,7 +115,10 @@ class NamespaceSnapshot:
         """Return whether a name has the same object as before."""
         if name not in self.bindings:
             return False
-        return _resolve_weak(self.bindings[name]) is value or self.bindings[name] is value
+        recorded = self.bindings[name]
+        if value is None:  # to which a weak reference resolves whose object is gone
+            return recorded is None
+        return _resolve_weak(recorded) is value or recorded is value
 
     def is_new(self, name: str, value: Any) -> bool:
         """Return whether the cell has, as far as detectable, bound a name to a value that the notebook may lack."""

@@ -45,6 +45,7 @@ from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.memory_views import reduce_memory_view
 from accel_nb.pool.sync.object_kinds import (
+    attributes_of,
     is_data_parallel,
     is_loader,
     is_module,
@@ -239,7 +240,7 @@ class Pickler(cloudpickle.Pickler):
         if type(obj) is functools.cached_property:  # it has a lock up to Python 3.11
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, BaseException) and is_rebuilt_by_init(type(obj)):
-            return copyreg.__newobj__, (type(obj), *obj.args), vars(obj) or None  # type: ignore[attr-defined]
+            return copyreg.__newobj__, (type(obj), *obj.args), attributes_of(obj) or None  # type: ignore[attr-defined]
         if is_any_file(obj):
             return reduce_file(obj)
         if is_hdf5_object(obj):
