@@ -235,6 +235,17 @@ def test_settings_of_libraries_are_the_notebooks(kernel):
 
 
 @pytest.mark.nightly
+def test_a_setting_that_a_cell_changes_and_the_notebook_changes_back_is_the_old_one_again(kernel):
+    setup(kernel, SETTINGS)
+    done(kernel, "logging.root.setLevel(20)\nnumpy.set_printoptions(precision=2)\nsys.setrecursionlimit(4321)")
+    setup(
+        kernel,
+        "logging.root.setLevel(before[-1])\nnumpy.set_printoptions(precision=8)\nsys.setrecursionlimit(before[0])",
+    )
+    done(kernel, "found = read_all()")
+    assert kernel.value("found == before") is True
+
+
 def test_the_number_of_threads_that_a_cell_sets_is_the_notebooks_after_it(kernel):
     setup(kernel, "import torch\nnum_threads = torch.get_num_threads()")
     done(kernel, "pass")

@@ -72,6 +72,21 @@ def test_rebinding_in_a_cell_leaves_the_notebooks_old_object_alone(kernel):
     assert kernel.value("(runs, losses)") == ([[1]], [2, 3])
 
 
+def test_what_a_cell_changes_before_it_binds_the_name_anew_is_changed_in_other_values(kernel):
+    setup(
+        kernel,
+        "import collections\nclass Point: pass\n"
+        "numbers, point, chosen, queue = [1], Point(), {1}, collections.deque([1])\nbox = numbers, point, chosen, queue",
+    )
+    done(
+        kernel,
+        "numbers.append(2); point.x = [3]; chosen.add(4); queue.append(5)\nnumbers, point = numbers + [6], Point()\n"
+        "chosen, queue = set(), None",
+    )
+    assert kernel.value("(box[0], box[1].x, box[2], list(box[3]))") == ([1, 2], [3], {1, 4}, [1, 5])
+    assert kernel.value("(numbers, vars(point), chosen, queue)") == ([1, 2, 6], {}, set(), None)
+
+
 CACHED = "a = 1; s = 'x'; n = None; t = (); b = True"
 
 

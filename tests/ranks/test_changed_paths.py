@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,20 @@ def test_a_rank_that_comes_late_reads_what_the_first_one_has_consumed(tmp_path: 
         "again": 1.0,
         "after": ["again.pt", "count", "log", "moved", "other"],
     }
+
+
+def enters_what_it_makes(world: World, folder: Path) -> str:
+    """Make a folder and go there; rank 0 is late."""
+    before = os.getcwd()
+    with plain_cells(world):
+        if world.rank == 0:
+            time.sleep(0.3)
+        os.makedirs(folder / "run" / "logs", exist_ok=True)
+        os.chdir(folder / "run" / "logs")
+        found = os.getcwd()
+    os.chdir(before)
+    return found
+
+
+def test_a_rank_waits_for_a_folder_that_it_goes_to_until_the_first_one_has_made_it(tmp_path: Path) -> None:
+    assert run_ranks(enters_what_it_makes, 2, tmp_path) == [str(tmp_path / "run" / "logs")] * 2

@@ -26,6 +26,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from sqlite3 import dbapi2
 from typing import Any, NoReturn
@@ -57,6 +58,9 @@ _SCRIPTED: Any = torch.jit.RecursiveScriptModule  # pyright: ignore[reportPrivat
 _PROFILE: Any = torch.autograd.profiler.profile
 _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
+
+_POLL_S, _MAX_WAIT_S = 0.002, 10.0
+"""How long a rank waits for a folder that the first one makes, which it may not on another machine."""
 
 _BEFORE_FOLDER = 2
 """How many arguments of the functions of `tempfile` come before the folder, at least."""
@@ -123,6 +127,7 @@ def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     for name in ("rename", "replace"):
         yield os, name, files.make_rename
     yield os, "mkdir", files.make_mkdir
+    yield os, "chdir", files.make_chdir
     yield os, "listdir", files.make_listdir
     yield os, "scandir", files.make_scandir
 
@@ -413,6 +418,19 @@ class PrivateFiles(CellFiles):
             self._add_folders([full])
 
         return mkdir
+
+    def make_chdir(self, plain: Function) -> Function:
+        """Return a ``chdir`` that waits for the first rank to make a folder that this rank has made, too."""
+
+        @functools.wraps(plain)
+        def chdir(path: Any) -> None:
+            if isinstance(path, str | os.PathLike) and (full := absolute(path)) in self._folders:
+                deadline = time.monotonic() + _MAX_WAIT_S
+                while not _exists(full) and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+            plain(path)
+
+        return chdir
 
     def make_listdir(self, plain: Function) -> Function:
         """Return a ``listdir`` that includes this rank's changes of a folder."""

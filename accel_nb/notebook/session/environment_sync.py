@@ -61,6 +61,13 @@ class EnvironmentSync:
         repeated = {name: value for name, value in self._settings.items() if name in REPEATED}
         return find_changes(before, self._settings) | repeated
 
+    def record_returned(self, settings: Mapping[str, Any]) -> None:
+        """Record settings that a cell has changed on the workers: one that the notebook changes back is sent again."""
+        for name, value in settings.items():
+            known: Any = self._settings.get(name)
+            has_items = isinstance(value, dict) and isinstance(known, dict)
+            self._settings[name] = {**known, **value} if has_items else value
+
     def reset(self) -> None:
         """Return every text and setting again from the next call on, since some worker may not have them."""
         self._sent_sources.clear()

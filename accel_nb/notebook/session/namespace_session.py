@@ -209,6 +209,7 @@ class NamespaceSession:
         lines: list[str] = []
         for answer in answers:
             apply_settings(answer.reply.settings)
+            self._environment.record_returned(answer.reply.settings)
             returned = answer.reply.returned
             if returned is None:
                 close_all(answer.payloads.values())

@@ -17,7 +17,7 @@ from accel_nb.pool.sync.object_kinds import attributes_of, is_module
 from accel_nb.pool.sync.object_paths import readable_path, resolve_path
 from accel_nb.pool.sync.shared_ids import has_identity
 
-_COLLECTIONS = (list, set, frozenset, deque, weakref.WeakSet)
+_COLLECTIONS = (list, tuple, set, frozenset, deque, weakref.WeakSet)
 _WEAK = weakref.WeakSet | weakref.WeakKeyDictionary | weakref.WeakValueDictionary
 _OWN_REFERENCES = 3
 """Those of the list of old objects, of a loop's variable, and of the argument of `sys.getrefcount`."""
@@ -85,7 +85,7 @@ def _find(namespace: Mapping[str, Any], path: str) -> Any:
 def _items(value: Any) -> Iterator[Any]:
     """Yield the objects with an identity that a container or an object refers to.
 
-    Those of weak collections and of frozen sets in it are included.
+    Those of weak collections, frozen sets and tuples in it are included.
     """
     own = {} if isinstance(value, _WEAK) else attributes_of(value) or {}
     for weak in (item for item in own.values() if isinstance(item, _WEAK)):
@@ -99,7 +99,7 @@ def _items(value: Any) -> Iterator[Any]:
     else:
         held = value if isinstance(value, _COLLECTIONS) else ()
     for item in (*held, *own.values()):
-        if isinstance(item, frozenset):
+        if isinstance(item, frozenset | tuple):
             yield from _items(item)
         elif has_identity(item) and not isinstance(item, weakref.ref):
             yield item

@@ -18,7 +18,14 @@ from accel_nb.pool.sync.change_detection import (
 from accel_nb.pool.sync.function_caches import cached_functions
 from accel_nb.pool.sync.module_parts import RecordedParts, can_set_parts
 from accel_nb.pool.sync.namespace_sync import Namespace
-from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_plain_array, is_tensor
+from accel_nb.pool.sync.object_kinds import (
+    is_loader,
+    is_module,
+    is_optimizer,
+    is_plain_array,
+    is_tensor,
+    is_training_object,
+)
 from accel_nb.pool.sync.object_paths import content_of, is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.shared_ids import SharedObjects, has_identity, shared_ids
@@ -64,8 +71,8 @@ class NamespaceSnapshot:
     ) -> NamespaceSnapshot:
         """Record every binding, and the fingerprint of the names that the cell uses.
 
-        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly, so that
-        a cell that creates a new model can use the memory of the old one.
+        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names with models, tensors or arrays
+        are referenced weakly, so that a cell that creates a new model can use the memory of the old one.
         """
         bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
         shared = dict.fromkeys(name for name in shared if name in bound)
@@ -100,11 +107,13 @@ class NamespaceSnapshot:
             for name, value in tracked.items()
             for label, function in cached_functions(name, value)
         }
-        for name in rebound & bound.keys():
+        # What has no such memory may be in other values of the notebook, which get its changes.
+        weak = {name for name in rebound & bound.keys() if _has_memory(bound[name], parts.get(name, {}).values())}
+        for name in weak:
             bound[name] = _to_weak(bound[name])
         held = {
             path: RecordedObject(
-                _to_weak(value) if root_name(path) in rebound else value, fingerprints.get(path), path in fingerprints
+                _to_weak(value) if root_name(path) in weak else value, fingerprints.get(path), path in fingerprints
             )
             for part in (tracked, *parts.values())
             for path, value in part.items()
@@ -200,6 +209,14 @@ def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Map
     for found in parts.values():
         objects.update(found)
     return objects
+
+
+def _has_memory(value: Any, parts: Iterable[Any]) -> bool:
+    """Return whether a value, or a part of it, is a tensor, an array, an object of training or a loader."""
+    return any(
+        is_training_object(item) or is_tensor(item) or is_plain_array(item) or is_loader(item)
+        for item in (value, *parts)
+    )
 
 
 def _to_weak(value: Any) -> Any:

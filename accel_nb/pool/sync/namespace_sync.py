@@ -169,22 +169,9 @@ class NamespaceDelta:
         """
         found: dict[str, Any] = {}
         errors: dict[str, Exception] = {}
-        for path in self.paths:
-            if path not in self.values:
-                try:
-                    found[path] = resolve_path(namespace, path)
-                except LookupError as error:
-                    errors[path] = error
-        # Modules may share submodules: all are found before one of them has other parts.
-        structures: dict[str, Any] = {}
-        for path in [path for path in self.structures if path in found]:
-            try:
-                structures[path] = resolve_parts(found[path], self.structures[path])
-            except LookupError as error:
-                errors[path] = error
-                del found[path]
+        parts: dict[str, Any] = {}
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
-            (structures, lambda _, parts: set_module_parts(parts)),
+            (parts, lambda _, found_parts: set_module_parts(found_parts)),
             (self.changed, partial(_set_content, namespace)),
             (self.modules, set_module_state),
             (self.gradients, set_gradients),
@@ -193,12 +180,26 @@ class NamespaceDelta:
             (self.optimizers, set_optimizer_state),
             (self.schedulers, lambda scheduler, state: scheduler.load_state_dict(state)),
         )
+        for path in dict.fromkeys([*self.structures, *(path for contents, _ in setters for path in contents)]):
+            try:
+                found[path] = resolve_path(namespace, path)
+            except LookupError as error:
+                errors[path] = error
+        # Modules may share submodules: all are found before one of them has other parts.
+        for path in [path for path in self.structures if path in found]:
+            try:
+                parts[path] = resolve_parts(found[path], self.structures[path])
+            except LookupError as error:
+                errors[path] = error
+                del found[path]
         for contents, setter in setters:
             for path in [path for path in contents if path in found]:
                 try:
                     setter(found[path], contents[path])
                 except Exception as error:  # classes of the user may raise anything
                     errors[path] = error
+        # Of a name with a new value, these are changes of the old object, which something else may refer to.
+        errors = {path: error for path, error in errors.items() if path not in self.values}
         namespace.update(self.values)
         for name in self.removed:
             namespace.pop(name, None)
