@@ -181,7 +181,7 @@ REALWORLD := REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesse
 nightly: export OMP_WAIT_POLICY = passive
 nightly: setup
 	$(BIN)/python -m pytest -m nightly $(PARALLEL)
-	RANDOM_LOOPS=3000 $(BIN)/python -m pytest tests/properties --numprocesses logical --maxprocesses 4 --dist load \
+	RANDOM_LOOPS=3000 RANDOM_SESSIONS=1000 $(BIN)/python -m pytest tests/properties --numprocesses logical --maxprocesses 4 --dist load \
 	    --timeout 3600
 	$(REALWORLD)
 	REALWORLD_FLAGS="--strategy fsdp" $(REALWORLD) -k "not deepspeed"

@@ -76,7 +76,8 @@ def test_what_a_cell_changes_before_it_binds_the_name_anew_is_changed_in_other_v
     setup(
         kernel,
         "import collections\nclass Point: pass\n"
-        "numbers, point, chosen, queue = [1], Point(), {1}, collections.deque([1])\nbox = numbers, point, chosen, queue",
+        "numbers, point, chosen, queue = [1], Point(), {1}, collections.deque([1])\n"
+        "box = numbers, point, chosen, queue",
     )
     done(
         kernel,
