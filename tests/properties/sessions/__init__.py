@@ -1,0 +1,1 @@
+"""Random notebook sessions: many cells in one notebook, some of them on workers."""
