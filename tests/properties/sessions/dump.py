@@ -96,7 +96,7 @@ class Dump:
             self.visit(f"{path}.__self__", value.__self__, depth + 1)
             self.visit(f"{path}.__func__", value.__func__, depth + 1)
             return
-        if kind is not tuple and kind is not frozenset:
+        if not isinstance(value, tuple | frozenset):
             if id(value) in self._seen:
                 self.entries[path] = f"is {self._seen[id(value)]}"
                 return
