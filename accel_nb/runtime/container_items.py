@@ -13,7 +13,7 @@ _KINDS: tuple[Any, ...] = (OrderedDict, dict, list, tuple, set, frozenset, deque
 
 
 def items_of(container: Any, longest: int) -> Iterable[Any]:
-    """Return what a container of Python holds, of a dict the values; nothing if that is more than ``longest``."""
+    """Return the items of a container, of a dict the values; none if these are more than ``longest``."""
     kind = next(kind for kind in _KINDS if isinstance(container, kind))
     if kind.__len__(container) > longest:
         return ()

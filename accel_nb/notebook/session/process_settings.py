@@ -38,8 +38,13 @@ from accel_nb.runtime.process.environment import notebook_variables, set_variabl
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
 
-_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
-"""The kernels of attention that code allows or forbids for GPUs."""
+_ATTENTION = {
+    "flash_sdp_enabled": "enable_flash_sdp",
+    "mem_efficient_sdp_enabled": "enable_mem_efficient_sdp",
+    "math_sdp_enabled": "enable_math_sdp",
+    "cudnn_sdp_enabled": "enable_cudnn_sdp",
+}
+"""Functions of torch that return whether a kernel of attention is allowed, and those that set it."""
 
 _OWN_PLOT_PARAMETERS = frozenset(
     {"backend", "backend_fallback", "datapath", "docstring", "interactive", "keymap", "toolbar", "tk", "webagg"}
@@ -143,7 +148,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         deterministic = torch.are_deterministic_algorithms_enabled()
         found["torch_anomaly"] = [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
-        found["torch_attention"] = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
+        found["torch_attention"] = {name: getattr(torch.backends.cuda, name)() for name in _ATTENTION}
         found["torch_sharing"] = torch.multiprocessing.get_sharing_strategy()
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
@@ -398,7 +403,7 @@ def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
 
 def _set_attention(values: Mapping[str, bool]) -> None:
     for name, is_allowed in values.items():
-        getattr(_torch().backends.cuda, f"enable_{name}_sdp")(is_allowed)
+        getattr(_torch().backends.cuda, _ATTENTION[name])(is_allowed)
 
 
 def _torch() -> Any:

@@ -14,12 +14,13 @@ import weakref
 from abc import ABCMeta
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.subclass_hooks import without_subclass_hooks
+
+if TYPE_CHECKING:
+    from torch import nn
 
 T = TypeVar("T")
 
