@@ -126,6 +126,11 @@ class AccelerateMagics(Magics):
         except Exception as error:  # assigning to the user's objects may raise anything; the next cell runs anyway
             print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
 
+    def release_unused(self, result: object) -> None:
+        """Free values that a cell has deleted or replaced, as it ends."""
+        with self.session.namespace_lock:
+            self.session.namespace_session.release_unused()
+
     def _run(self, line: str, text: str) -> BackgroundRun | None:
         if self.sidebar is not None and self.sidebar.expects_browser and _is_from_jupyterlab(self._shell):
             self.settings.wait(SETTINGS_TIMEOUT_S)
@@ -462,6 +467,7 @@ def load_ipython_extension(shell: Any) -> None:
     # The first call of parse_flags imports its modules; called here in a thread, it does not delay the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
     shell.events.register("pre_run_cell", magics.apply_background_results)
+    shell.events.register("post_run_cell", magics.release_unused)
     answers = request_handlers(magics.session, magics.settings)
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
@@ -473,6 +479,7 @@ def unload_ipython_extension(shell: Any) -> None:
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
         shell.events.unregister("pre_run_cell", magics.apply_background_results)
+        shell.events.unregister("post_run_cell", magics.release_unused)
         magics.session.stop()
         if magics.sidebar is not None:
             magics.sidebar.close()

@@ -32,6 +32,7 @@ KERNEL_SIDE = [
     "accel_nb.pool.sync.change_detection",
     "accel_nb.pool.sync.object_paths",
     "accel_nb.pool.sync.namespace_sync",
+    "accel_nb.pool.sync.shared_object_registry",
     "accel_nb.pool.sync.result_transfer",
     "accel_nb.notebook.magics",
     "accel_nb.ui",

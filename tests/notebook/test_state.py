@@ -513,3 +513,13 @@ def test_a_thread_may_bind_names_while_cells_run(kernel, where):
     outputs = [kernel.run(f"%%accelerate --cpus 2{TRAIN_BESIDE}") for _ in range(5)]
     setup(kernel, where + STOP_CHURN)
     assert [output.traceback for output in outputs if output.error is not None] == []
+
+
+def test_objects_that_the_notebook_deletes_are_freed_as_its_cell_ends(kernel):
+    setup(kernel, "import weakref, torch\nlarge = torch.zeros(10)\nreference = weakref.ref(large)")
+    done(kernel, "large += 1")
+    assert kernel.value("reference() is large") is True
+    setup(kernel, "del large")
+    assert kernel.value("reference() is None") is True
+    done(kernel, "found = 'large' in globals()")
+    assert kernel.value("found") is False

@@ -6,8 +6,9 @@ import json
 
 from accel_nb.pool.local.shared_payloads import SharedPayloads
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
-from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
+from accel_nb.pool.sync.namespace_sync import NamespaceDelta
 from accel_nb.pool.sync.result_transfer import ResultReceiver, ResultSender, ReturnRecord
+from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 from accel_nb.runtime.process.typed_records import build_record
 
 

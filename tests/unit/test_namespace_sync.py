@@ -6,6 +6,7 @@ import functools
 import sqlite3
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from torch import nn
 from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
 from accel_nb.pool.sync.change_detection import fingerprint_of
-from accel_nb.pool.sync.namespace_sync import NamespaceDelta, SharedObjectRegistry
+from accel_nb.pool.sync.namespace_sync import NamespaceDelta
 from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 from tests.support.namespace_sides import Sides
 
 
@@ -368,6 +370,22 @@ def test_an_object_that_has_another_name_now_is_the_same_object_there(sides):
     sides.ship("optimizer")
     assert sides.worker.keys() == {"best", "optimizer"}
     assert sides.worker["best"] is there
+
+
+def test_deleted_objects_are_freed_unless_something_uses_them(sides):
+    sides.kernel.update(model=nn.Linear(2, 2), kept=nn.Linear(2, 2), values=np.ones(3), items=[nn.Linear(1, 1)])
+    sides.ship(*sides.kernel)
+    references = {name: weakref.ref(sides.kernel[name]) for name in ("model", "kept", "values")}
+    there = sides.worker["kept"]
+    sides.kernel["other"] = sides.kernel.pop("kept")
+    sides.kernel.update(values=None)
+    del sides.kernel["model"], sides.kernel["items"]
+    assert all(reference() is not None for reference in references.values())
+    sides.ledger.release_unused(sides.kernel)
+    assert [name for name, reference in references.items() if reference() is not None] == ["kept"]
+    assert sides.ship("values") == ["values", "other"]
+    assert sides.worker.keys() == {"other", "values"}
+    assert sides.worker["other"] is there
 
 
 def test_functions_share_the_receiving_namespace():

@@ -34,13 +34,13 @@ from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
-from accel_nb.pool.sync.namespace_sync import SharedObjectRegistry
 from accel_nb.pool.sync.object_kinds import is_module
 from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, root_name
 from accel_nb.pool.sync.open_files import is_open_for_writing
 from accel_nb.pool.sync.references import referred_names
 from accel_nb.pool.sync.replaced_objects import describe_other_uses, put_in_place
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
+from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 
 
 @dataclass(slots=True)
@@ -94,6 +94,10 @@ class NamespaceSession:
         # An optimizer refers to its model: objects that may refer to the names are sent in the same stream.
         self._registry.forget(self._registry.shared_names())
         self._registry.forget(names)
+
+    def release_unused(self) -> None:
+        """Free values that the notebook has deleted or replaced, which a record of what was sent keeps in memory."""
+        self._registry.release_unused(self.namespace)
 
     @contextmanager
     def bind_call(self, call: FunctionCall | None) -> Iterator[None]:
