@@ -9,6 +9,7 @@ would. Else only rank 0 runs it, and sends the indices of each batch.
 
 from __future__ import annotations
 
+import copy
 import operator
 import zlib
 from collections import deque
@@ -90,10 +91,11 @@ class IndexSampler:
         # The epoch of the next iteration.
         self.epoch = position.EpochProgress(shard.group_size, lambda: 0)
         self.yields_lists = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
-        self.seedable_sampler: SeedableRandomSampler | None = None
+        # The samplers that take the place of the loader's own.
+        self.replacements: tuple[Any, ...] = ()
         self.sampler: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if seed is not None:
-            self.sampler, self.seedable_sampler = _seeded(self.sampler, seed)
+            self.sampler, self.replacements = _seeded(self.sampler, seed)
         self._dataset = loader.dataset
         self._shard = shard
         self._drops_last = bool(getattr(self.sampler, "drop_last", False))
@@ -535,16 +537,19 @@ def _may_draw(sampler: Any) -> bool:
     return getattr(sampler, "generator", None) is None
 
 
-def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
-    """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the replacement, if any."""
+def _seeded(draws_from: Any, seed: int) -> tuple[Any, tuple[Any, ...]]:
+    """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the new samplers, if any."""
     if _is_usual(draws_from, RandomSampler):
         seeded = SeedableRandomSampler.like(draws_from, seed=seed)
-        return seeded, seeded
-    if _is_usual(draws_from, BatchSampler):
-        inner, seeded = _seeded(draws_from.sampler, seed)
-        if seeded is not None:
-            return BatchSampler(inner, draws_from.batch_size, draws_from.drop_last), seeded
-    return draws_from, None
+        return seeded, (seeded,)
+    if isinstance(draws_from, BatchSampler) or _is_usual(draws_from, BatchSampler):
+        inner, replaced = _seeded(getattr(draws_from, "sampler", None), seed)
+        if replaced:
+            usual = _is_usual(draws_from, BatchSampler)
+            outer = BatchSampler(inner, draws_from.batch_size, draws_from.drop_last) if usual else copy.copy(draws_from)
+            outer.sampler = inner
+            return outer, (*replaced, outer)
+    return draws_from, ()
 
 
 def _is_usual(sampler: Any, kind: type[Any]) -> bool:

@@ -321,9 +321,8 @@ class _ShardedLoading:
             self.plain.set_epoch(loader, epoch)  # pyright: ignore[reportAttributeAccessIssue]
         index_sampler, sampler = self._build_sampler(loader), loader.batch_sampler
         inner: Any = getattr(sampler, "sampler", None)
-        set_epoch(
-            epoch, sampler, inner, loader.sampler, loader.dataset, index_sampler and index_sampler.seedable_sampler
-        )
+        replacements = () if index_sampler is None else index_sampler.replacements
+        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, *replacements)
         if self._inner is not None and self._inner.dataset is not loader.dataset:
             set_epoch(epoch, self._inner.dataset)
 

@@ -234,6 +234,15 @@ class Foreign(Sampler):
             ) % self.count
 
 
+class OwnBatchSampler(BatchSampler):
+    """A batch sampler of the user, which counts its epochs."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
 LOADERS = {
     "in order": lambda **kw: DataLoader(numbers(23), batch_size=5, **kw),
     "shuffled": lambda **kw: DataLoader(numbers(23), batch_size=5, shuffle=True, **kw),
@@ -251,6 +260,9 @@ LOADERS = {
     "drop last": lambda **kw: DataLoader(numbers(23), batch_size=5, shuffle=True, drop_last=True, **kw),
     "batch sampler": lambda **kw: DataLoader(
         numbers(23), batch_sampler=BatchSampler(RandomSampler(range(23)), 4, False), **kw
+    ),
+    "foreign batch sampler": lambda **kw: DataLoader(
+        numbers(23), batch_sampler=OwnBatchSampler(RandomSampler(range(23)), 4, False), **kw
     ),
     "uneven batches": lambda **kw: DataLoader(numbers(23), batch_sampler=[[0], [1, 2, 3, 4, 5], [6, 7], [8]], **kw),
     "sampler of batches": lambda **kw: DataLoader(

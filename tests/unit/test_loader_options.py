@@ -116,7 +116,9 @@ SEEDED = DataOptions(use_seedable_sampler=True, data_seed=5)
 
 
 @pytest.mark.parametrize("dispatch", [None, True])
-@pytest.mark.parametrize("name", ["shuffled", "batch sampler", "sampler of batches", "drop last", "own generator"])
+@pytest.mark.parametrize(
+    "name", ["shuffled", "batch sampler", "foreign batch sampler", "sampler of batches", "drop last", "own generator"]
+)
 def test_the_seeded_order_depends_on_seed_and_epoch_only(name, dispatch):
     options = SEEDED.model_copy(update={"dispatch_batches": dispatch})
 
