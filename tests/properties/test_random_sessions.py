@@ -20,9 +20,9 @@ from tests.properties.sessions.session import make_session
 from tests.realworld.values import Entries, differences
 from tests.support.nightly import nightly
 
-CHUNK = 16
+CHUNK = 8
 """How many sessions are one test."""
-NUM_SESSIONS = int(os.environ.get("RANDOM_SESSIONS", "16"))
+NUM_SESSIONS = int(os.environ.get("RANDOM_SESSIONS", "8"))
 
 
 @pytest.fixture(scope="module")
