@@ -16,8 +16,9 @@ from typing import Any
 from accel_nb.pool.sync.object_kinds import attributes_of, is_module
 from accel_nb.pool.sync.object_paths import readable_path, resolve_path
 from accel_nb.pool.sync.shared_ids import has_identity
+from accel_nb.runtime.container_items import items_of
 
-_COLLECTIONS = (list, tuple, set, frozenset, deque, weakref.WeakSet)
+_COLLECTIONS = (list, tuple, set, frozenset, deque)
 _WEAK = weakref.WeakSet | weakref.WeakKeyDictionary | weakref.WeakValueDictionary
 _OWN_REFERENCES = 3
 """Those of the list of old objects, of a loop's variable, and of the argument of `sys.getrefcount`."""
@@ -92,12 +93,14 @@ def _items(value: Any) -> Iterator[Any]:
         yield from _items(weak)
     if isinstance(value, type) or is_module(value):  # its methods, or its parts, come as new ones with it
         return
-    if isinstance(value, weakref.WeakKeyDictionary):
+    if isinstance(value, weakref.WeakSet):
+        held = value
+    elif isinstance(value, weakref.WeakKeyDictionary):
         held = [*value.keys(), *value.values()]
     elif isinstance(value, dict | weakref.WeakValueDictionary):
         held = value.values()
     else:
-        held = value if isinstance(value, _COLLECTIONS) else ()
+        held = items_of(value, sys.maxsize) if isinstance(value, _COLLECTIONS) else ()
     for item in (*held, *own.values()):
         if isinstance(item, frozenset | tuple):
             yield from _items(item)
