@@ -122,5 +122,5 @@ class CollectiveMethods(ProcessView):
         index, count = self.components.strategy.data_coords()
         if count == self._world.size:
             return list(range(count))
-        indices = [int(found) for found in self._comm.all_gather(torch.tensor([index]))]
+        indices = [int(found) for found in self._comm.all_gather(torch.tensor([index], device="cpu"))]
         return [indices.index(number) for number in range(count)]

@@ -33,7 +33,7 @@ def empty_tensors(layouts: Sequence[TensorLayout]) -> list[Tensor]:
         for place, (shape, dtype) in zip(places, layouts[group.start : group.stop], strict=True):
             count = _nbytes(shape, dtype) // dtype.itemsize
             if region is None or not count:
-                made.append(torch.empty(tuple(shape), dtype=dtype))
+                made.append(torch.empty(tuple(shape), dtype=dtype, device="cpu"))
             else:
                 flat = torch.frombuffer(region, dtype=torch.uint8, count=count * dtype.itemsize, offset=place)
                 made.append(flat.view(dtype).view(tuple(shape)))

@@ -235,7 +235,7 @@ class FileTensor:
     def map(self) -> Tensor:
         """Return a tensor over the file's mapped pages."""
         if not self.numel:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
         return flat.view(self.shape)
 

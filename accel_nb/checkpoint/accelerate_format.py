@@ -167,7 +167,7 @@ def _weights(file: Path) -> dict[str, Any]:
 
 
 def _read(stored: Any) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    tensor = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     stored.read_into(tensor)
     return tensor
 
@@ -204,10 +204,10 @@ def _random(file: Path) -> RngStates:
         version, words, gauss = content["random_state"]
         _, key, position, has_gauss, cached = content["numpy_random_seed"]
         return {
-            "python": torch.tensor([version, *words], dtype=torch.int64),
-            "python_gauss": torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64),
-            "numpy": torch.tensor([*map(int, key), position, has_gauss], dtype=torch.int64),
-            "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+            "python": torch.tensor([version, *words], dtype=torch.int64, device="cpu"),
+            "python_gauss": torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64, device="cpu"),
+            "numpy": torch.tensor([*map(int, key), position, has_gauss], dtype=torch.int64, device="cpu"),
+            "numpy_gauss": torch.tensor([cached], dtype=torch.float64, device="cpu"),
             "torch": content["torch_manual_seed"].cpu(),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -184,7 +184,9 @@ class StagingBuffer:
     def _allocate(self, num_bytes: int) -> Tensor:
         if self._buffer is None or self._buffer.numel() < num_bytes:
             self._buffer = None  # freed first, so that the two do not coexist
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device_type(self._device).pins_memory)
+            self._buffer = torch.empty(
+                num_bytes, dtype=torch.uint8, pin_memory=device_type(self._device).pins_memory, device="cpu"
+            )
         return self._buffer
 
 

@@ -127,7 +127,7 @@ class DcpWeights:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each name and its whole tensor, on the CPU; raises `CorruptCheckpoint`, which names the file."""
         for name, stored in self._stored.items():
-            whole = torch.empty(stored.shape, dtype=stored.dtype)
+            whole = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
             for chunk in stored.chunks:
                 place = tuple(
                     slice(start, start + size)

@@ -83,7 +83,7 @@ class StoredCheckpoint:
             if piece.region == region:
                 return self._piece(piece.file, piece.key)
         dtype = getattr(torch, DTYPES[record.dtype][0])
-        result = torch.empty(region.shape, dtype=dtype)
+        result = torch.empty(region.shape, dtype=dtype, device="cpu")
         for index, source, target in _overlaps(record, region):
             piece = record.pieces[index]
             result[target].copy_(self._piece(piece.file, piece.key)[source])
@@ -93,7 +93,7 @@ class StoredCheckpoint:
         entry = self._header(file)[key]
         dtype = getattr(torch, DTYPES[entry.dtype][0])
         if entry.start == entry.end:
-            return torch.empty(entry.shape, dtype=dtype)
+            return torch.empty(entry.shape, dtype=dtype, device="cpu")
         content = self.files[file][entry.start : entry.end]
         if entry.start % DTYPES[entry.dtype][1]:
             content = memoryview(bytearray(content))

@@ -71,7 +71,9 @@ def get_shape(data: Any) -> Any:
 def initialize_tensors(data_structure: Any) -> Any:
     """Return empty tensors of the structure that `get_data_structure` has described."""
     return operations.recursively_apply(
-        lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
+        lambda info: torch.empty(*info.shape, dtype=info.dtype, device="cpu"),
+        data_structure,
+        test_type=is_tensor_information,
     )
 
 
@@ -106,7 +108,7 @@ def gather_tensor_shape(tensor: Any) -> Tensor:
     """Return the shapes of all ranks' tensors, as rows of one tensor padded by -1."""
     shapes = operations.gather_object([list(tensor.shape)])
     width = max(len(shape) for shape in shapes)
-    return torch.tensor([[*shape, *[-1] * (width - len(shape))] for shape in shapes])
+    return torch.tensor([[*shape, *[-1] * (width - len(shape))] for shape in shapes], device="cpu")
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
@@ -165,7 +167,7 @@ def copy_tensor_to_devices(tensor: Tensor | None = None) -> Tensor:
     )
     shape, dtype = held[0]
     if tensor is None:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="cpu")
     return operations.broadcast(tensor)
 
 

@@ -42,7 +42,7 @@ def load_offloaded_weight(weight_file: str | os.PathLike[str], weight_info: Mapp
     for size in shape:
         numel *= size
     if numel == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_file(os.fspath(weight_file), shared=False, size=numel, dtype=dtype).reshape(shape)
 
 

@@ -244,7 +244,10 @@ class ParallelismConfig:
         if wider is None or self.cp_enabled:  # there the ranks of `cp` count as ranks of the data
             mesh: Any = init_device_mesh(device_type, shape, mesh_dim_names=names)
         else:
-            ranks, groups = torch.arange(self.total_size).view(shape), [wider.get_group(name) for name in names]
+            ranks, groups = (
+                torch.arange(self.total_size, device="cpu").view(shape),
+                [wider.get_group(name) for name in names],
+            )
             mesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
         for joint, parts in self._joint_dims():
             mesh[parts]._flatten(joint)

@@ -128,8 +128,8 @@ class PaddingCollate:
         return batch, lengths
 
     def _mask_from(self, lengths: list[int], length: int) -> Tensor:
-        positions = torch.arange(length)
-        sizes = torch.tensor(lengths)[:, None]
+        positions = torch.arange(length, device="cpu")
+        sizes = torch.tensor(lengths, device="cpu")[:, None]
         return (positions < sizes if self._side == "right" else positions >= length - sizes).long()
 
 
@@ -141,9 +141,9 @@ def _is_sequence(value: Any) -> bool:
 
 def _column(values: Sequence[Any], key: Key) -> list[Tensor]:
     """Return one field of all samples as tensors that differ in their first dim at most."""
-    tensors = [value if isinstance(value, Tensor) else torch.as_tensor(value) for value in values]
+    tensors = [value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu") for value in values]
     if any(isinstance(value, list) and not value for value in values):  # an empty list has no dtype
-        full = next((tensor for tensor in tensors if tensor.numel()), torch.zeros(0, dtype=torch.int64))
+        full = next((tensor for tensor in tensors if tensor.numel()), torch.zeros(0, dtype=torch.int64, device="cpu"))
         tensors = [tensor if tensor.numel() else full.new_empty(0) for tensor in tensors]
     kinds = {(tensor.dtype, tuple(tensor.shape[1:]) if tensor.dim() else None) for tensor in tensors}
     if len(kinds) > 1:

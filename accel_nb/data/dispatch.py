@@ -40,7 +40,7 @@ def receive_dispatched(shard: DataShard, steps: Steps, device: torch.device) -> 
     Every rank must iterate. A read error on rank 0 is raised on every rank. Batches have plain containers on every
     rank: a mapping becomes a dict.
     """
-    index_of = [int(row) for row in shard.comm.all_gather(torch.tensor([shard.index]))]
+    index_of = [int(row) for row in shard.comm.all_gather(torch.tensor([shard.index], device="cpu"))]
     receiver = _Receiver(shard, device)
     if shard.comm.world.rank > 0:
         yield from iter(receiver.receive, None)
@@ -155,7 +155,7 @@ class _Sender:
         self._receiver.scatter(self._for_ranks())
 
     def _new_buffers(self) -> list[Tensor]:
-        return [torch.zeros(self._receiver.length, dtype=torch.uint8) for _ in self._layouts]
+        return [torch.zeros(self._receiver.length, dtype=torch.uint8, device="cpu") for _ in self._layouts]
 
     def _for_ranks(self) -> list[Tensor]:
         return [self._buffers[index] for index in self._index_of]

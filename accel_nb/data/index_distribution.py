@@ -336,7 +336,7 @@ def check_same_loaders(
     numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
     subset = dataset if isinstance(dataset, Subset) else None
     numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
-    message = torch.tensor([_ITERATION_TAG, *numbers], dtype=torch.int64).view(torch.uint8)
+    message = torch.tensor([_ITERATION_TAG, *numbers], dtype=torch.int64, device="cpu").view(torch.uint8)
     # The message has the same length on every rank, as the collective requires.
     state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
     gathered = comm.all_gather(torch.cat([message, state]))

@@ -567,7 +567,7 @@ class _ShardedLoading:
         if not self._options.use_seedable_sampler:
             return None
         if self._seed is None:
-            self._seed = int(self._comm.broadcast(torch.tensor(self._initial_seed, dtype=torch.int64), 0))
+            self._seed = int(self._comm.broadcast(torch.tensor(self._initial_seed, dtype=torch.int64, device="cpu"), 0))
         return self._seed
 
     def _updated_inner(self, loader: DataLoader[Any]) -> DataLoader[Any]:

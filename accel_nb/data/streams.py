@@ -162,7 +162,7 @@ def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even
 
 def _exchange_sizes(shard: DataShard, size: int, has_more: bool) -> tuple[list[int], bool]:
     """Exchange the number of samples of each share in this step, and whether any rank has further batches."""
-    rows = [row.tolist() for row in shard.comm.all_gather(torch.tensor([shard.index, size, has_more]))]
+    rows = [row.tolist() for row in shard.comm.all_gather(torch.tensor([shard.index, size, has_more], device="cpu"))]
     counts = {index: size for index, size, _ in rows}  # equal on ranks that share a model
     return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
 

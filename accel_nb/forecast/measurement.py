@@ -366,7 +366,7 @@ def _fake_state(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
-        return torch.tensor(1, dtype=value.dtype)
+        return torch.tensor(1, dtype=value.dtype, device="cpu")
     return torch.empty(value.shape, dtype=value.dtype, device="cpu")
 
 

@@ -216,7 +216,8 @@ def _passing(taken: Tensor, output: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         given: Any = chain_input(args, kwargs)
         return map_tensors(
-            lambda form: given.view_as(given) if form.shape == taken.shape else torch.empty(form.shape), output
+            lambda form: given.view_as(given) if form.shape == taken.shape else torch.empty(form.shape, device="cpu"),
+            output,
         )
 
     return forward

@@ -65,6 +65,8 @@ class RunRequest:
     """The names that the cell reads."""
     bound: tuple[str, ...] = ()
     """The names that the cell binds."""
+    kept: tuple[str, ...] = ()
+    """Those of ``bound`` whose present values something else in the notebook refers to."""
     assigned: tuple[str, ...] = ()
     """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
     submodules: tuple[str, ...] = ()

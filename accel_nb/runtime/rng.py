@@ -68,13 +68,13 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     states: RngStates = {}
     if "python" in parts:
         version, words, gauss = random.getstate()
-        states["python"] = torch.tensor([version, *words], dtype=torch.int64)
-        states["python_gauss"] = torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64)
+        states["python"] = torch.tensor([version, *words], dtype=torch.int64, device="cpu")
+        states["python_gauss"] = torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64, device="cpu")
     if "numpy" in parts:
         state = _numpy_state()
         words = state["state"]["key"].astype(np.int64)
         states["numpy"] = torch.from_numpy(np.append(words, [state["state"]["pos"], state["has_gauss"]]))
-        states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64)
+        states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64, device="cpu")
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
     if (accelerator := _accelerator(device)) is not None:

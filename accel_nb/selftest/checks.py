@@ -35,8 +35,8 @@ def _expect(is_true: bool, what: str) -> None:
 
 def _samples() -> TensorDataset:
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(_NUM_SAMPLES, 6, generator=generator)
-    return TensorDataset(inputs, inputs.sum(1, keepdim=True).tanh(), torch.arange(_NUM_SAMPLES))
+    inputs = torch.randn(_NUM_SAMPLES, 6, generator=generator, device="cpu")
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).tanh(), torch.arange(_NUM_SAMPLES, device="cpu"))
 
 
 def _model(device: torch.device | str = "cpu") -> nn.Module:
@@ -209,7 +209,7 @@ def check_random_numbers(world: World, report_waiting: Callable[[], None]) -> st
     draws: list[list[float]] = []
     for is_specific in (False, True):
         set_seed(7, device_specific=is_specific)
-        draws.append(accelerator.gather(torch.rand(1).to(accelerator.device)).tolist())
+        draws.append(accelerator.gather(torch.rand(1, device="cpu").to(accelerator.device)).tolist())
     _expect(len(set(draws[0])) == 1, f"with one seed ranks draw {draws[0]}")
     _expect(len(set(draws[1])) == world.size, f"with device-specific seeds ranks draw {draws[1]}")
     return "common and own streams"

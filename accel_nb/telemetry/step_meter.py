@@ -277,7 +277,7 @@ class _PinnedLosses:
 
     def __init__(self, kind: DeviceType) -> None:
         self._kind = kind
-        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=kind.pins_memory)
+        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=kind.pins_memory, device="cpu")
         self._views = [self._slots[i] for i in range(_NUM_SLOTS)]
         self._values: Any = self._slots.numpy()
         self._next = 0

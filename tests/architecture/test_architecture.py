@@ -104,6 +104,33 @@ def test_types_of_device_are_distinguished_behind_their_seam_only():
     assert wrong == []
 
 
+def test_new_tensors_do_not_depend_on_the_default_device():
+    wrong = [
+        f"{path.relative_to(PACKAGE).as_posix()}:{call.lineno}: {ast.unparse(call)}"
+        for path in FILES
+        for call in factory_calls(ast.parse(path.read_text()))
+        if {"device", "generator", None}.isdisjoint(keyword.arg for keyword in call.keywords)
+    ]
+    assert wrong == []
+
+
+def factory_calls(tree: ast.AST) -> list[ast.Call]:
+    """Return the calls that make tensors, without draws: samplers draw on the default device, as those of torch do."""
+    nodes = list(ast.walk(tree))
+    drawn = {node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "random_"}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in _FACTORIES]
+    return [call for call in calls if call not in drawn]
+
+
+_FACTORIES = {
+    f"torch.{name}"
+    for name in (
+        "arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
+        "tensor", "zeros",
+    )
+}  # fmt: skip
+
+
 _DEVICE_NAMES = {"cpu", "cuda", "xla", "xpu", "mps", "meta"}
 
 

@@ -208,30 +208,65 @@ def read_libraries():
     cuda = torch.backends.cuda
     return (
         sklearn.get_config()['transform_output'], sklearn.get_config()['assume_finite'], cuda.flash_sdp_enabled(),
-        torch.multiprocessing.get_sharing_strategy(),
+        torch.multiprocessing.get_sharing_strategy(), torch.hub.get_dir(), torch.get_default_device().type,
     )
 before = read_libraries()
 """
 
 
-def test_settings_of_libraries_are_the_notebooks(kernel):
+def test_settings_of_libraries_are_the_notebooks(kernel, tmp_path):
     setup(kernel, LIBRARIES)
     done(kernel, "found = read_libraries()")
     assert kernel.value("found == before") is True
     setup(
         kernel,
         "sklearn.set_config(transform_output='pandas')\ntorch.backends.cuda.enable_flash_sdp(False)\n"
-        "torch.multiprocessing.set_sharing_strategy('file_system')",
+        f"torch.multiprocessing.set_sharing_strategy('file_system')\ntorch.hub.set_dir({str(tmp_path)!r})",
     )
     done(kernel, "found = read_libraries()")
-    assert kernel.value("found") == ("pandas", False, False, "file_system")
+    assert kernel.value("found") == ("pandas", False, False, "file_system", str(tmp_path), "cpu")
     done(
         kernel,
         "sklearn.set_config(transform_output=before[0], assume_finite=True)\n"
-        "torch.backends.cuda.enable_flash_sdp(True)\ntorch.multiprocessing.set_sharing_strategy(before[3])",
+        "torch.backends.cuda.enable_flash_sdp(True)\ntorch.multiprocessing.set_sharing_strategy(before[3])\n"
+        "torch.hub.set_dir(before[4])",
     )
-    assert kernel.value("read_libraries()") == ("default", True, True, "file_descriptor")
+    assert kernel.value("read_libraries()") == ("default", True, True, "file_descriptor", *kernel.value("before[4:]"))
     setup(kernel, "sklearn.set_config(assume_finite=False)")
+
+
+TRAINING = """
+import torch
+torch.manual_seed(0)
+x = torch.randn(40, 3, device='cpu', dtype=torch.float64)
+def train():
+    generator = torch.Generator().manual_seed(1)
+    model = torch.nn.Linear(3, 1, device='cpu', dtype=torch.float64)
+    torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        for rows in torch.randperm(40, generator=generator, device='cpu').split(8):
+            loss = (model(x[rows]) - x[rows].sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model, optimizer
+"""
+
+
+@pytest.mark.parametrize("flags", ["--cpus 2", "--cpus 2 --strategy fsdp"])
+def test_tensors_of_this_package_do_not_depend_on_the_default_device(kernel, flags):
+    # The meta device is in the place of a GPU: a tensor that is made there has no values.
+    setup(kernel, TRAINING + "torch.set_default_device('meta')")
+    try:
+        done(kernel, "made = torch.ones(2).device.type\nmodel, optimizer = train()\n", flags)
+        assert kernel.value("(made, torch.get_default_device().type)") == ("meta", "meta")
+        done(kernel, "torch.set_default_device('cpu')")
+        assert kernel.value("torch.ones(2).device.type") == "cpu"
+        setup(kernel, "trained, plain = model.state_dict(), train()[0].state_dict()")
+        assert kernel.value("all(torch.equal(trained[name], plain[name]) for name in plain)") is True
+    finally:
+        setup(kernel, "torch.set_default_device(None)")
 
 
 def test_a_setting_that_a_cell_changes_and_the_notebook_changes_back_is_the_old_one_again(kernel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.notebook.cells import done, setup
 from tests.support.kernel import Kernel
 
 _DEFINITIONS = """
@@ -183,3 +184,20 @@ def test_items_of_frozen_sets_that_are_new_objects_are_named(kernel: Kernel) -> 
     assert output.error is None, output.traceback
     told = [line.partition(" contains new objects")[0] for line in "\n".join(output.texts).split("\n")]
     assert {"chosen", "box"} <= {*told}
+
+
+def test_tensors_and_models_that_a_cell_changes_before_it_binds_their_names_anew_are_changed_in_other_values(
+    kernel: Kernel,
+) -> None:
+    setup(
+        kernel,
+        "import numpy as np, torch\nscores, counts, net = torch.zeros(3), np.zeros(2), torch.nn.Linear(1, 1)\n"
+        "history, zoo = [scores, counts], {'net': net}",
+    )
+    done(
+        kernel,
+        "scores += 1\nscores = scores * 2\ncounts += 3\ncounts = counts + 1\n"
+        "torch.nn.init.constant_(net.weight, 7.)\nnet = torch.nn.Linear(2, 2)",
+    )
+    assert kernel.value("(scores.tolist(), counts.tolist(), len(net.bias))") == ([2.0] * 3, [4.0] * 2, 2)
+    assert kernel.value("([v.tolist() for v in history], zoo['net'].weight.item())") == ([[1.0] * 3, [3.0] * 2], 7.0)

@@ -24,7 +24,7 @@ def opened_gates(model: nn.Module) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     # Changing `data` does not increase the version counter: an earlier call may have saved the tensor.
     for tensor in closed:
-        values = torch.rand(tensor.shape, generator=generator, dtype=torch.float32)
+        values = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
         tensor.data.copy_(values - 0.5 if isinstance(tensor, nn.Parameter) else values)
     try:
         yield

@@ -346,7 +346,7 @@ class DividedCalls:
             if any(isinstance(part, _BatchNorm) and part.training for part in model.modules()):
                 stack.enter_context(synchronized_batch_norm(self.exchange))
             if layout.random_problem is not None and not self._has_stages:
-                seed = int(torch.randint(2**62, ()))
+                seed = int(torch.randint(2**62, (), device="cpu"))
                 stack.enter_context(rng.fork_rng())
                 rng.set_seed(rng.derive_seed(seed, "rank", self._comm.world.rank))
             elif layout.has_draws and not self._has_stages:
@@ -397,10 +397,10 @@ class DividedCalls:
 
         All ranks must call it. Values may differ by rounding, as between machines.
         """
-        few = [torch.zeros(0, dtype=torch.float64), *map(_few_values, tensors)]
+        few = [torch.zeros(0, dtype=torch.float64, device="cpu"), *map(_few_values, tensors)]
         sample = torch.cat(few)[:_NUM_COMPARED]
         shapes = zlib.crc32(repr([tuple(tensor.shape) for tensor in tensors]).encode())
-        message = torch.zeros(1 + _NUM_COMPARED, dtype=torch.float64)
+        message = torch.zeros(1 + _NUM_COMPARED, dtype=torch.float64, device="cpu")
         message[0], message[1 : 1 + len(sample)] = shapes, sample
         first, *others = self._comm.all_gather(message)
         scale = torch.nan_to_num(first[1:].abs(), posinf=0.0).max()
@@ -455,7 +455,7 @@ class DividedCalls:
         return len(set(self._gather_codes(code))) == 1
 
     def _gather_codes(self, code: int) -> list[int]:
-        return [int(other) for other in self._comm.all_gather(torch.tensor([code], dtype=torch.int64))]
+        return [int(other) for other in self._comm.all_gather(torch.tensor([code], dtype=torch.int64, device="cpu"))]
 
     @property
     def _tolerance(self) -> float:
@@ -586,7 +586,7 @@ def _number(leaf: Any) -> Any:
 def _few_values(tensor: Tensor) -> Tensor:
     """Return a few elements of a tensor, as real numbers on the CPU."""
     if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     flat = tensor.detach().reshape(-1)
     few = flat[:: max(1, flat.numel() // (_NUM_COMPARED // 4))][: _NUM_COMPARED // 4]
     return (torch.view_as_real(few).reshape(-1) if few.is_complex() else few).to("cpu", torch.float64)

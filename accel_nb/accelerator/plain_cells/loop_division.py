@@ -148,7 +148,7 @@ class LoopDivision:
     def _compare_first(self, mode: ReadMode, batch: Any) -> None:
         """Compare the first batch of a loop among the ranks; if they differ, stop dividing models and warn."""
         mode.on_batch = None
-        digests = [int(value) for value in self._comm.all_gather(torch.tensor([_digest(batch)]))]
+        digests = [int(value) for value in self._comm.all_gather(torch.tensor([_digest(batch)], device="cpu"))]
         if len(set(digests)) > 1 and self._calls.is_on:
             self._calls.is_on = False
             warn_unequal_batches(self._accelerator)

@@ -385,7 +385,7 @@ class Preparer:
         self._stepper.has_rank_rng = True
         data_rank, _ = self._stepper.strategy.data_coords()
         if data_rank > 0:
-            rng.set_seed(rng.derive_seed(int(torch.randint(2**62, ())), "rank", data_rank))
+            rng.set_seed(rng.derive_seed(int(torch.randint(2**62, (), device="cpu")), "rank", data_rank))
 
     @contextmanager
     def override_placement(self, chosen: Mapping[int, bool]) -> Iterator[None]:

@@ -157,7 +157,7 @@ class StrategyPlanner:
         free = found.free // (self._comm.world.local_size if kind.is_host else 1)
         if not kind.is_host:  # memory of this training's objects, and torch's cache, can be used too
             free += found.reserved - found.allocated + _training_bytes(self._device, models, optimizers)
-        return int(self._comm.all_reduce(torch.tensor([free]), "min"))
+        return int(self._comm.all_reduce(torch.tensor([free], device="cpu"), "min"))
 
 
 def _agrees(plan: Plan, given: Mapping[str, Any], checkpoints: bool | None) -> bool:

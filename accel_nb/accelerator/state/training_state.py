@@ -498,7 +498,7 @@ class TrainingState:
             elif rank == 0:
                 gradient = saved[name].read().sum(0) * (size / num_rows)
             else:
-                gradient = torch.zeros(value.shape, dtype=value.dtype)
+                gradient = torch.zeros(value.shape, dtype=value.dtype, device="cpu")
             value.grad = gradient.to(value.device, value.dtype)
 
 

@@ -187,6 +187,6 @@ def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
         return False, None, ""
     group = DefaultGroup.adopt(world)
     group.replace_default_group()
-    flags = TorchComm(world, group).all_gather(torch.tensor(ran_out, dtype=torch.uint8))
+    flags = TorchComm(world, group).all_gather(torch.tensor(ran_out, dtype=torch.uint8, device="cpu"))
     ranks = [str(rank) for rank, flag in enumerate(flags) if flag]
     return False, None, f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

@@ -120,7 +120,7 @@ class _UnevenRun:
 
     def _exchange(self, own: list[int]) -> list[list[int]]:
         """Return for each rank whether it steps, which optimizer, with how many micro-batches, and leftover ones."""
-        rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_leftover]))).tolist()
+        rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_leftover], device="cpu"))).tolist()
         stepping = [rank for rank, row in enumerate(rows) if row[0]]
         if stepping:
             self._source = stepping[0]

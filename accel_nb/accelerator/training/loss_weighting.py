@@ -312,7 +312,7 @@ def _is_of_weights(node: Any) -> bool:
 
 def _is_number(factor: Tensor) -> bool:
     """Whether a saved operand was a plain Python number, which takes no part in type promotion."""
-    probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8)
+    probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8, device="cpu")
     return torch.result_type(factor, probe) != factor.dtype
 
 

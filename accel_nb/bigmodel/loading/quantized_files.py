@@ -66,7 +66,7 @@ def quantize_checkpoint(
 
     def values() -> Iterator[tuple[str, Tensor]]:
         for slot, source in matched:
-            value = torch.empty(slot.shape, dtype=slot.dtype)
+            value = torch.empty(slot.shape, dtype=slot.dtype, device="cpu")
             source.read_into(value)
             if slot.layer is None:
                 yield slot.names[0], value

@@ -46,7 +46,9 @@ class Staging:
         """Return a buffer whose copy has ended."""
         if not self._buffers:
             pins = default_type().pins_memory
-            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pins) for _ in range(2)]
+            self._buffers = [
+                torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pins, device="cpu") for _ in range(2)
+            ]
         self._turn = 1 - self._turn
         event = self._sent[self._turn]
         if event is not None:

@@ -207,7 +207,7 @@ def _value(piece: OffloadedWeight) -> Tensor:
     """Return the value of an offloaded tensor, on the CPU."""
     if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.placeholder.dtype:
         return piece.source.tensor
-    out = torch.empty(piece.placeholder.shape, dtype=piece.placeholder.dtype)
+    out = torch.empty(piece.placeholder.shape, dtype=piece.placeholder.dtype, device="cpu")
     piece.source.read_into(out)
     return out
 

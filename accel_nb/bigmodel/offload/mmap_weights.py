@@ -119,11 +119,11 @@ def is_alignment_irrelevant() -> bool:
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for rows, columns in ((8, 8), (100, 37), (256, 512)):
-            weight = torch.randn(rows, columns, generator=drawn).to(dtype)
-            memory = torch.empty(weight.nbytes + 2 * ALIGNMENT, dtype=torch.uint8)
+            weight = torch.randn(rows, columns, generator=drawn, device="cpu").to(dtype)
+            memory = torch.empty(weight.nbytes + 2 * ALIGNMENT, dtype=torch.uint8, device="cpu")
             start = -memory.data_ptr() % ALIGNMENT
             for count in (1, 4):
-                given = torch.randn(count, columns, generator=drawn).to(dtype)
+                given = torch.randn(count, columns, generator=drawn, device="cpu").to(dtype)
                 expected: Tensor | None = None
                 for phase in range(0, ALIGNMENT, 8):
                     begin = start + phase

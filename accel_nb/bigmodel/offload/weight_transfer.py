@@ -235,7 +235,7 @@ class CudaCopyQueue:
 
     def allocate_pinned(self, nbytes: int) -> Tensor:
         """Return page-locked memory."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Queue a copy on the stream."""
@@ -357,7 +357,7 @@ class SynchronousCopyQueue:
 
     def allocate_pinned(self, nbytes: int) -> Tensor:
         """Return pageable memory."""
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Copy now."""

@@ -63,7 +63,7 @@ def measure_demand(
 
             def fake(tensor: Tensor) -> Tensor:
                 own = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
-                return torch.empty(tensor.shape, dtype=own)
+                return torch.empty(tensor.shape, dtype=own, device="cpu")
 
             state: dict[str, Tensor] = {}
             made: dict[int, Tensor] = {}
@@ -71,7 +71,7 @@ def measure_demand(
                 for name, tensor in named(remove_duplicate=False):
                     state[name] = made.setdefault(id(tensor), fake(tensor))
             own_args, own_kwargs = map_tensors(
-                lambda t: torch.empty(t.shape, dtype=t.dtype), (args, dict(kwargs or {}))
+                lambda t: torch.empty(t.shape, dtype=t.dtype, device="cpu"), (args, dict(kwargs or {}))
             )
             with live, counter, attention:
                 functional_call(model, state, own_args, own_kwargs)
@@ -93,7 +93,9 @@ def measure_pace(checkpoint: SafetensorsCheckpoint, device: torch.device, dtype:
     """Measure reads of a checkpoint's largest tensor, copies to a device, and matrix products there."""
     source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
     nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
-    buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device_type(device).pins_memory)
+    buffer = torch.zeros(
+        min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device_type(device).pins_memory, device="cpu"
+    )
     count = buffer.nbytes // source.dtype.itemsize
     is_cached = source.is_in_memory()
 

@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Module):
         """Measure the error of a quantised weight; does nothing on the meta device."""
         if weight.is_meta:
             return
-        rows = torch.randn(_PROBE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0))
+        rows = torch.randn(_PROBE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
         with torch.inference_mode():
             x = rows.to(weight.device, weight.dtype)
             exact = nn.functional.linear(x, weight).float()

@@ -173,7 +173,8 @@ class NamespaceSession:
             close_all(payloads.values())
             raise
         # No error is raised below, so recorded values are always sent.
-        request = replace(request, shared=tuple(self.shared_names))
+        kept = self._registry.used_elsewhere(names.bound, self.namespace)
+        request = replace(request, shared=tuple(self.shared_names), kept=tuple(kept))
         body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
         ranks = range(pool.size) if payloads or modules or reloaded or settings else chosen

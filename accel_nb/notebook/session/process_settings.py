@@ -150,6 +150,9 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
         found["torch_attention"] = {name: getattr(torch.backends.cuda, name)() for name in _ATTENTION}
         found["torch_sharing"] = torch.multiprocessing.get_sharing_strategy()
+        with suppress(AssertionError, RuntimeError):  # a device that this machine does not have
+            found["torch_device"] = torch.get_default_device().type
+        found["torch_hub"] = torch.hub.get_dir()
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
         found["plot_backend"] = _read_plot_backend(matplotlib)
@@ -401,6 +404,13 @@ def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = values
 
 
+def _set_default_device(kind: str) -> None:
+    """Set the device of new tensors by its type: each process has an index of its own."""
+    torch = _torch()
+    if torch.get_default_device().type != kind:
+        torch.set_default_device(None if kind == "cpu" else kind)
+
+
 def _set_attention(values: Mapping[str, bool]) -> None:
     for name, is_allowed in values.items():
         getattr(_torch().backends.cuda, _ATTENTION[name])(is_allowed)
@@ -450,6 +460,8 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch_cudnn": _set_cudnn,
     "torch_attention": _set_attention,
     "torch_sharing": lambda value: _torch().multiprocessing.set_sharing_strategy(value),
+    "torch_device": _set_default_device,
+    "torch_hub": lambda value: _torch().hub.set_dir(value),
     "plots_at_once": lambda value: importlib.import_module("matplotlib").interactive(value),
     "plot_backend": _set_plot_backend,
     "pandas": _set_pandas,

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import ast
-import base64
-import builtins
 import os
 import signal
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-import IPython
-from torch import Tensor
-
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
-from accel_nb.accelerator.plain_cells.autoprepare import PlainCells, release_unreachable
+from accel_nb.accelerator.plain_cells.autoprepare import release_unreachable
 from accel_nb.accelerator.plain_cells.cell_warnings import explain_divided_batch, warn_if_unprepared
-from accel_nb.accelerator.plain_cells.object_graph import find_sharded_tensors
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
     NO_MEMORY_MAP,
@@ -34,27 +27,25 @@ from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.cells.outputs import OUTPUT_NAME, bind_output
-from accel_nb.notebook.messages import CallRequest, ErrorReport, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
+from accel_nb.notebook.messages import CallRequest, PullRequest, ReloadMode, RunRequest, TaskReply, to_body
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.imported_changes import SENT_NAME
 from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings, limit_error_filters
+from accel_nb.notebook.worker.cell_accelerators import ACCELERATOR_NAME, CellAccelerators
+from accel_nb.notebook.worker.error_reports import describe_exit, format_traceback, make_error_report
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
+from accel_nb.notebook.worker.prepare_calls import PrepareInserter, bound_prepare_function
 from accel_nb.notebook.worker.rank_values import digest_values
 from accel_nb.notebook.worker.sent_modules import SentModules
 from accel_nb.notebook.worker.shell import (
-    PACKAGE_FOLDER,
-    drop_frames,
     get_worker_shell,
-    insert_omission_note,
-    shortened_tracebacks,
 )
 from accel_nb.pool.local.worker import Worker
 from accel_nb.pool.messages import Outcome
 from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
-from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.event_writers import close_event_writers
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
@@ -63,26 +54,12 @@ from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSend
 from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
-from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.process.environment import patch_environment, set_variables
 from accel_nb.runtime.process.typed_records import build_record
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
 from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
-
-_IPYTHON = os.path.dirname(IPython.__file__) + os.sep
-_PREPARE_FUNCTION = "__accel_nb_prepare__"
-_NOT_TRAINING = (
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Pass,
-    ast.Global,
-)
 
 
 class CellProgram:
@@ -95,21 +72,14 @@ class CellProgram:
         self._shell_names = frozenset(self._namespace)
         self._result_sender = ResultSender(worker.payloads)
         self._control_receiver = ControlReceiver(worker.report_action_done, self._describe_name, self._map_memory)
-        self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
+        self._accelerators = CellAccelerators(worker, self._namespace)
         self._options: tuple[str, Resolved] | None = None
-        self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
         # Read before a cell, and again only if the cell or a request has changed any.
         self._settings: ChangedSettings | None = None
         self._place: tuple[str, tuple[str, ...], dict[str, str | None]] | None = None
         self._sent_modules = SentModules()
         self._modules = WorkerModules(self._sent_modules)
-        # Objects that the explicit cells' previous accelerator had prepared; the next one prepares them again.
-        self._objects_to_prepare: tuple[Any, ...] = ()
-        # Accelerators of an old process group whose models are still sharded.
-        self._suspended: list[Accelerator] = []
-        # Suspended accelerators whose models cannot be gathered, since a rank with a shard has died.
-        self._incomplete: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         # Lines to show below the running cell, and the return value of the running call.
         self._lines: list[str] = []
         self._result: Any = None
@@ -129,26 +99,19 @@ class CellProgram:
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         """Return type, message and traceback of an error, and the pickled error."""
-        return TaskReply(has_run=False, error=self._make_error_report(error, self._format_traceback(error))).to_body()
+        return TaskReply(
+            has_run=False,
+            error=make_error_report(error, format_traceback(error, self._shell.InteractiveTB), self._namespace),
+        ).to_body()
 
     def on_group_reopened(self) -> None:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
-        # Gathering a sharded model needs all ranks, and some may have died. The next request reports that in
-        # `has_lost_ranks`.
-        self._suspended = [accelerator for accelerator in self._open_accelerators() if accelerator.sharded_tensors()]
-        for kind, (_, accelerator) in list(self._accelerators.items()):
-            if accelerator in self._suspended:
-                del self._accelerators[kind]
-            else:
-                self._close_accelerator(kind, is_alone=True)
-        for value in list(self._namespace.values()):
-            if isinstance(value, Accelerator) and value not in self._suspended:
-                value.close(is_alone=True)
+        self._accelerators.suspend()
 
     def finish_step(self) -> bool:
         """Make the cell save and end after its next step; return False if it does not save or runs no steps."""
         # A list, since `any` of a generator would not call all of them.
-        accepted = [accelerator.request_stop() for accelerator in self._open_accelerators()]
+        accepted = [accelerator.request_stop() for accelerator in self._accelerators.open()]
         return any(accepted)
 
     def propose_action(self, action_id: int, action: dict[str, Any]) -> int | None:
@@ -171,7 +134,7 @@ class CellProgram:
         settings = (self._settings or ChangedSettings()) if returns and request.call is None else None
         error = self._execute_and_finish(request, resolved)
         outcome, reply = self._make_reply(request, error)
-        is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._open_accelerators())
+        is_torn = outcome == "raised" and any(known.has_interrupted_backward for known in self._accelerators.open())
         self._lines += imported.bind_changed(request.bound)
         if before is not None:
             before.imported = imported.ids()
@@ -188,7 +151,7 @@ class CellProgram:
                 )
             except ShippingError as problem:
                 outcome = "raised"
-                reply = replace(reply, error=self._make_error_report(problem, [f"ShippingError: {problem}"]))
+                reply = replace(reply, error=make_error_report(problem, [f"ShippingError: {problem}"], self._namespace))
         self._result = None
         packed = self._pack_changes(request, resolved, before, is_whole=outcome == "done")
         if packed is not None:
@@ -210,17 +173,15 @@ class CellProgram:
         apply_settings(request.settings)
         limit_error_filters()
         send_records(self._send_display)
-        suspended, self._suspended = self._suspended, []
-        for accelerator in suspended if not request.has_lost_ranks else ():
-            accelerator.close(is_alone=True)
+        if not request.has_lost_ranks:
+            self._accelerators.close_suspended()
         if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
             delta, errors = NamespaceDelta.unpack(changes, self._namespace)
             errors |= delta.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_failed_values(errors)))
         if request.has_lost_ranks:
-            self._objects_to_prepare = ()
-            self._incomplete.update(suspended)
+            self._accelerators.drop_suspended()
         self._shell.register_sources(request.sources)
 
     def _execute_and_finish(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
@@ -242,23 +203,24 @@ class CellProgram:
             return "interrupted", TaskReply()
         if error is not None:
             lines = (
-                self._format_traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+                format_traceback(error, self._shell.InteractiveTB)
+                if isinstance(error, AccelNbError)
+                else self._shell.structured_traceback
             )
-            share = None if self._plain is None else self._plain[1].last_share
-            if (remark := explain_divided_batch(error, share)) is not None:
+            if (remark := explain_divided_batch(error, self._accelerators.last_share)) is not None:
                 lines = [*lines, remark]
-            report = self._make_error_report(error, lines)
+            report = make_error_report(error, lines, self._namespace)
             return "raised", TaskReply(error=report, memory=self._post_mortem(error, request))
         if request.is_partial:
             return "done", TaskReply()
-        fingerprints = tuple(known.fingerprint() for known in self._open_accelerators())
+        fingerprints = tuple(known.fingerprint() for known in self._accelerators.open())
         return "done", TaskReply(fingerprints=fingerprints, values=self._digest_values(request))
 
     def _digest_values(self, request: RunRequest) -> dict[str, int]:
         """Return digests of the values of names in a cell that has the same ones on all ranks; else none."""
         if not request.is_plain or request.may_depend_on_rank or self._worker.world.size == 1:
             return {}
-        has_shares = self._plain is not None and self._plain[1].last_share is not None
+        has_shares = self._accelerators.last_share is not None
         names = [name for name in (*request.bound, *request.used) if name not in self._shell_names]
         return digest_values(self._namespace, names, with_numbers=not has_shares)
 
@@ -282,12 +244,12 @@ class CellProgram:
                 wanted=resolved.config.pull,
                 rng=None if digest == request.rng_digest else states,
                 rng_digest=digest,
-                returns_gradients=all(known.has_whole_gradients for known in self._open_accelerators()),
+                returns_gradients=all(known.has_whole_gradients for known in self._accelerators.open()),
             )
 
         packed = None
         if is_whole and resolved.config.bring_back and not request.is_partial:
-            packed = self._collect_with_shards(collect)
+            packed = self._accelerators.collect_with_shards(collect, self._is_hidden)
         return collect() if packed is None else packed
 
     def _read_options(self, document: str) -> Resolved:
@@ -303,7 +265,7 @@ class CellProgram:
         try:
             device = self._worker.world.device
             return post_mortem.report_out_of_memory(
-                error, self._open_accelerators(), self._namespace, device=device, source=request.source
+                error, self._accelerators.open(), self._namespace, device=device, source=request.source
             )
         except Exception as problem:  # the report may run out of memory too; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
@@ -311,38 +273,6 @@ class CellProgram:
         finally:
             if is_out_of_memory(error):
                 post_mortem.release_error_memory(error, self._namespace, request.bound)
-
-    def _collect_with_shards(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
-        """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
-
-        All ranks must call it. It can be interrupted, since it waits for ranks that may have died.
-        """
-        accelerators = [item for item in self._open_accelerators() if item.sharded_tensors()]
-        if not accelerators or self._worker.group is None:
-            return None
-        comm = TorchComm(self._worker.world, self._worker.group)
-        try:
-            with self._worker.interruptible():
-                for accelerator in accelerators:
-                    accelerator.share_state()
-                tensors = [tensor for accelerator in accelerators for tensor in accelerator.sharded_tensors()]
-                tensors += self._find_sharded_values(comm, tensors)
-                if not self._worker.world.is_main:
-                    sharded.serve_reads(comm, tensors)
-                    return None
-                with sharded.lead_reads(comm, tensors):
-                    return collect()
-        except (KeyboardInterrupt, RuntimeError):
-            return None
-
-    def _find_sharded_values(self, comm: Communicator, known: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients of ``known``, and other sharded tensors of names, if they are the same on all ranks."""
-        values = [value for name, value in sorted(self._namespace.items()) if not self._is_hidden(name, value)]
-        is_known = set(map(id, known))
-        found = [tensor.grad for tensor in known if tensor.is_leaf and tensor.grad is not None]
-        found += [tensor for tensor in find_sharded_tensors(values) if id(tensor) not in is_known]
-        first, *others = comm.all_gather_json([list(tensor.shape) for tensor in found])
-        return found if all(shapes == first for shapes in others) else []
 
     def _apply_environment(self, variables: dict[str, str | None], reloaded: Mapping[str, ReloadMode]) -> None:
         """Apply the notebook's changes of environment variables, and reload the modules that changed."""
@@ -354,25 +284,28 @@ class CellProgram:
     def _take_snapshot(self, request: RunRequest, imported: SharedObjects) -> NamespaceSnapshot:
         names = self._namespace
         used = [name for name in request.used if name in names and not self._is_hidden(name, names[name])]
-        return NamespaceSnapshot.take(names, used, shared=request.shared, rebound=request.bound, imported=imported)
+        return NamespaceSnapshot.take(
+            names, used, shared=request.shared, rebound=request.bound, kept=request.kept, imported=imported
+        )
 
     def _execute(self, request: RunRequest, resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or the call, and return the error that it raised, or None."""
         shell = self._shell
         call = request.call
-        if self._plain is not None:
-            self._plain[1].last_share = None
-        is_plain = request.is_plain or (request.only_reads_accelerator and not self._has_prepared_explicitly())
+        self._accelerators.reset_share()
+        is_plain = request.is_plain or (
+            request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
+        )
         with ExitStack() as stack:
             stack.callback(close_event_writers)
             transformers: list[ast.NodeTransformer] = []
             if not request.is_empty and (request.uses_accelerator or call is None):
-                accelerator = self._get_accelerator(
+                accelerator = self._accelerators.get(
                     "plain" if is_plain else "explicit", resolved, is_partial=request.is_partial
                 )
-                self._bind_accelerator(accelerator)
+                self._accelerators.bind(accelerator)
                 checkpoint = resolved.config.checkpoint
-                for known in self._open_accelerators():
+                for known in self._accelerators.open():
                     if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
                         release_unreachable(known, self._namespace)
                     known.begin_run(checkpoint.resume)
@@ -381,7 +314,7 @@ class CellProgram:
                 if request.uses_accelerator and not (is_plain or call is not None or request.is_partial):
                     stack.enter_context(warn_if_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
-                    cells = self._get_plain_cells(accelerator)
+                    cells = self._accelerators.get_plain_cells(accelerator)
                     stack.enter_context(
                         cells.run_cell(
                             may_depend_on_rank=request.may_depend_on_rank,
@@ -390,12 +323,12 @@ class CellProgram:
                             at_end=close_event_writers,
                         )
                     )
-                    transformers = [_PrepareInserter()]
+                    transformers = [PrepareInserter()]
                     names = [*request.used, *request.bound]
                     bound = set(request.bound) - set(request.used)
-                    stack.enter_context(_bound_prepare_function(lambda: cells.prepare(self._namespace, names, bound)))
+                    stack.enter_context(bound_prepare_function(lambda: cells.prepare(self._namespace, names, bound)))
             if not request.is_empty:
-                self._make_rng_equal(request, resolved.config.seed)
+                self._accelerators.make_rng_equal(request, resolved.config.seed)
             if call is not None:
                 return self._run_call(call)
             shell.ast_transformers = transformers
@@ -406,12 +339,12 @@ class CellProgram:
                 result = shell.run_cell(request.source, store_history=False)
                 bind_output(self._namespace, result.result)
                 if result.success:
-                    self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
+                    self._lines = [line for known in self._accelerators.open() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
-            self._lines = [line for known in self._open_accelerators() for line in known.end_interrupted_run()]
+            self._lines = [line for known in self._accelerators.open() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
-            message = _describe_exit(error)
+            message = describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
@@ -422,9 +355,9 @@ class CellProgram:
         line = f"stopped after step {step:,}, as requested: the rest of the cell did not run"
         try:
             with self._worker.interruptible():
-                saved = [line for known in self._open_accelerators() for line in known.end_run()]
+                saved = [line for known in self._accelerators.open() for line in known.end_run()]
         except BaseException as error:
-            self._shell.structured_traceback = self._format_traceback(error)
+            self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
             return error
         self._lines = [line, *saved]
         return None
@@ -441,7 +374,7 @@ class CellProgram:
                 return NO_MEMORY_MAP
             source = self._shell.cell_text
             found = memory_map.map_memory(
-                snapshot, self._open_accelerators(), self._namespace, rank=world.rank, step=step, device=world.device,
+                snapshot, self._accelerators.open(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
         except Exception as problem:  # a failed map must not end the training
@@ -454,7 +387,7 @@ class CellProgram:
         try:
             with self._worker.interruptible(), patch_environment(**call.variables):
                 self._result = self._namespace[call.bound_name]()
-                self._lines = [line for known in self._open_accelerators() for line in known.end_run()]
+                self._lines = [line for known in self._accelerators.open() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:
@@ -463,7 +396,7 @@ class CellProgram:
             error = raised
         else:
             return None
-        self._shell.structured_traceback = self._format_traceback(error)
+        self._shell.structured_traceback = format_traceback(error, self._shell.InteractiveTB)
         return error
 
     def _pull(self, request: PullRequest) -> TaskResult:
@@ -482,62 +415,17 @@ class CellProgram:
                 wanted=request.names,
             )
 
-        packed = self._collect_with_shards(collect) or collect()
+        packed = self._accelerators.collect_with_shards(collect, self._is_hidden) or collect()
         if packed is None:
             return TaskResult("done", TaskReply().to_body())
         return TaskResult("done", TaskReply(returned=packed.record).to_body(), packed.payloads)
-
-    def _get_accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
-        """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
-        current = self._accelerators.get(kind)
-        if current is not None and (current[0] is resolved or current[0].of_training == resolved.of_training):
-            return current[1]
-        self._close_accelerator(kind)
-        world, group = self._worker.world, self._worker.group
-        comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
-        accelerator = Accelerator(world=world, comm=comm)
-        self._accelerators[kind] = (resolved, accelerator)
-        if kind == "explicit" and self._objects_to_prepare and not is_partial:
-            unattached, self._objects_to_prepare = self._objects_to_prepare, ()
-            accelerator.prepare(*unattached)
-        return accelerator
-
-    def _make_rng_equal(self, request: RunRequest, seed: int | None) -> None:
-        """Make the random generators of all ranks equal at the start of a cell; loaders that shard change that.
-
-        All ranks must call it, since rank 0's states are broadcast.
-        """
-        diverged = [accelerator for accelerator in self._open_accelerators() if accelerator.has_rank_rng]
-        if seed is not None:
-            rng.set_seed(seed)
-        elif diverged and not request.has_rng:
-            group = self._worker.group
-            if group is None or request.is_partial:
-                return
-            states = rng.capture()
-            message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
-            rng.restore(rng.unpack(message, states))
-        for accelerator in diverged:
-            accelerator.note_equal_rng()
-
-    def _open_accelerators(self) -> list[Accelerator]:
-        """Return the open accelerators of this program and of the user's names, in the same order on every rank."""
-        known = [accelerator for _, accelerator in list(self._accelerators.values())]
-        known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
-        found = {id(item): item for item in known}.values()
-        return [item for item in found if not item.is_closed and item not in self._incomplete]
-
-    def _has_prepared_explicitly(self) -> bool:
-        """Return whether earlier cells have prepared objects explicitly, which this cell may use."""
-        plain = self._accelerators.get("plain")
-        return any(item.prepared_objects for item in self._open_accelerators() if plain is None or item is not plain[1])
 
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
         """Save a checkpoint at the end of a step on SIGTERM, instead of ending this rank, while the block runs."""
 
         def request_checkpoint(signum: int, frame: object) -> None:
-            for accelerator in self._open_accelerators():
+            for accelerator in self._accelerators.open():
                 accelerator.request_checkpoint()
 
         before = signal.signal(signal.SIGTERM, request_checkpoint)
@@ -546,67 +434,16 @@ class CellProgram:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _get_plain_cells(self, accelerator: Accelerator) -> PlainCells:
-        if self._plain is None or self._plain[0] is not accelerator:
-            self._plain = accelerator, PlainCells(accelerator)
-        return self._plain[1]
-
-    def _bind_accelerator(self, accelerator: Accelerator) -> None:
-        """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
-        bound = self._namespace.get("accelerator")
-        is_own = any(bound is own for _, own in self._accelerators.values())
-        if not isinstance(bound, Accelerator) or is_own or bound.is_closed or bound in self._incomplete:
-            self._namespace["accelerator"] = accelerator
-
-    def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
-        removed = self._accelerators.pop(kind, None)
-        if removed is not None:
-            if kind == "explicit":
-                self._objects_to_prepare = (*self._objects_to_prepare, *removed[1].prepared_objects)
-            removed[1].close(is_alone=is_alone)
-
     def _is_hidden(self, name: str, value: Any) -> bool:
         return (
             name in self._shell_names
-            or name == "accelerator"
+            or name == ACCELERATOR_NAME
             or name.startswith("__")
             or isinstance(value, Accelerator)
         )
 
     def _send_display(self, topic: str, body: dict[str, Any]) -> None:
         self._worker.note_in_order(topic, body)
-
-    def _format_traceback(self, error: BaseException) -> list[str]:
-        """Format an error's traceback without the frames of this package and IPython, unless there are no others."""
-        if isinstance(error, AccelNbError):
-            return error._render_traceback_()
-        shown = drop_frames(error.__traceback__, (PACKAGE_FOLDER, _IPYTHON))
-        formatter = self._shell.InteractiveTB  # by default (tb_offset) it drops the outermost frame
-        with shortened_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
-            lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
-        insert_omission_note(lines, num_left_out)
-        return lines
-
-    def _make_error_report(self, error: BaseException, lines: list[str]) -> ErrorReport:
-        try:
-            stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
-            pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
-        except Exception:  # an error that cannot be pickled is reported by type, message and traceback
-            pickled = None
-        return ErrorReport(type(error).__qualname__, type(error).__module__, str(error), tuple(lines), pickled)
-
-
-def _describe_exit(error: SystemExit) -> str:
-    """Return the message for a cell that raised SystemExit."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__") == "argparse":
-            return (
-                f"argparse ended the cell, with exit code {error.code!r}: it reads sys.argv, which is the notebook's "
-                f"({sys.argv!r}). Pass the arguments, as in parse_args([]), or set sys.argv"
-            )
-        trace = trace.tb_next
-    return f"the cell called exit() with {error.code!r}; the workers keep running, `%accelerate stop` ends them"
 
 
 def _describe_failed_values(errors: dict[str, Exception]) -> list[str]:
@@ -643,47 +480,10 @@ def warm() -> None:
     request = RunRequest("int()", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
     program.handle("run", to_body(request), {})
     program.on_group_reopened()
-    for name in ("accelerator", OUTPUT_NAME):
+    for name in (ACCELERATOR_NAME, OUTPUT_NAME):
         program._namespace.pop(name, None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
         rules.clear_lru_cache()  # init_process_group clears it too; an empty cache is not copied in each worker
-
-
-@contextmanager
-def _bound_prepare_function(prepare: Callable[[], object]) -> Iterator[None]:
-    """Bind ``prepare`` to the builtin that `_PrepareInserter` inserts calls of, while the block runs."""
-
-    def point() -> None:
-        __tracebackhide__ = True
-        prepare()
-
-    setattr(builtins, _PREPARE_FUNCTION, point)
-    try:
-        yield
-    finally:
-        delattr(builtins, _PREPARE_FUNCTION)
-
-
-class _PrepareInserter(ast.NodeTransformer):
-    """Inserts a call of the preparation before each top-level statement that could train."""
-
-    def visit_Module(self, node: ast.Module) -> ast.Module:
-        body: list[ast.stmt] = []
-        for statement in node.body:
-            if _could_train(statement):
-                point = ast.Expr(ast.Call(ast.Name(_PREPARE_FUNCTION, ast.Load()), [], []))
-                body.append(ast.fix_missing_locations(ast.copy_location(point, statement)))
-            body.append(statement)
-        node.body = body
-        return node
-
-
-def _could_train(statement: ast.stmt) -> bool:
-    """Return whether a statement contains a loop, a ``with`` or a call."""
-    if isinstance(statement, _NOT_TRAINING):
-        return False
-    kinds = ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith | ast.Call
-    return any(isinstance(node, kinds) for node in ast.walk(statement))
 
 
 @contextmanager

@@ -32,4 +32,4 @@ class ComputedInAnotherProcess(torch.autograd.Function):
 def as_computed_elsewhere(make: Callable[[], Tensor]) -> Tensor:
     """Return the tensor that ``make`` returns, as one that requires gradients and is no leaf."""
     with torch.enable_grad():
-        return ComputedInAnotherProcess.apply(torch.zeros((), requires_grad=True), make)
+        return ComputedInAnotherProcess.apply(torch.zeros((), requires_grad=True, device="cpu"), make)

@@ -43,7 +43,7 @@ class MemoryBlock:
 
         if self._storage is None:
             self._storage = self._make_storage()  # always the same one
-        return torch.empty(0, dtype=getattr(torch, dtype)).set_(self._storage, *layout)
+        return torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(self._storage, *layout)
 
     def _make_storage(self) -> Any:
         import torch

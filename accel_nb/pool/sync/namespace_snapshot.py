@@ -67,12 +67,14 @@ class NamespaceSnapshot:
         *,
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
+        kept: Collection[str] = (),
         imported: SharedObjects | None = None,
     ) -> NamespaceSnapshot:
         """Record every binding, and the fingerprint of the names that the cell uses.
 
         ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names with models, tensors or arrays
-        are referenced weakly, so that a cell that creates a new model can use the memory of the old one.
+        are referenced weakly, so that a cell that creates a new model can use the memory of the old one, except for
+        ``kept`` names, whose objects other values of the notebook contain.
         """
         bound = dict(namespace)  # of one moment: threads of an earlier cell may bind and delete names
         shared = dict.fromkeys(name for name in shared if name in bound)
@@ -107,8 +109,11 @@ class NamespaceSnapshot:
             for name, value in tracked.items()
             for label, function in cached_functions(name, value)
         }
-        # What has no such memory may be in other values of the notebook, which get its changes.
-        weak = {name for name in rebound & bound.keys() if _has_memory(bound[name], parts.get(name, {}).values())}
+        weak = {
+            name
+            for name in (rebound & bound.keys()) - set(kept)
+            if _has_memory(bound[name], parts.get(name, {}).values())
+        }
         for name in weak:
             bound[name] = _to_weak(bound[name])
         held = {

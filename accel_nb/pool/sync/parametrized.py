@@ -40,7 +40,7 @@ def _make(kind: Any, names: tuple[str, ...]) -> Any:
     module = kind.__new__(kind)
     torch.nn.Module.__init__(module)
     for name in names:
-        torch.nn.Module.register_parameter(module, name, torch.nn.Parameter(torch.empty(0)))
+        torch.nn.Module.register_parameter(module, name, torch.nn.Parameter(torch.empty(0, device="cpu")))
         parametrize.register_parametrization(module, name, torch.nn.Identity(), unsafe=True)
     vars(module).clear()
     return module

@@ -561,7 +561,7 @@ def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> An
 
     kind = getattr(torch, entry.dtype)
     if num_bytes == 0:
-        return torch.empty(entry.shape, dtype=kind)
+        return torch.empty(entry.shape, dtype=kind, device="cpu")
     with _ignored_warning() if memoryview(region.memory).readonly else nullcontext():
         flat = torch.frombuffer(region.memory, dtype=torch.uint8, count=num_bytes, offset=entry.offset)
     return flat.view(kind).view(entry.shape)

@@ -147,7 +147,7 @@ class SharedBlock:
             raise ValueError(f"it is an array in the memory of a tensor that is on {own.device} there")
         torch = sys.modules["torch"]
         held, start = own.untyped_storage(), own.storage_offset() * own.element_size()
-        return torch.empty(0, dtype=torch.uint8).set_(held, start, (own.nbytes,), (1,)).numpy()
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(held, start, (own.nbytes,), (1,)).numpy()
 
     def _bytes(self) -> Any:
         return self._owner.reshape(-1).view("uint8")

@@ -6,6 +6,7 @@ is sent as a `NamespaceDelta`.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ _ABSENT = object()
 """The recorded value of a name that the namespace did not have."""
 _SUPERSEDED = object()
 """A recorded value that equals no other: the workers' binding is out of date even if the notebook's is unchanged."""
+
+
+_OWN_REFERENCES = 3
+"""Those of the namespace, of an entry, and of the argument of `sys.getrefcount`."""
 
 
 @dataclass(slots=True)
@@ -340,6 +345,18 @@ class SharedObjectRegistry:
         self.forget(names)
         for name in names:
             self._bindings.pop(name, None)
+
+    def used_elsewhere(self, names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+        """Return the shared ones of some names whose values something other than the name and this record refers to."""
+        found = []
+        for name in names:
+            entry = self._entries.get(name)
+            if entry is None or entry.is_worker_only or namespace.get(name) is not entry.value:
+                continue
+            num_own = _OWN_REFERENCES + (self._bindings.get(name) is entry.value)
+            if sys.getrefcount(entry.value) > num_own:
+                found.append(name)
+        return found
 
     def record_outdated(self, names: Iterable[str]) -> None:
         """Record that the workers' values of some names are out of date even if the notebook's are unchanged."""

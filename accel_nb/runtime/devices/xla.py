@@ -49,7 +49,7 @@ class Xla(DeviceType):
         import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
 
         state = xm.get_rng_state(str(device))
-        return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64)
+        return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64, device="cpu")
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
         """Set the generator to what `get_rng_state` returned."""

@@ -88,7 +88,7 @@ class Collectives:
         if self._world.size == 1:
             _raise_if(problem)
             return nested
-        like = describe(map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype), nested))
+        like = describe(map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype, device="cpu"), nested))
         rows, _ = self._exchange(f"pad_across_processes(dim={dim})", like, lengths, nested, problem)
         longest = [max(row[index] for row in rows) for index in range(len(leaves))]
         padded = [_pad(leaf, dim, size, value, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
@@ -147,7 +147,7 @@ class Collectives:
         if offer[0] is None or lacks_one or any(text != offer[0] for text in passed):
             self._raise_difference("scatter", [text or "nothing" for text, *_ in descriptions], _SCATTER_HINT)
         like = nested if is_source or nested is not None else offer[1]
-        templates = [torch.empty((), dtype=getattr(torch, name)) for name, _ in offer[2]]
+        templates = [torch.empty((), dtype=getattr(torch, name), device="cpu") for name, _ in offer[2]]
         shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
         mine = [each[self._world.rank] for each in shares]
         if self._world.size == 1:
@@ -166,11 +166,15 @@ class Collectives:
         if self._world.size == 1:
             _raise_if(problem)
             return serialization.decode(message)
-        size = int(self._comm.broadcast(torch.tensor([len(message) if problem is None else _ERROR]), source))
+        size = int(
+            self._comm.broadcast(torch.tensor([len(message) if problem is None else _ERROR], device="cpu"), source)
+        )
         _raise_if(problem)
         if size == _ERROR:
             raise MisuseError(f"rank {source} tried to send a value that ranks cannot exchange; its error has details")
-        content = _bytes_tensor(message) if self._world.rank == source else torch.empty(size, dtype=torch.uint8)
+        content = (
+            _bytes_tensor(message) if self._world.rank == source else torch.empty(size, dtype=torch.uint8, device="cpu")
+        )
         return serialization.decode(self._comm.broadcast(content, source).numpy().tobytes())
 
     def barrier(self) -> None:
@@ -233,7 +237,7 @@ class Collectives:
         return [row[:end].cast("q").tolist() for row in received], [row[end:] for row in received]
 
     def _gather_numbers(self, numbers: list[int]) -> list[list[int]]:
-        return torch.stack(self._comm.all_gather(torch.tensor(numbers, dtype=torch.int64))).tolist()
+        return torch.stack(self._comm.all_gather(torch.tensor(numbers, dtype=torch.int64, device="cpu"))).tolist()
 
     def _raise_difference(self, op: str, descriptions: list[str], hint: str) -> None:
         if len(set(descriptions)) == 1:
@@ -324,8 +328,10 @@ class Collectives:
                 ]
                 content = _as_bytes(cut).cpu()
                 parts.append(torch.cat([content, content.new_zeros(size - len(content))]))
-        received = self._comm.scatter(torch.empty(size, dtype=torch.uint8), parts, source) if size else None
-        content = torch.empty(0, dtype=torch.uint8) if received is None else received
+        received = (
+            self._comm.scatter(torch.empty(size, dtype=torch.uint8, device="cpu"), parts, source) if size else None
+        )
+        content = torch.empty(0, dtype=torch.uint8, device="cpu") if received is None else received
         made = _copy_if_shared(_from_bytes(content, templates, [shape for _, shape in mine]))
         device = leaves[0].device if leaves else torch.device(self._world.device)
         return [part.to(device) for part in made]
@@ -353,7 +359,7 @@ class Collectives:
         return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
 
     def _gather_bytes(self, message: bytes, sizes: list[int]) -> Iterator[bytes]:
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: len(message)] = _bytes_tensor(message)
         for part, size in zip(self._comm.all_gather(padded), sizes, strict=True):
             yield part[:size].numpy().tobytes()
@@ -547,7 +553,7 @@ def _num_bytes(leaf: Tensor, shape: Sequence[int]) -> int:
 def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
     """Return the content of all leaves as one tensor of bytes."""
     if not leaves:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     device = next((leaf.device for leaf in leaves if not leaf.is_cpu), leaves[0].device)
     if len(leaves) == 1:
         return _flat_bytes(leaves[0])
@@ -569,7 +575,9 @@ def _from_memory(content: memoryview, leaves: Sequence[Tensor], shapes: Sequence
         dtype, shape = leaves[index].dtype, shapes[index]
         count = math.prod(shape)
         found = (
-            torch.frombuffer(content, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
+            torch.frombuffer(content, dtype=dtype, count=count, offset=start)
+            if count
+            else torch.empty(0, dtype=dtype, device="cpu")
         )
         made[index] = found.view(shape)
         start += count * dtype.itemsize
@@ -599,7 +607,11 @@ def _copy_if_shared(parts: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _bytes_tensor(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _try_encode(value: Any) -> tuple[bytes, MisuseError | None]:
@@ -616,7 +628,7 @@ def _describe_for_scatter(nested: Any, leaves: list[Tensor], is_source: bool) ->
     text = describe(map_tensors(lambda _: None, nested))
     if not is_source:
         return text, None, []
-    like = map_tensors(lambda _: torch.empty(0), nested)
+    like = map_tensors(lambda _: torch.empty(0, device="cpu"), nested)
     _, refused = _try_encode(like)
     facts = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
     return text, like if refused is None else None, cast("list[Any]", facts)

@@ -256,7 +256,7 @@ class TorchComm:
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Start an all-reduce of the flags by maximum in the background, between the hosts' CPUs."""
-        raised = torch.tensor([int(flag)], dtype=torch.int32)
+        raised = torch.tensor([int(flag)], dtype=torch.int32, device="cpu")
         work: Any = dist.all_reduce(raised, dist.ReduceOp.MAX, group=self._host_group(), async_op=True)
 
         def wait() -> bool:
@@ -268,9 +268,11 @@ class TorchComm:
     def all_gather_json(self, value: Any) -> list[Any]:
         """Return every rank's value; every rank raises if JSON cannot represent the value of any rank."""
         message, problem = self._message(value)
-        lengths = [int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1]))]
+        lengths = [
+            int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1], device="cpu"))
+        ]
         self._raise_for_ranks(problem, [rank for rank, length in enumerate(lengths) if length < 0])
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
         padded[: len(message)] = _as_bytes(message)
         parts = self.all_gather(padded)
         return [_decode(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
@@ -278,9 +280,11 @@ class TorchComm:
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
         """Return rank ``source``'s value; every rank raises if JSON cannot represent it."""
         message, problem = self._message(value) if self.world.rank == source else (b"", None)
-        length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1]), source))
+        length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1], device="cpu"), source))
         self._raise_for_ranks(problem, [source] if length < 0 else [])
-        content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
+        content = (
+            _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8, device="cpu")
+        )
         return _decode(self.broadcast(content, source).numpy().tobytes())
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -395,4 +399,8 @@ def _decode(message: bytes) -> Any:
 
 
 def _as_bytes(message: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if message
+        else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    )

@@ -18,7 +18,7 @@ def any_rank_has_gradient(comm: Communicator, parameters: Sequence[Tensor]) -> l
     """Return for each parameter whether any rank has its gradient; every rank must call with the same parameters."""
     if not parameters:
         return []
-    present = torch.tensor([value.grad is not None for value in parameters], dtype=torch.int32)
+    present = torch.tensor([value.grad is not None for value in parameters], dtype=torch.int32, device="cpu")
     return [bool(found) for found in comm.all_reduce(present, "max").tolist()]
 
 

@@ -318,7 +318,7 @@ class DefaultGroup:
         except OSError as error:  # the ranks are on several machines after all, or may not read each other's files
             logger.debug("no memory for exchanges: %s", error)
         # This wait is needed without an exchange too: an early exit would close connections that others still open.
-        has_opened = torch.tensor([exchange is not None], dtype=torch.int32)
+        has_opened = torch.tensor([exchange is not None], dtype=torch.int32, device="cpu")
         c10d.all_reduce(has_opened, c10d.ReduceOp.MIN)
         if descriptor is not None:
             os.close(descriptor)

@@ -70,7 +70,7 @@ class SequenceExchange:
 
     def agree(self, flag: bool) -> bool:
         """Return whether the flag is set on all ranks."""
-        return int(self.comm.all_reduce(torch.tensor([int(flag)]))) == self.size
+        return int(self.comm.all_reduce(torch.tensor([int(flag)], device="cpu"))) == self.size
 
     # --- without gradients ---
 

@@ -38,7 +38,7 @@ class StageExchange:
 
     def send_form(self, tensor: Tensor | None, target: int) -> Callable[[], object]:
         """Start to send the form of the next tensor, None if there is none; return a function that waits for it."""
-        header = torch.full((2 + _MAX_DIMS,), _FAILED, dtype=torch.int64)
+        header = torch.full((2 + _MAX_DIMS,), _FAILED, dtype=torch.int64, device="cpu")
         if tensor is not None:
             if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIMS:
                 raise MisuseError(
@@ -46,12 +46,14 @@ class StageExchange:
                     f"{tensor.dim()} dims: train with --pp 1"
                 )
             header[0], header[1] = _DTYPES.index(tensor.dtype), tensor.dim()
-            header[2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64)
+            header[2 : 2 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64, device="cpu")
         return self.comm.start_send(header, target)
 
     def receive_form(self, source: int) -> Form | None:
         """Return the form of the next tensor; None if there is none."""
-        kind, dims, *shape = self.comm.receive(torch.empty(2 + _MAX_DIMS, dtype=torch.int64), source).tolist()
+        kind, dims, *shape = self.comm.receive(
+            torch.empty(2 + _MAX_DIMS, dtype=torch.int64, device="cpu"), source
+        ).tolist()
         return None if kind == _FAILED else (tuple(shape[:dims]), _DTYPES[kind])
 
     def send(self, tensor: Tensor, target: int) -> Callable[[], object]:
@@ -89,7 +91,7 @@ class StageExchange:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag of any stage is set."""
-        return bool(self.comm.all_reduce(torch.tensor([int(flag)]), "max").item())
+        return bool(self.comm.all_reduce(torch.tensor([int(flag)], device="cpu"), "max").item())
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class _Reader:
             raise ValueError(f"a message contains a tensor {name}{shape} of {length} bytes")
         content = self._read_bytes(length)
         if not content:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
 
     def _array(self, header: list[Any]) -> Any:

@@ -222,7 +222,11 @@ class _Trial:
                 value = value.narrow(batch, 0, short)
             if not value.is_floating_point():
                 return value.clone()
-            value = torch.randn(value.shape, generator=generator, dtype=torch.float64) if tensor is first else value
+            value = (
+                torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
+                if tensor is first
+                else value
+            )
             return value.to(torch.float64).clone().requires_grad_(tensor is first or tensor.requires_grad)
 
         return map_tensors(convert, (list(args), dict(kwargs)))
@@ -277,10 +281,13 @@ class _Trial:
         with torch.enable_grad():
             outputs = list(find_tensors(call(*args, **kwargs)))
             generator = torch.Generator().manual_seed(_SEED)
-            total = torch.zeros((), dtype=torch.float64)
+            total = torch.zeros((), dtype=torch.float64, device="cpu")
             for value in outputs:
                 if value.requires_grad:
-                    total = total + (value * torch.randn(value.shape, generator=generator, dtype=value.dtype)).sum()
+                    total = (
+                        total
+                        + (value * torch.randn(value.shape, generator=generator, dtype=value.dtype, device="cpu")).sum()
+                    )
             inputs = [value for value in self._tensors(args, kwargs) if value.requires_grad]
             weights = [value for value in block.parameters() if value.requires_grad]
             # `torch.autograd.grad` and `Tensor.backward` are replaced in plain cells.
@@ -371,7 +378,7 @@ def _random_copy(block: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(_SEED)
     block = copy.deepcopy(block).to("cpu", torch.float64).requires_grad_(True)
     for value in block.parameters():
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64, device="cpu")
         value.data.add_(noise, alpha=value.shape[-1] ** -0.5 if value.dim() > 1 else 0.3)
     return block
 
@@ -381,7 +388,7 @@ def _masks() -> MakeMask:
     generator = torch.Generator().manual_seed(_SEED)
 
     def make(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
         return (drawn >= p).to(like.dtype) / (1 - p if p < 1 else 1)
 
     return make

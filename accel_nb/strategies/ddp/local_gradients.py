@@ -32,7 +32,11 @@ class LocalGradients:
         A rank without a gradient that another rank has counts as having zeros.
         """
         changed = [_has_changed(*before) for before in self._before]
-        is_any = self._comm.all_reduce(torch.tensor(changed, dtype=torch.int32), "max").tolist() if changed else []
+        is_any = (
+            self._comm.all_reduce(torch.tensor(changed, dtype=torch.int32, device="cpu"), "max").tolist()
+            if changed
+            else []
+        )
         found = [value for (value, _, _), is_changed in zip(self._before, is_any, strict=True) if is_changed]
         for value in found:
             if value.grad is None:

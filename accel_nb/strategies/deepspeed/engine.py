@@ -425,11 +425,13 @@ class ZeroModel:
         theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
         empty: list[Any] = list(filling.parameters())
         for value in empty:
-            fill_parameter(value, torch.empty(value.shape, dtype=value.dtype))  # freed before it is written to
+            fill_parameter(
+                value, torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            )  # freed before it is written to
             theirs._convert_to_deepspeed_param(value)
             value.partition()
             start, length = self._part_of(value, None).ranges[self._comm.world.rank]
-            values = torch.empty(length, dtype=value.dtype)
+            values = torch.empty(length, dtype=value.dtype, device="cpu")
             filling.fill_elements(value, start, values)
             value.ds_tensor[:length].copy_(values)
 

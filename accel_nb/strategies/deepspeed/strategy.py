@@ -410,7 +410,7 @@ class _Scaled:
     def __init__(self, zero: ZeroModel) -> None:
         self.ran = False
         self._zero = zero
-        self._found = torch.zeros(1)
+        self._found = torch.zeros(1, device="cpu")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def _divided_forward(
         pairs = counts.view(exchange.size, exchange.size, num_own).sum(2)
         route = Route(tuple(pairs[exchange.rank].tolist()), tuple(pairs[:, exchange.rank].tolist()))
         own_range = slice(exchange.rank * num_own, (exchange.rank + 1) * num_own)
-        local = torch.arange(num_own).repeat(exchange.size)
+        local = torch.arange(num_own, device="cpu").repeat(exchange.size)
         local = local.repeat_interleave(counts[:, own_range].flatten()).to(indices)
         received = exchange.send(tokens[order // indices.shape[1]], route)
         computed = _compute(experts, forward, received, local, num_own)

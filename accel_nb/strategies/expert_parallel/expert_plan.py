@@ -85,9 +85,9 @@ def _try(module: Any, size: int) -> str | None:
         rng.set_seed(0)
         # Some kernels, such as those of grouped products, compute no float64.
         for (dtype, tolerance), width in itertools.product(_TOLERANCES.items(), _widths(module)):
-            scores = torch.rand(size, _NUM_TOKENS, module.num_experts, dtype=dtype)
+            scores = torch.rand(size, _NUM_TOKENS, module.num_experts, dtype=dtype, device="cpu")
             chosen = scores.topk(min(_NUM_CHOSEN, module.num_experts))
-            tokens, factors = torch.randn(size + 1, _NUM_TOKENS, width, dtype=dtype).split([size, 1])
+            tokens, factors = torch.randn(size + 1, _NUM_TOKENS, width, dtype=dtype, device="cpu").split([size, 1])
             given = list(zip(tokens, chosen.indices, chosen.values, strict=True))
             try:
                 whole = _copy(module, dtype)

@@ -72,7 +72,7 @@ class WeightFilling:
                 continue
             part = sharded.local_part(now)
             row = source.numel // max(1, source.shape[0])
-            values = torch.empty(part.shape, dtype=part.dtype)
+            values = torch.empty(part.shape, dtype=part.dtype, device="cpu")
             source.slice(sharded.own_region(now)[0][0] * row, values.numel()).read_into(values)
             part.copy_(values)
 
@@ -85,7 +85,7 @@ class WeightFilling:
         self._sources[id(parameter)].slice(start, out.numel()).read_into(out)
 
     def _read(self, value: Tensor, device: torch.device) -> Tensor:
-        values = torch.empty(value.shape, dtype=value.dtype)
+        values = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         self._sources[id(value)].read_into(values)
         return values.to(device)
 

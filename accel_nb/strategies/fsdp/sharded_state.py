@@ -69,7 +69,7 @@ def absent_state(described: Sequence[Any], parameter: Tensor) -> Any:
         return value
     dtype = getattr(torch, value.removeprefix("torch."))
     if kind == "tensor":
-        return torch.tensor(numbers[0], dtype=dtype)
+        return torch.tensor(numbers[0], dtype=dtype, device="cpu")
     return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
 
 

@@ -50,7 +50,9 @@ class ChainProbe:
         self.others += [value.clone() for value in find_tensors([list(rest), dict(named)])]
         # Only the last block returns the same in both attempts.
         seed = number if number == self._num_blocks - 1 else number + 1000 * self._attempt
-        numbers = torch.randn(taken.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        numbers = torch.randn(
+            taken.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
+        )
         self._last = numbers.to(taken.device, taken.dtype)
         return self._last
 

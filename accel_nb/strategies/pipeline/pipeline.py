@@ -274,7 +274,7 @@ class Pipeline:
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = KindOfCall(torch.empty(0) if self.plan.is_whole else self._check_chain(args, kwargs))
+            kind = KindOfCall(torch.empty(0, device="cpu") if self.plan.is_whole else self._check_chain(args, kwargs))
             self._kinds[key] = kind
         if kind.is_in_parts is None and min(self.micro_batches, num_rows) > 1:
             kind.is_in_parts = self._is_equal_in_parts(args, kwargs, num_rows)

@@ -182,7 +182,7 @@ class TrainingSchedule:
         step_scale = scale if is_sum else scale / number
         size = call.num_rows // number
         self._step = step = _Step(call, size, target, step_scale, keeps_outputs, {}, {}, {})
-        index = torch.arange(number)
+        index = torch.arange(number, device="cpu")
         try:
             with self._gathered(), pipeline.own_random_numbers(call.kind), pipeline.collect_singles():
                 self._schedule_for(call, number, size).step(index=index, target=index)

@@ -44,8 +44,8 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
     own = replace(group, owner="")
     with rng.fork_rng():
         rng.set_seed(0)
-        data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64)
-        weights = torch.randn(4096, dtype=torch.float64)
+        data = torch.randn(_BATCH, _LENGTH, width, dtype=torch.float64, device="cpu")
+        weights = torch.randn(4096, dtype=torch.float64, device="cpu")
     with redirect_stdout(io.StringIO()):  # what the module's code prints
         try:
             expected = _run(_copy(owner), data, weights)
@@ -115,7 +115,7 @@ def _run(module: nn.Module, data: Tensor, weights: Tensor) -> _Outcome:
     given = data.clone().requires_grad_()
     with torch.enable_grad():
         outputs = [value for value in find_tensors(module(given)) if value.is_floating_point()]
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for number, value in enumerate(outputs):
             if value.requires_grad:
                 repeats = -(-value.numel() // weights.numel())
