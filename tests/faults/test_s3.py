@@ -20,6 +20,7 @@ from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, T
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
+from tests.support.nightly import nightly
 from tests.support.s3 import Server, connected, running_server
 
 BUCKET = "runs"
@@ -75,7 +76,7 @@ def load(world: World, endpoint: str, url: str) -> tuple[int, list[str]]:
         return found["step"], checkpoint.skipped
 
 
-@pytest.mark.parametrize("is_blocking", [True, False])
+@pytest.mark.parametrize("is_blocking", [True, nightly(False)])
 def test_any_number_of_ranks_loads_what_any_number_saved(server: Server, is_blocking: bool) -> None:
     url = f"s3://{BUCKET}/whole-{is_blocking}"
     assert run_ranks(save, 2, server.url, url, [1, 2, 3], is_blocking) == [[], []]
@@ -112,7 +113,7 @@ def test_a_write_that_fails_leaves_the_newest_complete_one(server: Server, what:
     assert run_ranks(load, 1, server.url, url) == [(3, [])]
 
 
-@pytest.mark.parametrize("is_blocking", [True, False])
+@pytest.mark.parametrize("is_blocking", [True, nightly(False)])
 def test_what_one_rank_cannot_write_is_reported_on_all_ranks(server: Server, is_blocking: bool) -> None:
     url = f"s3://{BUCKET}/one-rank-{is_blocking}"
     assert run_ranks(save, 2, server.url, url, [1], is_blocking) == [[], []]

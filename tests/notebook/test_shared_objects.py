@@ -6,6 +6,7 @@ import pytest
 
 from tests.notebook.cells import done, setup
 from tests.support.kernel import Kernel
+from tests.support.nightly import nightly
 
 _DEFINITIONS = """
 import argparse, array, collections, copy, dataclasses, decimal, enum, functools, io, random, types
@@ -138,7 +139,7 @@ def read_all():
 """
 
 
-@pytest.mark.parametrize("through", ["name", "holder"])
+@pytest.mark.parametrize("through", [nightly("name"), "holder"])
 def test_an_object_that_two_values_hold_stays_one(kernel: Kernel, through: str) -> None:
     assert kernel.run(_DEFINITIONS).error is None
     num_pairs = int(kernel.run("print(len(PAIRS))").stdout)

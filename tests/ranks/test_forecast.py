@@ -18,6 +18,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.ranks.launch import run_ranks
 from tests.support.measured import held_bytes, peak_bytes
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 NUM_SAMPLES = 8
@@ -108,7 +109,7 @@ def trains_sharded(world: World, half: torch.dtype | None, keeps_gathered: bool,
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("half", [None, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["fsdp (2)", "fsdp (3)"])
+@pytest.mark.parametrize("name", [nightly("fsdp (2)"), "fsdp (3)"])
 def test_sharded_ranks_hold_what_was_forecast(name: str, half: torch.dtype | None, size: int) -> None:
     expected = forecast(name, size, half, "adamw")
     results = run_ranks(trains_sharded, size, half, name == "fsdp (2)", "adamw")

@@ -166,6 +166,7 @@ def gathers(world: World, float8_gather: bool) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly
 @needs_torchao
 def test_weights_are_gathered_in_float8() -> None:
     """On three ranks, which share 32 rows unevenly, as parts that are padded to 11 rows; 48 are 16 for each."""

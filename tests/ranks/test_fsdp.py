@@ -20,6 +20,7 @@ from accel_nb.runtime.world import World
 from accel_nb.telemetry.memory import storage_bytes
 from tests.ranks.language_model import VOCABULARY, Language, flat, loss_of, tokens
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 
 def language(optimizer: str = "adamw") -> tuple[Language, torch.optim.Optimizer]:
@@ -229,7 +230,7 @@ def one_after_the_other(world: World, fn: Callable[..., Tensor], given: list[tup
     return [fn(world, *args) for args in given]
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["between steps", "in an open window"])
+@pytest.mark.parametrize("held", [nightly(False), True], ids=["between steps", "in an open window"])
 def test_what_one_strategy_saves_another_goes_on_with(held: bool, tmp_path: Path) -> None:
     def folder(strategy: str, size: int) -> str:
         return str(tmp_path / f"{strategy} {size}")

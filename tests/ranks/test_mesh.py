@@ -30,6 +30,7 @@ from tests.ranks.mesh_training import (
     train,
     train_with_dropout,
 )
+from tests.support.nightly import nightly
 
 SIZES = (8, 8, 8, 7)
 
@@ -72,7 +73,7 @@ def one_case(
 CASES: list[tuple[Any, ...]] = [("adamw", "auto", None, 1), ("sgd", "fsdp", 0.05, 1), ("two", "ddp", 0.05, 2)]
 
 
-GROUPS = [(2, CASES[:1]), (4, CASES)]
+GROUPS = [(2, CASES[:1]), nightly(4, CASES)]
 if os.environ.get("MESH") == "all":
     GROUPS.append((8, [("adamw", "fsdp", 0.05, 2, {"fsdp": {"hybrid_shard_size": 2}}), *CASES]))
 

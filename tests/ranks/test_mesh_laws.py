@@ -20,6 +20,7 @@ from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.ranks.mesh_models import by_hand, flat, gpt, loss_of, optimizers
 from tests.ranks.mesh_training import assert_equal_copies, batches, range_of, train
+from tests.support.nightly import nightly
 
 CLOSE = 1e-9
 RUNS_ALL = os.environ.get("MESH") == "all"
@@ -39,6 +40,8 @@ class Layout:
         config = {"mesh": self.sizes, "batch": "global", "fsdp": {"hybrid_shard_size": self.hybrid}}
         return Accelerator(world=world, cpu=True, strategy=self.strategy, config=config, **options)
 
+
+BY_DAY = "pp x tp"
 
 LAYOUTS = {
     "pp x tp": Layout(4, {"pp": 2, "tp": 2, "micro_batches": 3}),
@@ -140,7 +143,7 @@ def train_ways(world: World, layout: Layout, names: list[str]) -> list[Tensor]:
     return [TRAININGS[name].on_ranks(world, layout) for name in names]
 
 
-@pytest.mark.parametrize("mesh", LAYOUTS)
+@pytest.mark.parametrize("mesh", [*map(nightly, [name for name in LAYOUTS if name != BY_DAY]), BY_DAY])
 def test_weights_equal_those_of_one_process(mesh: str) -> None:
     layout, names = LAYOUTS[mesh], list(TRAININGS)
     expected = {name: training.by_hand() for name, training in TRAININGS.items()}

@@ -406,7 +406,7 @@ def read_logs(log: Path) -> dict[int, list[int]]:
     return steps
 
 
-@pytest.mark.parametrize("loading", [1, 2, nightly(3), 4])
+@pytest.mark.parametrize("loading", [nightly(1), 2, nightly(3), 4])
 @pytest.mark.parametrize("saved", SOME_SIZES)
 def test_after_a_kill_nothing_is_lost_and_nothing_repeated(saved: int, loading: int, tmp_path: Path) -> None:
     per_epoch = -(-NUM_SAMPLES // 6)

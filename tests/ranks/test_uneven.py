@@ -438,6 +438,7 @@ def warnings_of_compiled(world: World, total_inside: bool) -> list[str]:
     return [str(item.message) for item in caught if "compiled function" in str(item.message)]
 
 
+@pytest.mark.nightly
 def test_a_loss_of_a_compiled_model_is_reported_once_where_the_ranks_share_a_batch_unevenly() -> None:
     main, other = run_ranks(warnings_of_compiled, 2, True)
     assert len(main) == 1

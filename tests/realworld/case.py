@@ -9,7 +9,7 @@ workers; the plain run takes it as any other cell. The lines before the first ce
     # compare: model, history              expressions whose values are compared after the last cell
     # share: running                       optional: values that are rank 0's share, which the receipt says
     # needs: sklearn                       optional: packages that the case imports
-    # runs: always                         optional: the case is one of the fast half
+    # runs: always                         optional: the case runs in each test run
 
 WORDS must be in a line that accel_nb itself puts out: a warning, a part of the receipt, a line below the cell, or an
 error.

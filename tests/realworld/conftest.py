@@ -28,7 +28,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory, setting: Setting) -> Iter
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each case of a class's groups: the fast half on two workers, or with ``REALWORLD=all`` all, on three too."""
+    """Run each case of a class's groups: some on two workers, or with ``REALWORLD=all`` all, on three too."""
     if "case" not in metafunc.fixturenames:
         return
     assert metafunc.cls is not None

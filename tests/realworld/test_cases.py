@@ -1,6 +1,6 @@
 """Each case of the corpus, plainly and on workers: the outcome is the declared one.
 
-The fast half runs on two workers. ``REALWORLD=all`` runs every case, on two and on three workers; one of them:
+Some cases run on two workers. ``REALWORLD=all`` runs every case, on two and on three workers; one of them:
 ``REALWORLD=all pytest tests/realworld -k "losses/ccc"``. ``REALWORLD_FLAGS="--strategy fsdp"`` runs them with other
 flags: then each must be equal, told or refused (see `Setting`).
 """

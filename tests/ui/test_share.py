@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from accel_nb.telemetry.events import TimeUsed
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.queries import QuerySources, ShareQuery
+from tests.support.nightly import nightly
 from tests.ui.lab import faults
 from tests.ui.synthetic import training_events
 
@@ -55,7 +56,7 @@ INSIDE = """captions => captions.filter(caption => {
 FOCUSED = "() => document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [nightly("light"), "dark"])
 def test_eight_ranks_are_readable_and_reached_by_the_keyboard(
     page: Page, tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, scheme: Literal["light", "dark"]
 ):

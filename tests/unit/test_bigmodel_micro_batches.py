@@ -17,6 +17,7 @@ from accel_nb.bigmodel.offload.dispatch import dispatch_model, remove_hook_from_
 from accel_nb.bigmodel.pipelining.micro_batches import pipeline_devices
 from accel_nb.errors import ConfigError, MisuseError
 from tests.support.checkpoints import save_single
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 TOKENS = torch.arange(96).reshape(8, 12) % 64
@@ -30,7 +31,7 @@ MAPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("places", list(MAPS))
-@pytest.mark.parametrize("num_chunks", [None, 1, 3, 8])
+@pytest.mark.parametrize("num_chunks", [None, nightly(1), 3, nightly(8)])
 def test_parts_compute_what_they_compute_alone(tmp_path: Path, places: str, num_chunks: int | None) -> None:
     resident = Transformer()
     with init_empty_weights():

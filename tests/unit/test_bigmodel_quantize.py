@@ -215,6 +215,7 @@ def test_the_known_record_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.nightly
 def test_the_whole_model_is_never_in_memory(tmp_path: Path) -> None:
     sizes = {"big": {"width": 768, "depth": 12}, "small": {"width": 64}}
     with init_empty_weights():

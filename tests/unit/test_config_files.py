@@ -193,7 +193,7 @@ values = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(values)
 def test_file_round_trip(tmp_path_factory: pytest.TempPathFactory, given_values: dict[str, object]):
     path = tmp_path_factory.mktemp("round") / "x.yaml"

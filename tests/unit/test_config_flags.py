@@ -133,7 +133,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(configs)
 def test_flags_round_trip(config: Config):
     layer = parse_flags(flags_to_line(config))
@@ -144,7 +144,7 @@ def test_flags_round_trip(config: Config):
 pieces = st.lists(st.sampled_from(["--gpus", "2", "--ddp", "{", "-1", "''", "--pull=", "=", "[,"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60) | pieces.map(" ".join))
 def test_no_line_raises_anything_but_config_error(line: str):
     layer = parse_flags(line)

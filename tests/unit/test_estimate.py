@@ -35,6 +35,7 @@ def test_json_is_the_same_for_machines(capsys: pytest.CaptureFixture[str]) -> No
     assert data["plans"][0]["activations"] > 0
 
 
+@pytest.mark.nightly
 def test_a_batch_that_fits_no_plan_exits_with_1_and_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
     words = f"estimate {TRANSFORMER} --input int64:16 --target int64:16 --batch-size 4096 --cpus 2 --memory 20MiB"
     assert main(words.split()) == 1

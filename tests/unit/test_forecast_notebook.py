@@ -119,6 +119,7 @@ def tokens() -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, x), 16)
 
 
+@pytest.mark.nightly
 def test_meshes_are_compared_and_one_that_is_given_is_planned_alone() -> None:
     """Weights are those that a rank of the mesh holds; activations are divided where the mesh divides them."""
     model: Any = gpt()

@@ -62,7 +62,7 @@ def regression() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return nn.Sequential(*layers), (torch.randn(1024, 256), torch.randn(1024, 256))
 
 
-MAKERS = [perceptron, convolutions, encoder, language, regression]
+MAKERS = [perceptron, convolutions, encoder, nightly(language), nightly(regression)]
 
 
 def recompute(block: nn.Module) -> None:
@@ -122,7 +122,7 @@ def test_a_loss_holds_what_its_kernel_holds(loss: Callable[[Tensor, Tensor], Ten
     assert traced.num_bytes == pytest.approx(peak_bytes(step), rel=0.05)
 
 
-@pytest.mark.parametrize("make", [encoder, language])
+@pytest.mark.parametrize("make", [nightly(encoder), language])
 def test_recomputing_blocks_is_forecast_to_help_as_much_as_it_does(make: Callable[[], Any]) -> None:
     model, batch = make()
     kept = measure_activations(model, batch, len(batch[0])).num_bytes

@@ -14,6 +14,7 @@ from accel_nb.config.sections import DataOptions
 from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed.communicator import LocalComm
+from tests.support.nightly import nightly
 from tests.support.thread_ranks import (
     LOADERS,
     Setup,
@@ -101,7 +102,7 @@ def test_an_error_of_a_prefetched_batch_is_raised_when_that_batch_is_requested()
     assert seen == [([0, 1], False), "lost", ([4, 5], True)]
 
 
-@pytest.mark.parametrize("num_samples", [None, 8])
+@pytest.mark.parametrize("num_samples", [None, nightly(8)])
 def test_no_batch_lives_longer_than_it_is_needed(num_samples):
     """A stream is read one batch ahead at most, and a batch that the loop has dropped is gone."""
     alive = weakref.WeakSet()

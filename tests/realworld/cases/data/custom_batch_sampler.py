@@ -1,7 +1,6 @@
 # A batch sampler of one's own that puts samples of about the same length together.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import random
 import torch

@@ -1,7 +1,6 @@
 # A collate function that makes a dataclass with a namedtuple in it, with methods; generic classes, enums and protocols.
 # outcome: equal
 # compare: model, swapped, kinds
-# runs: always
 # %%
 import enum
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 # A stream that reads lines and yields samples.
 # outcome: equal
 # compare: model, count
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Loaders with persistent worker processes that one side has read first, and both sides read later.
 # outcome: equal
 # compare: model, seen, later
-# runs: always
 # %%
 import torch
 from torch import nn

@@ -1,7 +1,6 @@
 # A loader with persistent worker processes, read by loops, by next(iter(loader)), and by an iterator beside a loop.
 # outcome: equal
 # compare: model, seen
-# runs: always
 # %%
 import torch
 from torch import nn

@@ -1,7 +1,6 @@
 # Embeddings with sparse gradients and SparseAdam, a dense head with an optimizer of its own.
 # outcome: equal
 # compare: embedding, head
-# runs: always
 # %%
 import torch
 import torch.nn as nn

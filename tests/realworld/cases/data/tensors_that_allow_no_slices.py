@@ -1,7 +1,6 @@
 # Batches are tensors of a class of the notebook that keeps the names of its samples and cannot be sliced without them.
 # outcome: equal
 # compare: model, losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -2,7 +2,6 @@
 # outcome: equal
 # needs: deepspeed
 # compare: model, norms, saved
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A denoising diffusion model on points: random steps and noise for each sample, the noise is predicted.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

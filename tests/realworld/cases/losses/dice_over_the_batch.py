@@ -1,7 +1,6 @@
 # Segmentation with a soft Dice loss over the whole batch.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Online hard example mining: the mean of the largest losses of a batch.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # One trunk and three heads: regression, classification, and a binary head, weighted means added.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

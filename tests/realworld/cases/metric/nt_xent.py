@@ -1,7 +1,6 @@
 # SimCLR in small: two views of each sample, all against all in the batch.
 # outcome: equal
 # compare: encoder, projector
-# runs: always
 # %%
 import torch
 import torch.nn as nn

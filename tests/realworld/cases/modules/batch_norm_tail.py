@@ -1,7 +1,6 @@
 # Batch normalisation over features, and a tail of few samples: one for a worker, or none.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Gradient accumulation by hand: the loss divided by the number of steps, a step at every fourth and at the last batch.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

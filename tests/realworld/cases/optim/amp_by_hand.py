@@ -1,7 +1,6 @@
 # Autocast and GradScaler by hand, disabled on the CPU as the recipes do it, unscale before clipping.
 # outcome: equal
 # compare: model, scaler.get_scale()
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Transfer learning: the backbone is frozen, the head trained; then unfrozen with a smaller rate in groups.
 # outcome: equal
 # compare: net
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Hooks that scale gradients of the lower layers (discriminative fine-tuning by hand), registered in the cell that defines.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Stochastic weight averaging with swa_utils: AveragedModel, SWALR after some epochs, update_bn at the end.
 # outcome: equal
 # compare: model, swa_model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

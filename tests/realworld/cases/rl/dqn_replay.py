@@ -1,7 +1,6 @@
 # DQN: replay memory with random.sample, target network with soft updates, epsilon-greedy, clipped gradient values.
 # outcome: equal
 # compare: policy_net, target_net, steps_done
-# runs: always
 # %%
 import math
 import random

@@ -1,7 +1,6 @@
 # A physics-informed net: derivatives of the output by autograd.grad of the inputs, boundary and equation losses added.
 # outcome: equal
 # compare: net, losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn

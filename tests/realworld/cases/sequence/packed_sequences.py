@@ -1,7 +1,6 @@
 # Padded batches of unequal lengths, packed for a GRU, lengths from the collate function.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

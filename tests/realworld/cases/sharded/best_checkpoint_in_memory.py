@@ -1,7 +1,6 @@
 # Copies of the states of a sharded model and of its optimizer, kept in a history in an object, and loaded afterwards.
 # outcome: equal
 # compare: model, losses, history
-# runs: always
 # %%
 import copy
 

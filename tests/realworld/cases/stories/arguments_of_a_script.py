@@ -1,7 +1,6 @@
 # A script pasted into a notebook: argparse with parse_args of an empty list, or of the kernel's own arguments.
 # outcome: equal
 # compare: args.lr, unknown, model
-# runs: always
 # %% accelerate
 import argparse
 import sys

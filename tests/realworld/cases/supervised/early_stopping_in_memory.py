@@ -1,7 +1,6 @@
 # Early stopping by the validation loss, with the best weights kept in memory by copy.deepcopy.
 # outcome: equal
 # compare: model, val_losses, best_epoch
-# runs: always
 # %%
 import copy
 import torch

@@ -2,7 +2,6 @@
 # outcome: equal
 # compare: scores, model
 # needs: sklearn
-# runs: always
 # %%
 import numpy as np
 import torch

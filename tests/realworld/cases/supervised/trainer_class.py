@@ -2,7 +2,6 @@
 # outcome: equal
 # compare: trainer.model, trainer.history['val_loss'], saved['epoch'], saved['model']
 # share: trainer.history['loss']
-# runs: always
 # %%
 import torch
 from torch import nn

@@ -2,7 +2,6 @@
 # outcome: equal
 # compare: scores, net.module_, net.history_[-1]['valid_loss']
 # needs: sklearn
-# runs: always
 # %%
 import numpy as np
 import torch
