@@ -76,7 +76,7 @@ class CellAccelerators:
         return accelerator
 
     def get_plain_cells(self, accelerator: Accelerator) -> PlainCells:
-        """Return what prepares the objects of plain cells with an accelerator."""
+        """Return the preparation of plain cells with an accelerator."""
         if self._plain is None or self._plain[0] is not accelerator:
             self._plain = accelerator, PlainCells(accelerator)
         return self._plain[1]
