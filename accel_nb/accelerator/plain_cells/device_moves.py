@@ -63,7 +63,7 @@ def collect_factories() -> None:
     It does so once, when it first needs them, and does not recognize others afterwards.
     """
     with torch.device("cpu"):
-        torch.empty(0)
+        torch.empty(0, device="cpu")
 
 
 def replace_factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:

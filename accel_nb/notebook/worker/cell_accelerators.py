@@ -81,7 +81,7 @@ class CellAccelerators:
             self._plain = accelerator, PlainCells(accelerator)
         return self._plain[1]
 
-    def bind(self, accelerator: Accelerator) -> None:
+    def bind_name(self, accelerator: Accelerator) -> None:
         """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
         bound = self._namespace.get(ACCELERATOR_NAME)
         is_own = any(bound is own for _, own in self._own.values())

@@ -303,7 +303,7 @@ class CellProgram:
                 accelerator = self._accelerators.get(
                     "plain" if is_plain else "explicit", resolved, is_partial=request.is_partial
                 )
-                self._accelerators.bind(accelerator)
+                self._accelerators.bind_name(accelerator)
                 checkpoint = resolved.config.checkpoint
                 for known in self._accelerators.open():
                     if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
