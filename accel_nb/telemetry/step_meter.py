@@ -8,6 +8,7 @@ is read after the next step has been queued.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -39,8 +40,9 @@ class StepMeter:
         self._step_name = ""
         # The losses of the current step by variable, if there are several.
         self._losses_by_name: dict[str, float] = {}
-        # The names of curves by variable and optimizer.
+        # The names of curves by variable and optimizer; and by variable the optimizers that have its curves.
         self._curve_names: dict[tuple[str, int], str] = {}
+        self._curve_owners: dict[str, list[weakref.ref[object]]] = {}
         self._call_sites: dict[tuple[int, int], tuple[CodeType, str]] = {}
         # One report covers this many steps.
         self.interval = 1
@@ -77,13 +79,14 @@ class StepMeter:
         self._loss_name = ""
         self._losses_by_name.clear()
         self._curve_names.clear()
+        self._curve_owners.clear()
         self._call_sites.clear()
         self.validation.begin_run()
 
     @property
     def loss_names(self) -> set[str]:
         """The variables on which ``backward()`` was called in the current run; a loss without one has the name ""."""
-        return {name for name, _ in self._curve_names}
+        return set(self._curve_owners)
 
     def resume_at(self, step: int) -> None:
         """Continue from the step of a checkpoint."""
@@ -138,8 +141,8 @@ class StepMeter:
     def end_step(self, learning_rate: float, skipped: bool, optimizer: object = None) -> float:
         """Report a step of an optimizer and return the current time of `time.perf_counter`.
 
-        Each pair of variable and optimizer has a curve. A second optimizer's step after the same losses is not
-        reported.
+        Each pair of variable and optimizer has a curve. The curve of an optimizer that is gone, as after a fold of a
+        cross validation, is continued by the next one. A second optimizer's step after the same losses is not reported.
         """
         now = time.perf_counter()
         if not self._has_loss:
@@ -185,7 +188,7 @@ class StepMeter:
         step = self.step + 1
         if self._copies is not None or step % self.interval or not self._has_loss:
             return
-        first_name = next(iter(self._curve_names), (self._step_name, 0))[0]
+        first_name = next(iter(self._curve_owners), self._step_name)
         name = "gradient norm" if first_name == self._step_name else f"gradient norm of {self._step_name}"
         self._emit_metric(self._rank, step - self._num_before, time.time(), name, norm.item())
 
@@ -203,12 +206,14 @@ class StepMeter:
             self._report_ready(wait=True)
 
     def _name_curve(self, optimizer: object) -> str:
-        """Return the name of a curve: the variable, with a number if another optimizer has a curve of that name."""
+        """Return the name of a curve: the variable, with a number if other optimizers have curves of that name."""
         key = self._step_name, id(optimizer)
         if key not in self._curve_names:
-            number = 1 + sum(name == self._step_name for name, _ in self._curve_names)
-            curve = self._step_name if number == 1 else f"{self._step_name or 'loss'} ({number})"
-            self._curve_names[key] = curve
+            owners = self._curve_owners.setdefault(self._step_name, [])
+            index = next((index for index, owner in enumerate(owners) if owner() is None), len(owners))
+            owner = self if optimizer is None else optimizer
+            owners[index : index + 1] = [weakref.ref(owner, lambda _: self._curve_names.pop(key, None))]
+            self._curve_names[key] = f"{self._step_name or 'loss'} ({index + 1})" if index else self._step_name
         return self._curve_names[key]
 
     def _report_losses(self, moment: float, weight: int) -> None:

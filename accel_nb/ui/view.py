@@ -65,7 +65,7 @@ MAX_CHECKPOINT_MARKS = 64
 MAX_METRICS = 32
 MAX_SENSORS = 8
 MAX_CURVES = 32
-"""The maximum number of losses that have a curve."""
+"""The maximum number of losses that have a curve of their own; further ones continue the last."""
 MAX_BYTES: Mapping[TableKind, int] = {
     "step": 512_000_000,
     "metric": 128_000_000,
@@ -544,9 +544,9 @@ class PanelState:
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
         num_samples, curve = int(event.num_samples), cap_text(str(event.curve), 64)
+        if curve not in self.loss_names and len(self.loss_names) >= MAX_CURVES:
+            curve = self.loss_names[-1]
         is_new = curve not in self.loss_names
-        if is_new and len(self.loss_names) >= MAX_CURVES:
-            raise ValueError(f"more than {MAX_CURVES} losses")
         before = progress.last_x
         x = self._step_position(event.rank, float(event.step), progress)
         # One report may cover several steps, and some may be missing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebook.cells import done, run
+from tests.notebook.cells import STATE, done, run, setup
 from tests.support.kernel import Kernel
 
 SETUP = """
@@ -201,6 +201,34 @@ def test_steps_count_from_one_in_each_cell(kernel: Kernel) -> None:
     assert output.error is not None
     assert output.error[0] == "NanLossError"
     assert "the loss of step 1 is NaN" in output.error[1]
+
+
+@pytest.mark.parametrize("flags", ["", "--strategy fsdp"])
+def test_models_that_a_loop_makes_are_freed_and_their_losses_are_one_curve(kernel: Kernel, flags: str) -> None:
+    setup(kernel, _FOLDS)
+    body = "import gc\ngc.disable()\nseen = []\nnum_alive = [train_fold(seen) for _ in range(6)]\ngc.enable()\ndel seen"
+    output = done(kernel, body, f"--cpus 2 {flags}")
+    # The model of the fold before is released when the next optimizer is made.
+    assert kernel.value("num_alive") == [1, 1, 1, 1, 1, 1]
+    assert any("24 steps, loss" in text for text in output.texts), output.texts
+    assert kernel.value(f"{STATE}.loss_names") == [""]
+
+
+_FOLDS = """
+import weakref, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+folds = TensorDataset(torch.randn(32, 3), torch.randn(32, 1))
+def train_fold(seen):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    seen.append(weakref.ref(net))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for x, y in DataLoader(folds, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+    return sum(reference() is not None for reference in seen)
+"""
 
 
 def test_an_optimizer_that_steps_in_a_hook_trains_as_on_one_device(kernel: Kernel) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import subprocess
@@ -16,7 +17,7 @@ from accel_nb.telemetry.events import (
     StepDone,
     WorkerPrepared,
 )
-from accel_nb.ui.view import MAX_BYTES, MAX_METRICS, MEAN_RANK, PanelState, pack_blocks
+from accel_nb.ui.view import MAX_BYTES, MAX_CURVES, MAX_METRICS, MEAN_RANK, PanelState, pack_blocks
 from tests.ui.synthetic import training_events
 
 
@@ -38,6 +39,13 @@ def fold(*events, workers: int = 2) -> PanelState:
 
 def column(state: PanelState, rank: int, index: int, kind: str = "step", name: str = "") -> list[float]:
     return list(state.tables[kind, rank, name].columns[index])  # type: ignore[index]
+
+
+def test_steps_of_more_losses_than_have_curves_are_counted():
+    events = [dataclasses.replace(step(n), curve=f"loss ({n})") for n in range(1, 2 * MAX_CURVES + 1)]
+    state = fold(*events, workers=1)
+    assert (state.num_steps, len(state.loss_names), state.num_dropped) == (2 * MAX_CURVES, MAX_CURVES, 0)
+    assert column(state, 0, 0, name=f"loss ({MAX_CURVES})") == [float(n) for n in range(MAX_CURVES, 2 * MAX_CURVES + 1)]
 
 
 def test_summary_names_steps_loss_speed_and_workers():

@@ -23,6 +23,7 @@ from accel_nb.accelerator.model_division.generators import is_generator
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.process.user_code import is_user_module
+from accel_nb.runtime.tensors.instance_patching import is_of_instance, replaced_forward
 
 CONTAINERS = (list, dict, set, deque)
 _MAX_ITEMS = 64
@@ -237,7 +238,10 @@ def has_values(value: Any) -> bool:
 def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the functions of a class and its bases that are the user's, and their attributes as mappings."""
     for base in kind.__mro__:
-        if is_user_module(base.__module__):
+        if is_of_instance(base):  # its functions are this package's, and refer to the model
+            if (forward := replaced_forward(base)) is not None:
+                yield "forward", forward
+        elif is_user_module(base.__module__):
             yield from ((key, value) for key, value in vars(base).items() if isinstance(value, types.FunctionType))
             if attributes := ClassAttributes(base):
                 yield base.__name__, attributes

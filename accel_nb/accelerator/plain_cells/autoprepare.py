@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 import weakref
@@ -92,7 +93,12 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
         return
     reachable = {id(item) for item in chain(find_training_objects(list(namespace.values())), within)}
     reachable |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in reachable}
-    accelerator.components.preparer.release([item for item in objects if id(item) not in reachable])
+    unreachable = [item for item in objects if id(item) not in reachable]
+    accelerator.components.preparer.release(unreachable)
+    has_cycles = any(isinstance(item, nn.Module) for item in unreachable)
+    del objects, unreachable
+    if has_cycles and accelerator.components.stepper.strategy.capabilities.shards_params:
+        gc.collect()  # what `fully_shard` adds to a model refers to it
 
 
 class PlainCells:

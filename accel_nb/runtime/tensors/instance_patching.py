@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import types
 import weakref
 from abc import ABCMeta
 from collections.abc import Callable
@@ -103,10 +104,21 @@ def _set_class(instance: Any, kind: type) -> None:
 
 def unpatch_instance(instance: T) -> T:
     """Undo the last `patch_instance` of the instance; return an instance that has its plain class unchanged."""
-    plain = plain_class(instance)
-    if plain is not type(instance):
+    plain, special = plain_class(instance), type(instance)
+    if plain is not special:
         _set_class(instance, plain)
+        _drop_methods(special)
     return instance
+
+
+def _drop_methods(special: type) -> None:
+    """Remove the methods of a class that no instance has anymore, so that what they refer to can be freed.
+
+    A class refers to itself: until the garbage collector runs, it would keep the model whose forward it has replaced.
+    """
+    for name, value in list(vars(special).items()):
+        if isinstance(value, types.FunctionType):
+            delattr(special, name)
 
 
 def plain_class(instance: T) -> type[T]:
@@ -215,6 +227,16 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     patch_instance(model, methods)
     vars(model).pop("forward", None)
     return model
+
+
+def replaced_forward(kind: type) -> Callable[..., Any] | None:
+    """Return the own ``forward`` of the instance of a class ``kind`` that `replace_forward` made, if it had one."""
+    return vars(kind).get(_OWN_FORWARD)
+
+
+def is_of_instance(kind: type) -> bool:
+    """Return whether a class is one that `patch_instance` has created."""
+    return PLAIN_CLASS in vars(kind)
 
 
 def bound_forward(module: nn.Module) -> Callable[..., Any]:
