@@ -66,7 +66,7 @@ class RunRequest:
     bound: tuple[str, ...] = ()
     """The names that the cell binds."""
     kept: tuple[str, ...] = ()
-    """Those of ``bound`` whose present values something else in the notebook refers to."""
+    """Those of ``bound`` whose present values other values of the notebook contain, of names that are not bound."""
     assigned: tuple[str, ...] = ()
     """The attributes of imported modules and classes that it may set, as `AssignedAttribute.to_text` returns them."""
     submodules: tuple[str, ...] = ()

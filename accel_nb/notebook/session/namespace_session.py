@@ -173,8 +173,7 @@ class NamespaceSession:
             close_all(payloads.values())
             raise
         # No error is raised below, so recorded values are always sent.
-        kept = self._registry.used_elsewhere(names.bound, self.namespace)
-        request = replace(request, shared=tuple(self.shared_names), kept=tuple(kept))
+        request = replace(request, shared=tuple(self.shared_names), kept=tuple(self._contained_names(names.bound)))
         body, idle_body = to_body(request), to_body(replace(request, is_idle=True))
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
         ranks = range(pool.size) if payloads or modules or reloaded or settings else chosen
@@ -185,6 +184,16 @@ class NamespaceSession:
         return PackedCell(
             pool, bodies, prepared.sent_paths, prepared.removed_names, unreturned, payloads, poll_s
         ), lines
+
+    def _contained_names(self, bound: Collection[str]) -> list[str]:
+        """Return names that a cell binds whose values are also in the values of names that it does not bind."""
+        used = self._registry.used_elsewhere(bound, self.namespace)
+        if not used:
+            return []
+        others = {name: value for name, value in self.user_names.items() if name not in bound}
+        parts = (part for name, value in others.items() for part in (value, *referenced_objects(name, value).values()))
+        contained = set(map(id, parts))
+        return [name for name in used if id(self.namespace[name]) in contained]
 
     def record_answers(self, packed: PackedCell, answers: Collection[RankAnswer]) -> None:
         """Record that the workers have answered a packed cell."""
