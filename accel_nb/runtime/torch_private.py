@@ -69,6 +69,11 @@ PRIVATE_USES = (
         ("DistributedDataParallel._check_reducer_finalized",),
     ),
     PrivateUse(
+        "ddp.outputs",
+        ("strategies/ddp/reached_parameters.py",),
+        ("torch.nn.parallel.distributed._find_tensors",),
+    ),
+    PrivateUse(
         "foreach",
         ("strategies/base.py", "strategies/fsdp/float8_gather.py"),
         ("torch._foreach_mul_", "torch._foreach_norm"),

@@ -87,3 +87,44 @@ def profile_a_step(world: World) -> bool:
 
 def test_a_profile_shows_the_forward_pass_by_its_name() -> None:
     assert run_ranks(profile_a_step, 2) == [True, True]
+
+
+class _Partly(nn.Module):
+    """A layer that nothing uses beside one that is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.unused = nn.Linear(3, 2).double(), nn.Linear(2, 2).double()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.used(batch)
+
+
+def train_with_a_penalty(world: World, options: dict[str, object]) -> None:
+    """Train with a penalty on all weights from the third step on, and without a group of processes."""
+    model, plain = _Partly(), _Partly()
+    optimizers = [torch.optim.SGD(item.parameters(), lr=0.1) for item in (model, plain)]
+    accelerator = Accelerator(config={"ddp": options})
+    accelerator.prepare(model, optimizers[0])
+    shares = [_batches(rank) for rank in range(world.size)]
+    for number in range(NUM_STEPS):
+        weight = 0.1 if number >= 2 else 0.0
+        accelerator.backward(model(shares[world.rank][number][0]).square().mean() + weight * _size(model, weight))
+        means = [plain(share[number][0]).square().mean() for share in shares]
+        (torch.stack(means).mean() + weight * _size(plain, weight)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    accelerator.close()
+
+
+def _size(model: nn.Module, weight: float) -> Tensor | float:
+    return torch.stack([value.square().sum() for value in model.parameters()]).sum() if weight else 0.0
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["found", "declared"])
+def test_a_loss_may_use_parameters_that_the_output_does_not_lead_to(options: dict[str, object]) -> None:
+    run_ranks(train_with_a_penalty, 2, options)

@@ -32,6 +32,7 @@ from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, mult
 from accel_nb.strategies.ddp.comm_hooks import average_buckets, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
 from accel_nb.strategies.ddp.local_gradients import LocalGradients
+from accel_nb.strategies.ddp.reached_parameters import ReachedParameters
 
 
 class Ddp(ReplicaStrategy):
@@ -137,7 +138,8 @@ class Ddp(ReplicaStrategy):
         for replica in self._replicas.values():
             if replica.is_armed:
                 replica.is_armed = False
-                if replica.is_computing:  # the model trains itself: DDP expects no gradients before the call has ended
+                # A model that trains itself: DDP expects no gradients before the call has ended.
+                if replica.is_computing or replica.uses_unreached(loss):
                     self._stop_ddp(replica)
                 else:
                     armed.append(replica)
@@ -311,6 +313,7 @@ class _Replica:
         self.is_synced = True
         # A forward pass has prepared DDP to reduce the gradients of a backward pass.
         self.is_armed = False
+        self._reached = ReachedParameters()
         # A call of the model has not ended.
         self.is_computing = False
         # Gradients are not averaged: the caller keeps the replicas equal.
@@ -347,9 +350,12 @@ class _Replica:
             self.reduced_in_window = self._window.number
         self.is_computing = True
         try:
-            return self._ddp_forward(*args, **kwargs)
+            output = self._ddp_forward(*args, **kwargs)
         finally:
             self.is_computing = False
+        if self.is_armed and self.ddp is not None and self.ddp.find_unused_parameters:
+            self._reached.add(output)
+        return output
 
     def unfrozen(self) -> list[nn.Parameter]:
         """Return the parameters that have been unfrozen since the replica was made."""
@@ -364,6 +370,12 @@ class _Replica:
         trainable = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         unused = [name for name, value in trainable if value.grad is None]
         return unused if len(unused) < len(trainable) else []
+
+    def uses_unreached(self, loss: Tensor) -> bool:
+        """Whether a loss uses parameters that DDP, which looks for unused ones, has taken for unused."""
+        if self.ddp is None or not self.ddp.find_unused_parameters:
+            return False
+        return self._reached.take_unreached(loss, self.parameters)
 
     def has_finished(self) -> bool:
         """Whether DDP has averaged all gradients that its latest forward pass prepared.

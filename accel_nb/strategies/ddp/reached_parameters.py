@@ -1,0 +1,52 @@
+"""Parameters that a loss uses although the model's output was not computed from them.
+
+With ``find_unused_parameters`` DDP takes every parameter that the output does not lead to as one without a gradient,
+and raises an error when a loss uses it all the same, such as a noise level that only the loss has, or a penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
+
+
+class ReachedParameters:
+    """The graphs of a model's outputs since the last backward pass."""
+
+    def __init__(self) -> None:
+        self._ends: list[Any] = []
+
+    def add(self, output: Any) -> None:
+        """Record an output of the model, in which tensors are found as DDP finds them."""
+        self._ends += _nodes(_find_tensors(output))
+
+    def take_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
+        """Whether the loss uses one of some parameters that no output leads to; the outputs are forgotten."""
+        ends, self._ends = self._ends, []
+        own = set(map(id, parameters))
+        outside = own & _leaves(_nodes([loss]), but=set(ends))
+        return bool(outside and outside - _leaves(ends))
+
+
+def _nodes(tensors: Iterable[Tensor]) -> list[Any]:
+    return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+
+
+def _leaves(nodes: Iterable[Any], but: Collection[Any] = ()) -> set[int]:
+    """Return the ids of the leaves that nodes of a graph lead to, without passing some nodes."""
+    queue = [node for node in nodes if node not in but]
+    seen = {*queue, *but}
+    found: set[int] = set()
+    while queue:
+        node = queue.pop()
+        leaf = getattr(node, "variable", None)  # of a node that accumulates the gradient of a leaf
+        if leaf is not None:
+            found.add(id(leaf))
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return found
