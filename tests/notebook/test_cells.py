@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from tests.notebook.cells import done
+from tests.notebook.cells import done, setup
 
 MAGIC = "%%accelerate --cpus 2\n"
 
@@ -83,6 +83,20 @@ def test_magics_shell_commands_and_await_work(kernel):
 def test_code_detects_the_notebook_by_the_name_of_its_shell(kernel):
     done(kernel, "def is_notebook():\n    return get_ipython().__class__.__name__\nname = is_notebook()")
     assert kernel.value("[name, is_notebook()]") == ["ZMQInteractiveShell"] * 2
+
+
+def test_libraries_detect_the_notebook_by_the_kernel_of_its_shell(kernel):
+    done(kernel, "found = hasattr(get_ipython(), 'kernel')")
+    assert kernel.value("found") is True, "pandas shows other columns in a terminal"
+
+
+def test_modules_with_the_name_of_a_library_may_lack_its_functions(kernel, tmp_path):
+    setup(kernel, "import sys, types\nsys.modules['cv2'] = cv2 = types.ModuleType('cv2')")
+    done(kernel, "import sys, types\nsys.modules['cv2'] = types.ModuleType('cv2')")
+    done(kernel, f"with open({str(tmp_path / 'written.txt')!r}, 'w') as file:\n    count = file.write('text')")
+    assert kernel.value("count") == 4
+    done(kernel, "del sys.modules['cv2']")
+    setup(kernel, "del sys.modules['cv2'], cv2")
 
 
 def test_times_and_progress_bars_are_no_difference_between_ranks(kernel):

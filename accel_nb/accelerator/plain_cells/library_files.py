@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +23,11 @@ class FileFunction:
     argument: str
 
     def owner(self) -> Any:
-        """Return the module or the class that has the function; None if the module is not imported."""
-        module, (*outer, _) = sys.modules.get(self.module), self.name.split(".")
-        return operator.attrgetter(".".join(outer))(module) if outer and module is not None else module
+        """Return the module or the class that has the function; None if it is not there."""
+        owner: Any = sys.modules.get(self.module)
+        for name in self.name.split(".")[:-1]:
+            owner = getattr(owner, name, None)
+        return owner
 
     @property
     def own_name(self) -> str:
@@ -49,5 +50,8 @@ _FUNCTIONS = (
 
 
 def imported_functions() -> Iterator[FileFunction]:
-    """Yield the functions whose modules this process has imported."""
-    return (function for function in _FUNCTIONS if function.owner() is not None)
+    """Yield the functions that modules of this process have; one may be another module of the same name."""
+    for function in _FUNCTIONS:
+        owner = function.owner()
+        if owner is not None and hasattr(owner, function.own_name):
+            yield function

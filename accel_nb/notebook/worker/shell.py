@@ -103,6 +103,19 @@ class WorkerCompiler(CachingCompiler):
         return None if format_name is None else format_name(name)
 
 
+class _Comms:
+    """The manager of comms that older widgets register with; comms are never opened from the notebook's side."""
+
+    def register_target(self, name: str, callback: object) -> None:
+        """Do nothing: no comm of this name will arrive."""
+
+
+class _Kernel:
+    """The attribute by which libraries tell the shell of a notebook from that of a terminal, as pandas does."""
+
+    comm_manager = _Comms()
+
+
 class WorkerShell(InteractiveShell):
     """A shell that runs cells in a worker; it stores the traceback of an error instead of printing it."""
 
@@ -118,10 +131,13 @@ class WorkerShell(InteractiveShell):
     def as_notebook(self, class_name: str) -> Iterator[None]:
         """Show a notebook to modules that are imported in the block, as to those that a cell imports.
 
-        They look for the builtin ``get_ipython`` and for the class name of the shell, which stays the notebook's.
+        They look for the builtin ``get_ipython``, and for the class name of the shell and its attribute ``kernel``,
+        which stay those of the notebook.
         """
         if class_name:
             type(self).__name__ = class_name
+            if class_name != "TerminalInteractiveShell":
+                self.kernel = _Kernel()
         with self.builtin_trap:
             yield
 
