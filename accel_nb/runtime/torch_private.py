@@ -197,7 +197,7 @@ PRIVATE_USES = (
         ),
         ("state_dict._metadata",),
     ),
-    PrivateUse("fsdp.sharded_state", ("strategies/fsdp/sharded_state.py",), ("Tensor._version",)),
+    PrivateUse("tensor.gathered", ("runtime/distributed/sharded.py",), ("Tensor._version",)),
     PrivateUse(
         "optimizer.called",
         (

@@ -80,7 +80,7 @@ from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, r
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
 from accel_nb.pool.sync.widgets import is_widget, reduce_widget
-from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded
+from accel_nb.runtime.distributed.sharded import can_read_full, full_tensor, gathered_from, is_sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at
 
@@ -204,6 +204,11 @@ class Pickler(cloudpickle.Pickler):
         if type(obj) is memoryview:
             return reduce_memory_view(obj)
         torch = sys.modules.get("torch")
+        if (parameter := gathered_from(obj)) is not None and can_read_full():
+            obj = parameter.detach()
+            if (view := reduce_sharded_view(obj, self._blocks)) is not None:
+                return view
+            return reduce_tensor(full_tensor(parameter), self._blocks, omits_gradient=True)
         if is_sharded(obj) and (view := reduce_sharded_view(obj, self._blocks)) is not None:
             return view
         if is_sharded(obj):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,6 +39,9 @@ _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_te
 # Torch computes the ranks of a mesh anew at each read, and takes milliseconds to create a mesh.
 _ranks_of_meshes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _meshes_of_ranks: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+_gathered: Any = None
+"""By tensor of a state dict that was gathered: the parameter, by weak reference, and the tensor's version then."""
 
 _replaced: Any = None
 """By parameter, what has replaced it in its model."""
@@ -104,6 +108,24 @@ def memory_place(tensor: Any) -> Any:
         return None
     place = tensor.untyped_storage().data_ptr()
     return (place, tensor.storage_offset(), tensor.shape, tensor.stride()) if place and tensor.numel() else None
+
+
+def record_gathered(whole: Any, parameter: Any) -> None:
+    """Record that a tensor is a parameter of a state dict, which shares the parameter's memory on one device."""
+    global _gathered
+    if _gathered is None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        _gathered = WeakIdKeyDictionary()
+    _gathered[whole] = weakref.ref(parameter), whole._version
+
+
+def gathered_from(tensor: Any) -> Any:
+    """Return the parameter that `record_gathered` was called with; None if the tensor was changed since."""
+    if _gathered is None or not _is_tensor(tensor):
+        return None
+    held, version = _gathered.get(tensor, (None, 0))
+    return held() if held is not None and tensor._version == version else None
 
 
 def latest(value: Any) -> Any:

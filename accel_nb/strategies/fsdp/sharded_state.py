@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,16 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialize
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.state_tree import map_state
-
-_gathered: Any = WeakIdKeyDictionary()
-"""By tensor of a state dict that was gathered: the parameter, by weak reference, and the tensor's version then."""
 
 
 def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
@@ -28,7 +23,7 @@ def make_whole(model: nn.Module, state: dict[str, Any]) -> None:
     for name, value in state.items():
         state[name] = whole = sharded.full_tensor(value)
         if whole is not value and name in here:
-            _gathered[whole] = weakref.ref(here[name]), whole._version
+            sharded.record_gathered(whole, here[name])
 
 
 def divided_state(model: nn.Module, state: Any) -> Any:
@@ -47,8 +42,7 @@ def divided_state(model: nn.Module, state: Any) -> Any:
 def _divided(parameter: Any, value: Any) -> Any:
     if not sharded.is_sharded(parameter) or sharded.is_sharded(value) or value.shape != parameter.shape:
         return value
-    held, version = _gathered.get(value, (lambda: None, 0))
-    if held() is parameter and value._version == version:
+    if sharded.gathered_from(value) is parameter:
         return parameter.detach()
     return sharded.shard_like(parameter, sharded.own_part(parameter, value))
 
