@@ -6,26 +6,31 @@ and raises an error when a loss uses it all the same, such as a noise level that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
+_MAX_OUTPUTS = 4
+"""Outputs that no backward pass follows keep their graphs in memory until newer ones come."""
+
 
 class ReachedParameters:
-    """The graphs of a model's outputs since the last backward pass."""
+    """The graphs of a model's latest outputs since the last backward pass."""
 
     def __init__(self) -> None:
-        self._ends: list[Any] = []
+        self._outputs: deque[list[Any]] = deque(maxlen=_MAX_OUTPUTS)
 
     def add(self, output: Any) -> None:
         """Record an output of the model, in which tensors are found as DDP finds them."""
-        self._ends += _nodes(_find_tensors(output))
+        self._outputs.append(_nodes(_find_tensors(output)))
 
     def take_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Whether the loss uses one of some parameters that no output leads to; the outputs are forgotten."""
-        ends, self._ends = self._ends, []
+        """Whether the loss uses one of some parameters that no recorded output leads to; the outputs are forgotten."""
+        ends = [node for output in self._outputs for node in output]
+        self._outputs.clear()
         own = set(map(id, parameters))
         outside = own & _leaves(_nodes([loss]), but=set(ends))
         return bool(outside and outside - _leaves(ends))
