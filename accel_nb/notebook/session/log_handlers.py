@@ -46,13 +46,15 @@ class ChangedHandlers:
         for handler, item in list(_own_handlers()):
             if item in self._before:
                 continue
+            stands_for = None
             if _is_copied(item["target"]):
-                added.append(item)
+                stands_for = item["target"]
+                added.append({**item, "is_further": stands_for in _targets_of_copies(item["logger"])})
             elif type(handler).__module__ not in imported:  # else a library that the cell has imported adds it
                 lines.append(_ONLY_HERE.format(kind=type(handler).__name__, logger=item["logger"] or "root"))
             else:
                 continue
-            _mark_as_copy(handler, item)
+            _mark_as_copy(handler, item, stands_for)
         self._last_module = next(reversed(sys.modules))
         changes = {"removed_handlers": removed, "added_handlers": added}
         return {name: found for name, found in changes.items() if found}, lines
@@ -74,11 +76,14 @@ def remove_handlers(targets: list[list[str]]) -> None:
 
 
 def add_handlers(handlers: list[dict[str, Any]]) -> None:
-    """Add the handlers that a cell has added on the workers, without those that their loggers have here."""
+    """Add the handlers that a cell has added on the workers, without those that their loggers have here.
+
+    A further one with the target of another is added.
+    """
     for item in handlers:
         logger = logging.getLogger(item["logger"] or None)
         target = item["target"]
-        if any(target_of(own) == target for own in logger.handlers):
+        if not item["is_further"] and any(target_of(own) == target for own in logger.handlers):
             continue
         added: logging.Handler
         if target in STREAMS:
@@ -151,13 +156,14 @@ def _add(handler: logging.Handler, logger: logging.Logger, item: dict[str, Any])
     if item["format"] is not None:
         handler.setFormatter(logging.Formatter(item["format"], item["dates"], item["style"]))
     if getattr(handler, "is_copy", False):
-        _mark_as_copy(handler, item)
+        _mark_as_copy(handler, item, item["target"])
     logger.addHandler(handler)
     logger.propagate = item["propagate"]
 
 
-def _mark_as_copy(handler: Any, item: dict[str, Any]) -> None:
-    handler.is_copy, handler.logger_name = True, item["logger"]
+def _mark_as_copy(handler: Any, item: dict[str, Any], stands_for: str | None) -> None:
+    """Mark a handler of this process as a copy; ``stands_for`` is the target of the notebook's, if that has one."""
+    handler.is_copy, handler.logger_name, handler.stands_for = True, item["logger"], stands_for
 
 
 def seek_ends() -> None:
@@ -217,11 +223,14 @@ def _copies() -> Iterator[tuple[logging.Logger, logging.Handler]]:
 
 def _copied_targets() -> set[tuple[str, str]]:
     """Return the logger's name and the target of each copy that stands for a handler of the notebook."""
-    return {
-        ("" if logger is logging.root else logger.name, copied.target)
-        for logger, copied in _copies()
-        if isinstance(copied, _OutputCopy | _FileCopy | RecordSender)
-    }
+    names = {"" if logger is logging.root else logger.name for logger, _ in _copies()}
+    return {(name, target) for name in names for target in _targets_of_copies(name)}
+
+
+def _targets_of_copies(name: str) -> list[str]:
+    """Return the targets of the handlers of the notebook for which a logger has copies."""
+    targets = [getattr(own, "stands_for", None) for own in logging.getLogger(name or None).handlers]
+    return [target for target in targets if target is not None]
 
 
 def _is_copied(target: str) -> bool:

@@ -127,7 +127,7 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         "log_disabled": logging.root.manager.disable,
         "log_warnings": logging._warnings_showwarning is not None,  # type: ignore[attr-defined]
         "locale": locale.setlocale(locale.LC_ALL),
-        "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
+        "warnings": _warnings(),
         # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
         "log_flags": dict.fromkeys(before.get("log_flags", ()), _USUAL_FLAGS) | _log_flags(),
@@ -291,6 +291,15 @@ def limit_error_filters() -> None:
         for entry in warnings.filters
         for action, message, category, module, line in [entry]
     ]
+
+
+def _warnings() -> list[list[Any]]:
+    """Return the filters of warnings, each once: workers have another form of those that raise, beside a new one."""
+    found: list[list[Any]] = []
+    for entry in warnings.filters:
+        if (item := _filter_to_json(entry)) is not None and item not in found:
+            found.append(item)
+    return found
 
 
 def _filter_to_json(entry: Any) -> list[Any] | None:

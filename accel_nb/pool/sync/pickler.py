@@ -44,6 +44,7 @@ from accel_nb.pool.sync.locks import is_lock, reduce_lock
 from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
 from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
 from accel_nb.pool.sync.memory_views import reduce_memory_view
+from accel_nb.pool.sync.module_constants import constants_of
 from accel_nb.pool.sync.object_kinds import (
     attributes_of,
     is_data_parallel,
@@ -295,7 +296,10 @@ class Pickler(cloudpickle.Pickler):
         if reduced is NotImplemented and not (isinstance(obj, _VARY_WITHIN_TYPE) or is_tensor(obj) or is_module(obj)):
             if probes_attributes(type(obj)) and type(obj) not in self.dispatch_table:
                 return with_own_state(reduce_by_class(obj))
-            if not has_type_of_process(obj):
+            constants = constants_of(type(obj))
+            if name := constants.get(id(obj)):
+                return name
+            if not constants and not has_type_of_process(obj):
                 self._ordinary_types.add(type(obj))
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return with_binding(reduced)

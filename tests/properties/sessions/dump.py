@@ -19,6 +19,7 @@ import logging
 import os
 import pathlib
 import random
+import re
 import sys
 import threading
 import types
@@ -32,6 +33,7 @@ from tests.realworld.values import Entries
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), pathlib.PurePath, slice, range)
 _MAX_DEPTH = 12
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _INTERNAL = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__annotate_func__"})
 _CLASS_MADE = frozenset(
     {
@@ -189,7 +191,8 @@ class Dump:
                 yield from ((f".{name}", item) for name, item in frame.f_locals.items())
         elif isinstance(value, _ITERATORS):
             # Python's own pickling makes the iterator of a list of that of a dict.
-            self.entries[path] = f"iterator before {list(copy.copy(value))!r:.100}"
+            with contextlib.suppress(RuntimeError):  # its dict has changed meanwhile
+                self.entries[path] = f"iterator before {_ADDRESS.sub('0x', repr(list(copy.copy(value)))):.100}"
         elif isinstance(value, weakref.ref):
             found = value()
             if found is not None:
@@ -258,7 +261,8 @@ class Dump:
     def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
         if type(value).__module__.startswith(("concurrent", "threading", "_thread", "IPython", "ipykernel")):
             return
-        yield from ((f".{name}", item) for name, item in (getattr(value, "__dict__", None) or {}).items())
+        own = getattr(value, "__dict__", None) or {}
+        yield from ((f".{name}", item) for name, item in own.items() if name not in ("_rank", "_world_size"))
         for kind in type(value).__mro__:
             slots = vars(kind).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
