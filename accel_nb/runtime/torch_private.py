@@ -281,9 +281,11 @@ PRIVATE_USES = (
             "Module._is_full_backward_hook",
             "Module._load_state_dict_post_hooks",
             "Module._load_state_dict_pre_hooks",
+            "Module._modules",
             "Module._parameters",
             "Module._state_dict_hooks",
             "Module._state_dict_pre_hooks",
+            "torch.nn.modules.module._WrappedHook",
         ),
     ),
     PrivateUse(

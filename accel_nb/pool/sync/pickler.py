@@ -370,7 +370,7 @@ class Unpickler(pickle.Unpickler):
             return resolve_state_part(value, path)
         if kind == "attribute":
             return vars(value)[path]
-        if kind == "hooks":
+        if kind in ("hooks", "registry"):
             below, _, attribute = path.rpartition(":")
             return vars(submodule_at(value, below))[attribute]
         if kind == "gradient hooks":

@@ -69,7 +69,6 @@ from accel_nb.pool.sync.object_paths import (
     content_of,
     is_at_or_below,
     is_plain_object,
-    is_replaced_whole,
     resolve_path,
     root_name,
 )
@@ -229,9 +228,7 @@ class ResultSender:
                 )
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
-                is_whole = is_module(value) or is_replaced_whole(value) or isinstance(value, frozenset)
-                is_replaced = path == root and is_whole
-                if is_replaced and root in before.shared and root in delta.values:
+                if path == root and root in before.shared and root in delta.values:
                     replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}

@@ -93,8 +93,8 @@ def shared_ids(
 ) -> SharedObjects:
     """Return ids for ``objects`` (by name) and their parts.
 
-    These are the submodules, parameters and buffers of modules, the dicts that hold hooks, and the tensors in the
-    states of optimizers: of one in ``states`` only the tensors of then, which the receiver holds too.
+    These are the submodules, parameters and buffers of modules, the dicts that hold these and hooks, and the tensors in
+    the states of optimizers: of one in ``states`` only the tensors of then, which the receiver holds too.
     """
     ids: dict[int, SharedId] = {}
     owners: list[Any] = []
@@ -139,6 +139,9 @@ def resolve_state_part(optimizer: Any, place: str) -> Any:
     return next(value for name, value in state.items() if str(name) == key)
 
 
+_REGISTRIES = ("_modules", "_parameters", "_buffers")
+
+
 def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any]:
     """Add the ids of a module's parts, in one walk, since cells wait for it; yield the parameters and buffers."""
     for path, part in module.named_modules():
@@ -151,6 +154,9 @@ def _add_parts(ids: dict[int, SharedId], name: str, module: Any) -> Iterator[Any
             # The handle of a hook refers to the dicts of flags too, which may be empty.
             if (held := own.get(attribute)) or own.get(hooks):
                 ids.setdefault(id(held), ("hooks", name, f"{path}:{attribute}"))
+        for attribute in _REGISTRIES:  # `copy.copy` of a module has the same ones
+            if isinstance(held := own.get(attribute), dict) and held:
+                ids.setdefault(id(held), ("registry", name, f"{path}:{attribute}"))
         for key, value in part._parameters.items():
             if value is None:
                 continue

@@ -154,8 +154,8 @@ class Dump:
         elif isinstance(value, torch.nn.Module):
             for name, item in vars(value).items():
                 if "hooks" in name and isinstance(item, dict):
-                    yield f".{name}", [getattr(hook, "hook", hook) for hook in item.values()]
-                elif name != "_is_full_backward_hook":
+                    yield f".{name}", [_user_hook(getattr(hook, "hook", hook)) for hook in item.values()]
+                elif name != "_is_full_backward_hook" and not (name.startswith("_") and item in ({}, set())):
                     yield f".{name}", item
         elif isinstance(value, torch.optim.Optimizer):
             yield from self._optimizer(value)
@@ -279,7 +279,7 @@ class Dump:
             with contextlib.suppress(Exception):
                 start = value.data_ptr()
                 length = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)) + 1
-                if value.numel():
+                if value.numel() and 0 not in value.stride():
                     self._memory.append((start, start + length * value.element_size(), path))
         self.entries[path] = about
         dense = value.detach()
@@ -309,7 +309,7 @@ class Dump:
         if value.dtype.hasobject:
             yield ".items", value.ravel().tolist()
             return
-        if value.size:
+        if value.size and 0 not in value.strides:
             low, high = numpy.lib.array_utils.byte_bounds(value)
             self._memory.append((int(low), int(high), path))
         if isinstance(value, numpy.ma.MaskedArray):
@@ -478,3 +478,9 @@ class Recorder:
 
             entries = {"(dump)": f"{type(error).__name__}: {error} {traceback.format_exc()[-600:]}"}
         (self.target / "entries.json").write_text(json.dumps(entries))
+
+
+def _user_hook(hook: Any) -> Any:
+    """Return a hook, or of one that torch has made its name."""
+    module = getattr(hook, "__module__", None) or ""
+    return hook.__qualname__ if isinstance(hook, types.FunctionType) and module.startswith("torch.") else hook

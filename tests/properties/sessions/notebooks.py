@@ -143,9 +143,9 @@ class Notebooks:
 
 
 def _different_outputs(cell: SessionCell, plain: Output, other: Output) -> Iterator[str]:
-    # Of an error in a captured cell a kernel shows the traceback, and the workers print it.
+    # Of an error in a captured cell a kernel shows the traceback, and the workers print it; not of an interrupt.
     is_captured = "%%capture" in cell.source and other.error is None and plain.error is not None
-    if is_captured and plain.error[0] in other.stderr:
+    if is_captured and (plain.error[0] in other.stderr or plain.error[0] == "KeyboardInterrupt"):
         pass
     elif _without_addresses(plain.error) != _without_addresses(other.error):
         yield f"error: {plain.error} plainly, {other.error} on workers {other.traceback[-1500:]}"
