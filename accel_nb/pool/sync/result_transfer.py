@@ -228,7 +228,8 @@ class ResultSender:
                 )
             elif before.is_bound(root, namespace.get(root)) and not (fingerprint is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, trial, delta, kept, is_wanted=is_wanted)
-                if path == root and root in before.shared and root in delta.values:
+                is_replaced = path == root and not isinstance(value, type)  # the parts of a class refer to it
+                if is_replaced and root in before.shared and root in delta.values:
                     replaced.append(root)
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
