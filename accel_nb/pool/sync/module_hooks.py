@@ -99,6 +99,6 @@ def _replace(held: dict[int, Any], numbers: Collection[int], others: Mapping[int
 
 def _is_users(hook: Any) -> bool:
     # torch wraps hooks of `load_state_dict`: a copy of the wrapper has no ``__module__`` of the hook's.
-    while (is_partial := isinstance(hook, functools.partial)) or type(hook).__name__ == "_WrappedHook":
-        hook = hook.func if is_partial else hook.hook
+    while isinstance(hook, functools.partial) or type(hook).__name__ == "_WrappedHook":
+        hook = hook.func if isinstance(hook, functools.partial) else hook.hook
     return (getattr(hook, "__module__", None) or "").startswith("torch.nn.utils.") or is_users(hook)
