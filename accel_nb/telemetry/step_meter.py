@@ -141,8 +141,8 @@ class StepMeter:
     def end_step(self, learning_rate: float, skipped: bool, optimizer: object = None) -> float:
         """Report a step of an optimizer and return the current time of `time.perf_counter`.
 
-        Each pair of variable and optimizer has a curve. The curve of an optimizer that is gone, as after a fold of a
-        cross validation, is continued by the next one. A second optimizer's step after the same losses is not reported.
+        Each pair of variable and optimizer has a curve. A second optimizer's step after the same losses is not
+        reported.
         """
         now = time.perf_counter()
         if not self._has_loss:
@@ -210,10 +210,11 @@ class StepMeter:
         key = self._step_name, id(optimizer)
         if key not in self._curve_names:
             owners = self._curve_owners.setdefault(self._step_name, [])
-            index = next((index for index, owner in enumerate(owners) if owner() is None), len(owners))
+            number = 1 + len(owners)
+            self._curve_names[key] = self._step_name if number == 1 else f"{self._step_name or 'loss'} ({number})"
+            # Another optimizer may get the id of one that is gone.
             owner = self if optimizer is None else optimizer
-            owners[index : index + 1] = [weakref.ref(owner, lambda _: self._curve_names.pop(key, None))]
-            self._curve_names[key] = f"{self._step_name or 'loss'} ({index + 1})" if index else self._step_name
+            owners.append(weakref.ref(owner, lambda _: self._curve_names.pop(key, None)))
         return self._curve_names[key]
 
     def _report_losses(self, moment: float, weight: int) -> None:

@@ -190,7 +190,8 @@ class NamespaceSession:
         used = self._registry.used_elsewhere(bound, self.namespace)
         if not used:
             return []
-        others = {name: value for name, value in self.user_names.items() if name not in bound}
+        # Threads of the notebook may bind and delete names meanwhile.
+        others = {name: self.namespace.get(name) for name in self.user_names if name not in bound}
         parts = (part for name, value in others.items() for part in (value, *referenced_objects(name, value).values()))
         contained = set(map(id, parts))
         return [name for name in used if id(self.namespace[name]) in contained]

@@ -103,19 +103,6 @@ class WorkerCompiler(CachingCompiler):
         return None if format_name is None else format_name(name)
 
 
-class _Comms:
-    """The manager of comms that older widgets register with; comms are never opened from the notebook's side."""
-
-    def register_target(self, name: str, callback: object) -> None:
-        """Do nothing: no comm of this name will arrive."""
-
-
-class _Kernel:
-    """The attribute by which libraries tell the shell of a notebook from that of a terminal, as pandas does."""
-
-    comm_manager = _Comms()
-
-
 class WorkerShell(InteractiveShell):
     """A shell that runs cells in a worker; it stores the traceback of an error instead of printing it."""
 
@@ -137,7 +124,7 @@ class WorkerShell(InteractiveShell):
         if class_name:
             type(self).__name__ = class_name
             if class_name != "TerminalInteractiveShell":
-                self.kernel = _Kernel()
+                self.kernel = widget_comms.KernelOfCell()
         with self.builtin_trap:
             yield
 

@@ -16,18 +16,27 @@ from IPython.core.getipython import get_ipython
 from accel_nb.pool.sync.widgets import comm_function
 
 
-class RunningCell:
-    """The part of a kernel that widgets use, to direct the output of a block: the message that runs the cell."""
+class _CommManager:
+    """The registry of comms that the page opens: none does, since its messages go to the notebook's kernel."""
+
+    def register_target(self, name: str, callback: object) -> None:
+        """Do nothing: no comm of this name will arrive."""
+
+
+class KernelOfCell:
+    """The part of a kernel that libraries look for, by which they tell a notebook's shell from a terminal's."""
+
+    comm_manager = _CommManager()
 
     def get_parent(self) -> dict[str, Any]:
-        """Return a message with any id: the kernel puts that of its own in place."""
+        """Return a message with any id, to which a widget directs output: the kernel puts that of its own in place."""
         return {"header": {"msg_id": "cell"}}
 
 
 class WorkerComm:
     """A comm as of ipykernel, whose messages are sent to the kernel. No messages of the page arrive here."""
 
-    kernel = RunningCell()
+    kernel = KernelOfCell()
 
     def __init__(
         self,
