@@ -150,8 +150,8 @@ def _read_values(before: Mapping[str, Any]) -> dict[str, Any]:
         found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
         found["torch_attention"] = {name: getattr(torch.backends.cuda, name)() for name in _ATTENTION}
         found["torch_sharing"] = torch.multiprocessing.get_sharing_strategy()
-        with suppress(AssertionError, RuntimeError):  # a device that this machine does not have
-            found["torch_device"] = torch.get_default_device().type
+        if (kind := _default_device(torch)) is not None:
+            found["torch_device"] = kind
         found["torch_hub"] = torch.hub.get_dir()
     if (matplotlib := sys.modules.get("matplotlib")) is not None and hasattr(matplotlib, "rcParamsDefault"):
         found["plot_style"] = _read_plot_style(matplotlib, before.get("plot_style", ()))
@@ -413,10 +413,20 @@ def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = values
 
 
+def _default_device(torch: Any) -> str | None:
+    """Return the type of the device of new tensors; None if this machine does not have such a device."""
+    try:
+        return torch.get_default_device().type
+    except AttributeError:  # torch 2.9, after it was set to None
+        return "cpu"
+    except (AssertionError, RuntimeError):
+        return None
+
+
 def _set_default_device(kind: str) -> None:
     """Set the device of new tensors by its type: each process has an index of its own."""
     torch = _torch()
-    if torch.get_default_device().type != kind:
+    if _default_device(torch) != kind:
         torch.set_default_device(None if kind == "cpu" else kind)
 
 
