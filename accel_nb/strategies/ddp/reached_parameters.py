@@ -50,8 +50,15 @@ def _leaves(nodes: Iterable[Any], but: Collection[Any] = ()) -> set[int]:
         leaf = getattr(node, "variable", None)  # of a node that accumulates the gradient of a leaf
         if leaf is not None:
             found.add(id(leaf))
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
+        for child in _next_nodes(node):
+            if child not in seen:
                 seen.add(child)
                 queue.append(child)
     return found
+
+
+def _next_nodes(node: Any) -> list[Any]:
+    try:
+        return [child for child, _ in node.next_functions if child is not None]
+    except RuntimeError:  # in torch 2.9, for a node of a Python function whose graph was freed
+        return []
