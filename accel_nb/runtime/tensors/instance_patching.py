@@ -134,7 +134,7 @@ def innermost_class(instance: T) -> type[T]:
 def _classes(instance: T) -> list[type[T]]:
     """Return the class of an instance, its plain class, the plain class of that, and so on to the innermost."""
     classes = [type(instance)]
-    while PLAIN_CLASS in vars(classes[-1]):
+    while is_of_instance(classes[-1]):
         classes.append(vars(classes[-1])[PLAIN_CLASS])
     return classes
 
@@ -211,7 +211,7 @@ def replace_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     plain, reference = innermost_class(model), weakref.ref(model)
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if PLAIN_CLASS not in vars(type(self)) and reference() is not self:
+        if not is_of_instance(type(self)) and reference() is not self:
             # A library has derived a class from the model's and computes with other parameters.
             return plain.forward(self, *args, **kwargs)
         return forward(*args, **kwargs)
