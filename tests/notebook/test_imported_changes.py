@@ -160,3 +160,21 @@ def test_a_module_is_sent_whose_folder_is_not_searched_any_more(kernel, tmp_path
     done(kernel, "accel_nb_apart.record(1)")
     assert kernel.value("accel_nb_apart.SEEN") == [1]
     setup(kernel, "del sys.modules['accel_nb_apart'], accel_nb_apart")
+
+
+def test_methods_that_a_package_adds_to_classes_of_another_one_are_there_on_both_sides(kernel, helpers, tmp_path):
+    (tmp_path / "pandas" / "core").mkdir(parents=True)
+    (tmp_path / "pandas" / "__init__.py").write_text("")
+    (tmp_path / "pandas" / "core" / "frame.py").write_text("class DataFrame:\n    def size(self): return 1\n")
+    (tmp_path / "accel_nb_progress.py").write_text(
+        "import pandas.core.frame\n"
+        "def register(factor):\n"
+        "    def progress_apply(frame): return frame.size() * factor\n"
+        "    pandas.core.frame.DataFrame.progress_apply = progress_apply\n"
+    )
+    setup(kernel, "import accel_nb_progress, pandas.core.frame\nframe = pandas.core.frame.DataFrame()")
+    setup(kernel, "accel_nb_progress.register(2)")
+    done(kernel, "found = frame.progress_apply()")
+    assert kernel.value("found") == 2
+    done(kernel, "accel_nb_progress.register(3)")
+    assert kernel.value("frame.progress_apply()") == 3

@@ -51,7 +51,9 @@ from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
 from accel_nb.accelerator.plain_cells.gradient_data import GradientData
 from accel_nb.accelerator.plain_cells.held_gradients import HeldGradients
 from accel_nb.accelerator.plain_cells.imported_names import ImportedNames
+from accel_nb.accelerator.plain_cells.late_imports import observed_imports
 from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
+from accel_nb.accelerator.plain_cells.library_files import LIBRARIES
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
 from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
@@ -298,10 +300,18 @@ class PlainCells:
             stack.callback(files.discard)
             for owner, name, make in file_writes.replacements(files):
                 replace((owner,), name, make)
+            stack.enter_context(observed_imports(LIBRARIES, functools.partial(self._replace_library, files)))
         if self._writes_once and self._division.mode != "data":  # else the samples that ranks read may differ
             stack.enter_context(self._commands.shared())
             for owner, name, make in self._commands.replacements():
                 replace((owner,), name, make)
+
+    def _replace_library(self, files: file_writes.SharedFiles | file_writes.PrivateFiles) -> None:
+        """Replace the functions of a library that the cell has imported, as those of the others at its start."""
+        replaced = {(owner, name) for owner, name, _ in self._replaced}
+        for owner, name, make in file_writes.library_replacements(files):
+            if (owner, name) not in replaced:
+                self._replace((owner,), name, make)
 
     def _replace(self, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
         """Replace a function by ``make(function)`` until the cell ends, and return both for each owner."""

@@ -70,20 +70,14 @@ Make = Callable[[Function], Function]
 
 def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     """Yield the functions to patch: their owner, their name, and a function that returns the replacement."""
-    safetensors = sys.modules.get("safetensors.torch")
     yield threading.Thread, "start", files.make_start
     for module in (sqlite3, dbapi2):
         yield module, "connect", files.make_connect
-    if (hdf5 := sys.modules.get("h5py")) is not None:
-        yield hdf5.File, "__init__", files.make_hdf5_init
-    for function in imported_functions():
-        yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
+    yield from library_replacements(files)
     if isinstance(files, SharedFiles):
         yield torch, "save", functools.partial(files.rename_after, 1, "f")
         yield _SCRIPTED, "save", functools.partial(files.rename_after, 1, "f")
         yield _PROFILE, "export_chrome_trace", functools.partial(files.rename_after, 1, "path")
-        if safetensors is not None:
-            yield safetensors, "serialize_file", functools.partial(files.rename_after, 1, "filename")
         yield builtins, "open", files.make_open
         for owner, name, make in (
             (io, "open", files.make_open),
@@ -101,14 +95,23 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
     yield _SCRIPTED, "save", functools.partial(files.write_to, 1, "f")
     yield torch.jit, "load", functools.partial(files.read_from, 0, "f")
     yield _PROFILE, "export_chrome_trace", functools.partial(files.write_copy, 1, "path")
-    if safetensors is not None:
-        yield safetensors, "serialize_file", functools.partial(files.write_to, 1, "filename")
     yield builtins, "open", files.make_open
     for owner, name, make in _replacements_of_os(files):
         yield from _with_holders(owner, name, make)
     yield shutil, "rmtree", files.make_rmtree
     for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile"):
         yield tempfile, name, files.make_temporary
+
+
+def library_replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
+    """Yield the functions to patch of the `LIBRARIES` that this process has imported, as `replacements` does."""
+    if hasattr(hdf5 := sys.modules.get("h5py"), "File"):
+        yield hdf5.File, "__init__", files.make_hdf5_init  # type: ignore[union-attr]
+    for function in imported_functions():
+        yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
+    if hasattr(safetensors := sys.modules.get("safetensors.torch"), "serialize_file"):
+        save = files.rename_after if isinstance(files, SharedFiles) else files.write_to
+        yield safetensors, "serialize_file", functools.partial(save, 1, "filename")
 
 
 def _with_holders(owner: Any, name: str, make: Make) -> Iterator[tuple[Any, str, Make]]:

@@ -48,6 +48,9 @@ _FUNCTIONS = (
 )
 """A library's functions that read are here if those that write are: ranks read what they have written."""
 
+LIBRARIES = frozenset({"h5py", "safetensors.torch", *(function.module for function in _FUNCTIONS)})
+"""The modules with functions that are redirected."""
+
 
 def imported_functions() -> Iterator[FileFunction]:
     """Yield the functions that modules of this process have; one may be another module of the same name."""

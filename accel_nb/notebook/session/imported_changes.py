@@ -12,6 +12,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.notebook.cells.assigned_attributes import find_assigned_attributes
 from accel_nb.notebook.session.module_assignments import ModuleAssignments
 from accel_nb.pool.sync.imported_attributes import (
+    EXTENDED_CLASSES,
     AssignedAttribute,
     ImportedAttributes,
     ImportedPath,
@@ -30,7 +31,7 @@ RETURNED_NAME = "_accel_nb_returned_imports"
 class ImportedChanges:
     """The attributes that cells may have set, found in their code, and the values that were sent last."""
 
-    _assigned: set[AssignedAttribute] = field(default_factory=set)
+    _assigned: set[AssignedAttribute] = field(default_factory=lambda: set(EXTENDED_CLASSES))
     _modules: ModuleAssignments = field(default_factory=ModuleAssignments)
     _num_read: int = 0
     """How many cells of the notebook's history have been read."""

@@ -10,6 +10,7 @@ from accel_nb.notebook.session.imported_changes import RETURNED_NAME
 from accel_nb.notebook.session.module_assignments import ModuleAssignments
 from accel_nb.pool.sync.change_detection import fingerprint_of
 from accel_nb.pool.sync.imported_attributes import (
+    EXTENDED_CLASSES,
     AssignedAttribute,
     ImportedAttributes,
     ImportedPath,
@@ -27,7 +28,7 @@ class ImportedReturns:
 
     def __init__(self, assigned: Iterable[str], namespace: dict[str, Any]) -> None:
         """Read the values of ``assigned``, the attributes that the cell may set (`RunRequest.assigned`)."""
-        self._assigned = [AssignedAttribute.from_text(text) for text in assigned]
+        self._assigned = [*EXTENDED_CLASSES, *(AssignedAttribute.from_text(text) for text in assigned)]
         self._namespace = namespace
         self._newest_module = next(reversed(sys.modules))
         self._before = self._read()

@@ -67,6 +67,21 @@ class AssignedAttribute(NamedTuple):
         return cls(base, name or None)
 
 
+EXTENDED_CLASSES = frozenset(
+    AssignedAttribute(f"{module}{MODULE_END}.{name}")
+    for module, name in (
+        ("pandas.core.frame", "DataFrame"),
+        ("pandas.core.series", "Series"),
+        ("pandas.core.groupby.groupby", "GroupBy"),
+        ("pandas.core.groupby.generic", "DataFrameGroupBy"),
+        ("pandas.core.groupby.generic", "SeriesGroupBy"),
+        ("pandas.core.window.rolling", "Rolling"),
+        ("pandas.core.window.expanding", "Expanding"),
+    )
+)
+"""Classes to which functions of other packages add methods when the notebook calls them, such as ``tqdm.pandas()``."""
+
+
 class ImportedPath(NamedTuple):
     """The place of an attribute: a module's name, and the dotted path of the attribute in it."""
 
@@ -153,8 +168,9 @@ def describe_copy_problem(value: Any, namespace: dict[str, Any]) -> str | None:
 def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str, Any]) -> dict[ImportedPath, Any]:
     """Return by place the present values of attributes of imported modules and classes.
 
-    Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines. A
-    list, dictionary or set of one of the user's modules is returned whole, and so is an object of the user's classes.
+    Of an object whose attribute is not known by name, these are the functions and classes that a notebook defines, and
+    the methods that another package has added to a class. A list, dictionary or set of one of the user's modules is
+    returned whole, and so is an object of the user's classes.
     """
     found: dict[ImportedPath, Any] = {}
     for base, name in assigned:
@@ -172,7 +188,7 @@ def read_assigned(assigned: Iterable[AssignedAttribute], namespace: Mapping[str,
                 found[ImportedPath(place.module, prefix + name)] = value
         elif isinstance(owner, type | types.ModuleType):
             for key, value in list(vars(owner).items()):
-                if _is_from_notebook(value):
+                if _is_from_notebook(value) or (isinstance(owner, type) and _is_added(value, owner)):
                     found[ImportedPath(place.module, prefix + key)] = value
         elif isinstance(owner, CONTAINERS) and is_user_module(place.module) and not place.path.endswith("__"):
             found[place] = owner
@@ -242,10 +258,21 @@ def _is_of_user(value: Any) -> bool:
 
 
 def _is_from_notebook(value: Any) -> bool:
-    if isinstance(value, staticmethod | classmethod):
-        value = value.__func__
-    elif isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, functools.partial):
-        value = value.func
+    value = _function_of(value)
     return isinstance(value, type | types.FunctionType) and value.__module__ == "__main__"
+
+
+def _is_added(value: Any, owner: type) -> bool:
+    """Return whether a function of another package has made an attribute of a class, and no class body or import."""
+    value = _function_of(value)
+    if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__ or not value.__module__:
+        return False
+    return value.__module__.partition(".")[0] != owner.__module__.partition(".")[0]
+
+
+def _function_of(value: Any) -> Any:
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    return value.func if isinstance(value, functools.partial) else value

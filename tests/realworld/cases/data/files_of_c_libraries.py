@@ -77,7 +77,6 @@ sys.path.insert(0, "site-packages")
 for name in ("cv2", "pyarrow", "pyarrow.parquet"):
     sys.modules.pop(name, None)
 importlib.invalidate_caches()
-import cv2
 import pyarrow
 import pyarrow.parquet
 
@@ -87,6 +86,8 @@ x = torch.randn(8, 3)
 read = []
 
 # %% accelerate
+import cv2
+
 os.makedirs("out")
 for step in range(3):
     loss = model(x).pow(2).mean()

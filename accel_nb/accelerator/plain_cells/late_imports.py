@@ -1,0 +1,56 @@
+"""Modules that a cell imports while it runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def observed_imports(names: Collection[str], on_import: Callable[[], object]) -> Iterator[None]:
+    """Call ``on_import`` after each of the modules in ``names`` that is imported for the first time in the block."""
+    finder = _Finder(names, on_import)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the cell's code may have set another list
+            sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds a module by the other finders, and adds a call to what its loader executes."""
+
+    def __init__(self, names: Collection[str], on_import: Callable[[], object]) -> None:
+        self._names = set(names)
+        self._on_import = on_import
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        self._names.remove(fullname)  # the next call finds the module without this finder
+        spec = importlib.util.find_spec(fullname)
+        if spec is None:
+            self._names.add(fullname)
+        elif hasattr(spec.loader, "exec_module"):
+            self._observe(spec.loader)
+        return spec
+
+    def _observe(self, loader: Any) -> None:
+        plain = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            plain(module)
+            self._on_import()
+
+        with suppress(AttributeError):  # a loader with slots
+            loader.exec_module = exec_module
