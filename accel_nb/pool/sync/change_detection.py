@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.long_containers import items_content
 from accel_nb.pool.sync.module_gradients import gradients_of
 from accel_nb.pool.sync.module_hooks import HookPlace, module_hook_ids
 from accel_nb.pool.sync.object_kinds import (
@@ -21,7 +22,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_sparse,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import ObjectAttributes, content_of
+from accel_nb.pool.sync.object_paths import ObjectAttributes, changeable_items, content_of
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
     group_sizes,
@@ -126,6 +127,8 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
     kind, content = found
     if place:
         return Fingerprint(("view", place), None)
+    if items := changeable_items(value):
+        return Fingerprint(kind, items_content(content, items, namespace, refs))
     return Fingerprint(kind, digest(content, namespace=namespace, shared=refs))
 
 

@@ -1,7 +1,7 @@
 """Objects in the notebook's values that come back as new ones, and the old ones that something else refers to.
 
-Items of sets, of long containers and attributes that cannot be changed in place have no paths: the value that contains
-them gets new objects. Another name, or another value, has the old one, which is reported.
+Items of sets and attributes that cannot be changed in place have no paths: the value that contains them gets new
+objects. Another name, or another value, has the old one, which is reported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import gc
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import attributes_of, is_module
-from accel_nb.pool.sync.object_paths import readable_path, resolve_path
+from accel_nb.pool.sync.object_paths import changeable_items, readable_path, resolve_path
 from accel_nb.pool.sync.shared_ids import has_identity
 from accel_nb.runtime.container_items import items_of
 
@@ -33,17 +33,19 @@ class ItemsBefore:
         replaced: Iterable[str],
         namespace: Mapping[str, Any],
         shared_ids: Callable[[], Collection[int]],
+        contents: Mapping[str, Sequence[Any]],
     ) -> None:
         """``paths`` are those of values that are changed, ``replaced`` those of values that are replaced as a whole.
 
         The latter's lists and dicts are not recorded: to hold them would keep the values, to which they may refer.
+        ``contents`` are the new ones of items of long containers, by path.
         """
         self._namespace = namespace
         self._weak: dict[str, list[weakref.ref[Any]]] = {}
         self._other: dict[str, list[Any]] = {}
         whole = set(replaced)
         found = [(path, item) for path in (*paths, *whole) for item in _items(_find(namespace, path))]
-        known = shared_ids() if found else ()
+        known = {*shared_ids(), *_kept_items(paths, namespace, contents)} if found else ()
         for path, item in found:
             if id(item) in known:
                 continue
@@ -74,6 +76,15 @@ class ItemsBefore:
             return True
         others = self._other.get(path, ())
         return any(sys.getrefcount(item) > _OWN_REFERENCES and id(item) not in present for item in others)
+
+
+def _kept_items(paths: Iterable[str], namespace: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> set[int]:
+    """Return the ids of the items of long containers that are changed in place, if at all."""
+    found: set[int] = set()
+    for path in paths:
+        items, new = changeable_items(_find(namespace, path)), contents.get(path)
+        found.update(id(item) for number, item in enumerate(items) if new is None or new[number] is not None)
+    return found
 
 
 def _find(namespace: Mapping[str, Any], path: str) -> Any:

@@ -168,6 +168,14 @@ class NamespaceSnapshot:
         found = self.imported.merge(shared_ids(unchanged, states))
         return self.parts.shared_ids(changed).merge(found) if changed else found
 
+    def contents(self) -> dict[str, Any]:
+        """Return by path the contents in the fingerprints of objects that both sides hold."""
+        return {
+            path: held.fingerprint.content
+            for path, held in self.objects.items()
+            if held.fingerprint is not None and root_name(path) in self.shared
+        }
+
     def forget_replaced(self) -> None:
         """Forget the tensors and arrays below modules that have another size or type now: they are sent anew."""
         for path, value in self.living().items():

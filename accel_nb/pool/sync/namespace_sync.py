@@ -18,6 +18,7 @@ from accel_nb.pool.sync.change_detection import (
     set_module_state,
 )
 from accel_nb.pool.sync.imported_attributes import ImportedAttributes
+from accel_nb.pool.sync.long_containers import set_item_contents
 from accel_nb.pool.sync.module_gradients import set_gradients
 from accel_nb.pool.sync.module_hooks import set_changed_module_hooks
 from accel_nb.pool.sync.module_parts import resolve_parts, set_module_parts
@@ -31,6 +32,7 @@ from accel_nb.pool.sync.object_kinds import (
 )
 from accel_nb.pool.sync.object_paths import (
     ObjectAttributes,
+    changeable_items,
     resolve_path,
     set_content,
 )
@@ -52,6 +54,8 @@ class NamespaceDelta:
     values: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
     """The new content of objects that were changed in place."""
+    items: dict[str, Any] = field(default_factory=dict)
+    """The contents of the items of long containers (`changed_contents`)."""
     structures: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The direct parts of the modules in modules whose structure was changed."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -150,6 +154,7 @@ class NamespaceDelta:
         parts: dict[str, Any] = {}
         setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
             (parts, lambda _, found_parts: set_module_parts(found_parts)),
+            (self.items, lambda value, contents: set_item_contents(changeable_items(value), contents)),
             (self.changed, partial(_set_content, namespace)),
             (self.modules, set_module_state),
             (self.gradients, set_gradients),
@@ -207,7 +212,7 @@ def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, 
 
 _PACKING_ORDER = (
     *("structures", "modules", "gradients", "optimizers", "schedulers"),
-    *("values", "changed", "attributes", "hooks"),
+    *("values", "items", "changed", "attributes", "hooks"),
 )
 
 

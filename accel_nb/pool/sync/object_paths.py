@@ -65,8 +65,10 @@ from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 128
-"""Containers with more items are compared and sent whole: their items have no paths."""
+"""The items of containers with more have no paths (`accel_nb.pool.sync.long_containers`)."""
 MAX_PARTS = 512
+MAX_COUNTED = 100_000
+"""Of a container with more items than these, the items have no identity on the other side."""
 
 _OWN = "own:"
 """The start of the step to an attribute of a module, its submodules or parameters, of an optimizer or a scheduler."""
@@ -365,6 +367,33 @@ def _layout(tensor: Any) -> tuple[Any, ...]:
         return ()
     name = str(tensor.layout)
     return (name, tensor.shape) if name == "torch.sparse_coo" else (name, tensor.shape, tensor.values().shape)
+
+
+def changeable_items(container: Any) -> list[Any]:
+    """Return the items of a container that has more than `MAX_ITEMS` which `content_of` and `set_content` may take.
+
+    Those in tuples come after those of the container itself. None are returned if there are more than `MAX_COUNTED`.
+    """
+    if not isinstance(container, list | dict | deque) or len(container) <= MAX_ITEMS:
+        return []
+    found: list[Any] = []
+    level = list(items_of(container, sys.maxsize))
+    while level:
+        samples = {type(item): item for item in level}
+        kinds = {kind for kind, item in samples.items() if kind not in _COMMON and _is_changeable(item)}
+        if kinds:
+            found += [item for item in level if type(item) in kinds]
+        tuples = {kind for kind in samples if issubclass(kind, tuple)}
+        level = [part for item in level if type(item) in tuples for part in tuple.__iter__(item)] if tuples else []
+    return found if len(found) <= MAX_COUNTED else []
+
+
+def _is_changeable(value: Any) -> bool:
+    if type(value) in (list, set, deque, bytearray) or is_tensor(value) or _is_array(value):
+        return True
+    return (isinstance(value, dict) and _is_known_dict(type(value))) or (
+        is_plain_object(value) and not is_enum_member(value)
+    )
 
 
 def _is_array(value: Any) -> bool:

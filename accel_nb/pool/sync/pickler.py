@@ -55,7 +55,7 @@ from accel_nb.pool.sync.object_kinds import (
     is_scheduler,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import is_replaced_whole, resolve_path
+from accel_nb.pool.sync.object_paths import changeable_items, is_replaced_whole, resolve_path
 from accel_nb.pool.sync.object_reduction import (
     adds_items_itself,
     inverse_transform_type,
@@ -75,7 +75,15 @@ from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_repl
 from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
 from accel_nb.pool.sync.patched_classes import reduce_patched_class
 from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import IMPORTED, OUTDATED, ObjectId, SharedId, SharedObjects, resolve_state_part
+from accel_nb.pool.sync.shared_ids import (
+    IMPORTED,
+    ITEM,
+    OUTDATED,
+    ObjectId,
+    SharedId,
+    SharedObjects,
+    resolve_state_part,
+)
 from accel_nb.pool.sync.shared_memory import OwnData
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
@@ -167,7 +175,7 @@ class Pickler(cloudpickle.Pickler):
                 return None if held is None else ("id", held)
             return None
         if self._by_identity:
-            return None if is_replaced_whole(obj) else id(obj)
+            return id(obj) if found[0] == ITEM or not is_replaced_whole(obj) else None
         if found == OUTDATED:
             raise TypeError(
                 f"workers have read from this {type(obj).__qualname__}, and the place that they got to is lost"
@@ -344,6 +352,8 @@ class Unpickler(pickle.Unpickler):
         super().__init__(file, buffers=buffers)
         self._namespace = namespace
         self._earlier_objects = memo
+        # By path, the items of long containers that objects refer to.
+        self._items: dict[str, list[Any]] = {}
 
     def persistent_load(self, pid: SharedId | ObjectId | int | str) -> Any:
         """Return the object with an id, or the id of that object in this process, or a name as an interned text."""
@@ -360,6 +370,8 @@ class Unpickler(pickle.Unpickler):
         if kind == IMPORTED:
             return operator.attrgetter(path)(sys.modules[name.rstrip("/")])  # its attributes have arrived before
         value = resolve_path(self._namespace, name)
+        if kind == ITEM:
+            return self._item(name, value, path)
         if kind == "module":
             return submodule_at(value, path)
         if kind == "parameter":
@@ -377,3 +389,13 @@ class Unpickler(pickle.Unpickler):
             below, _, attribute = path.rpartition(":")
             return gradient_hook_dict(parameter_at(value, below), attribute)
         return value
+
+    def _item(self, path: str, container: Any, place: str) -> Any:
+        """Return an item of a long container by its number, as ``3/200``; raise LookupError if it has other items."""
+        if path not in self._items:
+            self._items[path] = changeable_items(container)
+        items = self._items[path]
+        number, size = map(int, place.split("/"))
+        if len(items) != size:
+            raise LookupError(f"{path!r} has {len(items)} changeable items in place of {size}")
+        return items[number]

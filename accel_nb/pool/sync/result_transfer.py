@@ -48,6 +48,7 @@ from accel_nb.pool.sync.change_detection import (
 from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.items_before import ItemsBefore
 from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
+from accel_nb.pool.sync.long_containers import changed_contents, item_ids
 from accel_nb.pool.sync.module_gradients import ReturnedGradients, gradient_state
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.module_parts import module_parts, paths_before
@@ -234,12 +235,20 @@ class ResultSender:
         # If a changed object is returned whole, its parts are new objects in the kernel: their changes are not needed.
         whole = {name for name, value in delta.values.items() if before.is_bound(name, value)}
         for changes in (
-            *(delta.structures, delta.modules, delta.gradients, delta.changed, delta.attributes, delta.hooks),
+            *(delta.structures, delta.modules, delta.gradients, delta.changed, delta.items, delta.attributes),
+            delta.hooks,
             *(delta.optimizers, delta.schedulers, weights),
         ):
             for path in [path for path in changes if root_name(path) in whole]:
                 del changes[path]
         outside = shared.select(lambda item: root_name(item[1]) not in whole)
+        if delta.values or delta.changed:
+            contents = {
+                path: content
+                for path, content in before.contents().items()
+                if path not in kept and root_name(path) not in whole
+            }
+            outside = item_ids(contents, delta.items).merge(outside)
         del trial  # it holds copies of values in other memory, such as a GPU's
         for name, value in delta.values.items():
             if is_module(value):
@@ -352,6 +361,8 @@ class ResultSender:
                 content, reason = ObjectAttributes(copyable, left_out=frozenset(left_out)), None
             if reason is None:
                 delta.changed[path] = content
+                if (contents := changed_contents(known.content, namespace, shared)) is not None:
+                    delta.items[path] = contents
             else:
                 kept[path] = reason
 
@@ -485,7 +496,7 @@ class ResultReceiver:
             errors |= lost
             kept = _kept_attributes(delta, namespace)
             if delta.changed or record.replaced:
-                items = ItemsBefore(delta.changed, record.replaced, namespace, shared_ids)
+                items = ItemsBefore(delta.changed, record.replaced, namespace, shared_ids, delta.items)
             errors |= delta.apply(namespace)
             for value, own in kept:
                 set_attributes(value, own, is_complete=False)

@@ -21,6 +21,9 @@ SharedId = tuple[str, str, str]
 IMPORTED = "imported"
 """The kind of the id of an object that is an attribute of a module which both sides import."""
 
+ITEM = "item"
+"""The kind of the id of an item of a long container: the path of the container, then as ``3/200`` the item's number."""
+
 OUTDATED: SharedId = ("outdated", "", "")
 """The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
 

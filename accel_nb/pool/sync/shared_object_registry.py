@@ -23,6 +23,7 @@ from accel_nb.pool.sync.change_detection import (
     module_state,
 )
 from accel_nb.pool.sync.iterators import is_iterator
+from accel_nb.pool.sync.long_containers import changed_contents, item_ids
 from accel_nb.pool.sync.module_gradients import gradient_state
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
@@ -208,6 +209,8 @@ class SharedObjectRegistry:
                 lambda item: (root := root_name(item[1])) not in delta.values or not self._is_shared(root, namespace)
             ).merge(self._replaced_whole(namespace, seen))
         )
+        if delta.values or delta.changed:
+            still_shared = ReferenceRecorder(self._item_ids(delta).merge(still_shared))
         try:
             worker_only = {name for name, entry in self._entries.items() if entry.is_worker_only}
             payload = delta.pack(
@@ -221,6 +224,17 @@ class SharedObjectRegistry:
             delta.replace_content(NamespaceDelta(rng=delta.rng, removed=delta.removed))
             return self._write([*names, *further], namespace, delta, payloads)
         return payload
+
+    def _item_ids(self, delta: NamespaceDelta) -> SharedObjects:
+        """Return the ids of the items of long containers that the workers hold."""
+        return item_ids(
+            {
+                path: entry.fingerprint.content
+                for path, entry in self._entries.items()
+                if entry.fingerprint and not entry.is_worker_only and root_name(path) not in delta.values
+            },
+            delta.items,
+        )
 
     def _replaced_whole(self, namespace: Namespace, names: Collection[str]) -> SharedObjects:
         """Return the ids of objects with other names than ``names`` that are replaced whole, and that workers lack.
@@ -464,7 +478,7 @@ def _add_change(
     fingerprint: Fingerprint,
     before: Fingerprint,
     namespace: Namespace,
-    shared: Mapping[int, SharedId],
+    shared: SharedObjects,
 ) -> None:
     """Add to a delta the changes that make the receiver's object at ``path``, of the same kind, equal to this one."""
     if is_module(value):
@@ -487,6 +501,8 @@ def _add_change(
         content = content_of(value)
         assert content is not None, "a value with a kind has content"
         delta.changed[path] = content[1]
+        if (contents := changed_contents(before.content, namespace, shared)) is not None:
+            delta.items[path] = contents
 
 
 def _fingerprint(path: str, value: Any, namespace: Namespace, shared: SharedObjects) -> Fingerprint | None:

@@ -1,4 +1,4 @@
-# Objects in sets, weak sets and long lists, and an iterator in an attribute, which other values of the notebook hold too.
+# Objects in sets and weak sets, and an iterator in an attribute, which other values of the notebook hold too.
 # outcome: told contains new objects in place of those of before
 # compare: numbers
 # %%

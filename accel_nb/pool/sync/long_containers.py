@@ -1,0 +1,80 @@
+"""The items of containers that have too many for a path each: they keep their identity, and are compared together.
+
+Both sides count the items alike. One is sent as a reference to the container and its number there, so that a list that
+a cell shuffles, or a slice that it takes, contains the receiver's objects. The contents of all items are sent if one of
+them has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.pool.sync.object_paths import content_of, set_content
+from accel_nb.pool.sync.pickling import digest
+from accel_nb.pool.sync.shared_ids import ITEM, SharedId, SharedObjects
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsContent:
+    """The fingerprints of a long container's content with its items by identity, and of the contents of these."""
+
+    order: bytes
+    contents: bytes
+    items: tuple[Any, ...] = field(compare=False)
+
+
+def items_content(content: Any, items: Sequence[Any], namespace: dict[str, Any], refs: SharedObjects) -> ItemsContent:
+    """Return the fingerprints of a container with a ``content``; objects in ``refs`` have separate ones."""
+    order = digest(content, namespace=namespace, shared=_WithItems(refs, items))
+    return ItemsContent(order, _digest_items(items, namespace, refs), tuple(items))
+
+
+def changed_contents(before: Any, namespace: dict[str, Any], refs: SharedObjects) -> list[Any] | None:
+    """Return the contents of the items of ``before``, if this is an `ItemsContent` and one of them has changed.
+
+    The content of an item in ``refs``, and of one that cannot be changed in place, is None.
+    """
+    if not isinstance(before, ItemsContent) or _digest_items(before.items, namespace, refs) == before.contents:
+        return None
+    return [None if id(item) in refs else content_of(item) for item in before.items]
+
+
+def item_ids(before: Mapping[str, Any], contents: Mapping[str, Sequence[Any]]) -> SharedObjects:
+    """Return the ids of the items of containers by path, as both sides hold them.
+
+    ``contents`` are the changed ones by path: an item without is sent whole.
+    """
+    found: dict[int, SharedId] = {}
+    for path, content in before.items():
+        if not isinstance(content, ItemsContent):
+            continue
+        new, size = contents.get(path), len(content.items)
+        for number, item in enumerate(content.items):
+            if new is None or new[number] is not None:
+                found.setdefault(id(item), (ITEM, path, f"{number}/{size}"))
+    return SharedObjects(found)
+
+
+def set_item_contents(items: Sequence[Any], contents: Sequence[Any]) -> None:
+    """Set the contents of items to those of `changed_contents` of as many items."""
+    for item, content in zip(items, contents, strict=True):
+        if content is not None:
+            set_content(item, content[1])
+
+
+def _digest_items(items: Sequence[Any], namespace: dict[str, Any], refs: SharedObjects) -> bytes:
+    return digest(list(items), namespace=namespace, shared=refs)
+
+
+class _WithItems(SharedObjects):
+    """Shared objects, and items that are included by identity too; lookups of the former are recorded."""
+
+    def __init__(self, refs: SharedObjects, items: Sequence[Any]) -> None:
+        super().__init__({id(item): (ITEM, "", "") for item in items}, refs.owners.values())
+        self._refs = refs
+
+    def get(self, key: int, default: Any = None) -> Any:
+        found = self._refs.get(key)
+        return super().get(key, default) if found is None else found
