@@ -115,6 +115,10 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         self.state_dict_type = self.state_dict_type or "FULL_STATE_DICT"
         for name in _fsdp_enumerations():
             self._read_member(name)
+        if self.fsdp_version == 2 or self.backward_prefetch == "NO_PREFETCH":
+            self.backward_prefetch = None
+        self.set_cpu_offload()
+        self._set_state_dict_configs()
 
     def _read_member(self, name: str) -> None:
         """Replace the name or number of a member of an enumeration in a field by the member."""
@@ -128,6 +132,24 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         """Set what programs that save a model themselves read; checkpoints do not depend on it."""
         self.state_dict_type = state_dict_type or self.state_dict_type
         self._read_member("state_dict_type")
+        self._set_state_dict_configs()
+
+    def _set_state_dict_configs(self) -> None:
+        """Set torch's records of how state dicts are gathered, unless those of the selected kind are given."""
+        from torch.distributed import fsdp
+
+        whole = {"offload_to_cpu": True, "rank0_only": True}
+        kinds: dict[Any, tuple[Any, Any, dict[str, bool]]] = {
+            fsdp.StateDictType.FULL_STATE_DICT: (fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig, whole),
+            fsdp.StateDictType.SHARDED_STATE_DICT: (
+                fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig, {"offload_to_cpu": True}
+            ),
+        }  # fmt: skip
+        of_model, of_optimizer, values = kinds.get(self.state_dict_type, (None, None, {}))
+        if of_model is not None and not isinstance(self.state_dict_config, of_model):
+            self.state_dict_config = of_model(**values)
+        if of_optimizer is not None and not isinstance(self.optim_state_dict_config, of_optimizer):
+            self.optim_state_dict_config = of_optimizer(**values)
 
     def set_auto_wrap_policy(self, model: nn.Module) -> None:
         """Replace the name of the policy by a function of torch for a model, for programs that wrap one themselves."""
@@ -150,18 +172,25 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
         self.auto_wrap_policy = policy
 
     def set_cpu_offload(self) -> None:
-        """Replace a boolean by torch's policy of offloading, for programs that shard a model themselves."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
+        """Replace a boolean by torch's policy of offloading, which programs pass on that shard a model themselves."""
         if isinstance(self.cpu_offload, bool):
-            self.cpu_offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
+            self.cpu_offload = self._offload_policy(self.cpu_offload)
+
+    def _offload_policy(self, is_on: bool) -> Any:
+        from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
+
+        if self.fsdp_version == 1:
+            return CPUOffload(offload_params=is_on)
+        return CPUOffloadPolicy() if is_on else OffloadPolicy()
 
     def validate_cpu_offload(self) -> None:
-        """Raise ValueError if ``cpu_offload`` is not torch's policy."""
-        from torch.distributed.fsdp import OffloadPolicy
-
-        if not isinstance(self.cpu_offload, OffloadPolicy):
-            raise ValueError(f"`cpu_offload` must be an `OffloadPolicy` of torch in FSDP2, got {self.cpu_offload}")
+        """Raise ValueError if ``cpu_offload`` is not torch's policy for the version."""
+        expected = type(self._offload_policy(False))
+        if not isinstance(self.cpu_offload, expected):
+            raise ValueError(
+                f"`cpu_offload` must be `{expected.__name__}` of torch in FSDP{self.fsdp_version}, "
+                f"got {self.cpu_offload}"
+            )
 
     def validate_mixed_precision_policy(self) -> None:
         """Raise ValueError if ``mixed_precision_policy`` is not torch's policy."""

@@ -221,7 +221,7 @@ def test_a_plugin_of_fsdp_is_read_from_variables(monkeypatch: pytest.MonkeyPatch
     from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
     variables = {
-        "FSDP_VERSION": "2",
+        "FSDP_VERSION": "1",
         "FSDP_SHARDING_STRATEGY": "2",
         "FSDP_BACKWARD_PREFETCH": "backward_post",
         "FSDP_OFFLOAD_PARAMS": "true",

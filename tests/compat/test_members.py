@@ -73,7 +73,8 @@ def test_a_state_has_the_loaders_that_are_iterated() -> None:
 
 
 def test_policies_of_fsdp_are_made_and_checked() -> None:
-    plugin = FullyShardedDataParallelPlugin(cpu_offload=True)
+    plugin = FullyShardedDataParallelPlugin()
+    plugin.cpu_offload = True
     with pytest.raises(ValueError, match="`OffloadPolicy` of torch"):
         plugin.validate_cpu_offload()
     plugin.set_cpu_offload()

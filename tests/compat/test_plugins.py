@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 
 from accel_nb.compat.accelerator import Accelerator
 from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
@@ -70,6 +78,30 @@ def test_the_kind_of_state_is_that_of_whole_weights_unless_it_is_set() -> None:
     plugin.set_state_dict_type("SHARDED_STATE_DICT")
     assert plugin.state_dict_type is StateDictType.SHARDED_STATE_DICT
     assert plugin.as_options() == {"strategy": "fsdp"}
+
+
+@pytest.mark.parametrize(("version", "policy"), [(1, CPUOffload(offload_params=True)), (2, CPUOffloadPolicy())])
+def test_names_and_booleans_become_the_objects_of_torch_that_programs_pass_on(version: int, policy: Any) -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, cpu_offload=True, backward_prefetch="NO_PREFETCH")
+    assert (plugin.cpu_offload, plugin.backward_prefetch) == (policy, None)
+    plugin.validate_cpu_offload()
+    assert plugin.as_options() == {"strategy": "fsdp", "fsdp.cpu_offload": True}
+
+
+def test_the_version_decides_whether_gradients_are_gathered_ahead() -> None:
+    first = FullyShardedDataParallelPlugin(fsdp_version=1, backward_prefetch="backward_post")
+    second = FullyShardedDataParallelPlugin(backward_prefetch="backward_post")
+    assert (first.backward_prefetch, second.backward_prefetch) == (BackwardPrefetch.BACKWARD_POST, None)
+
+
+def test_records_of_state_dicts_are_those_of_their_kind() -> None:
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.state_dict_config == FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    plugin.set_state_dict_type("SHARDED_STATE_DICT")
+    assert plugin.state_dict_config == ShardedStateDictConfig(offload_to_cpu=True)
+    assert plugin.optim_state_dict_config == ShardedOptimStateDictConfig(offload_to_cpu=True)
+    own = FullStateDictConfig(offload_to_cpu=False)
+    assert FullyShardedDataParallelPlugin(state_dict_config=own).state_dict_config is own
 
 
 def test_a_precision_that_is_not_the_accelerators_is_an_error() -> None:
