@@ -181,7 +181,7 @@ class FullyShardedDataParallelPlugin(fsdp_plugin.FullyShardedDataParallelPlugin)
 
         if self.fsdp_version == 1:
             return CPUOffload(offload_params=is_on)
-        return CPUOffloadPolicy() if is_on else OffloadPolicy()
+        return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if is_on else OffloadPolicy()
 
     def validate_cpu_offload(self) -> None:
         """Raise ValueError if ``cpu_offload`` is not torch's policy for the version."""

@@ -80,7 +80,9 @@ def test_the_kind_of_state_is_that_of_whole_weights_unless_it_is_set() -> None:
     assert plugin.as_options() == {"strategy": "fsdp"}
 
 
-@pytest.mark.parametrize(("version", "policy"), [(1, CPUOffload(offload_params=True)), (2, CPUOffloadPolicy())])
+@pytest.mark.parametrize(
+    ("version", "policy"), [(1, CPUOffload(True)), (2, CPUOffloadPolicy(torch.accelerator.is_available()))]
+)
 def test_names_and_booleans_become_the_objects_of_torch_that_programs_pass_on(version: int, policy: Any) -> None:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=version, cpu_offload=True, backward_prefetch="NO_PREFETCH")
     assert (plugin.cpu_offload, plugin.backward_prefetch) == (policy, None)
