@@ -142,3 +142,16 @@ def test_another_number_of_items_is_refused(sides):
     _, errors = NamespaceDelta.unpack(prepared.payload, sides.worker)
     prepared.payload.close()
     assert "199 changeable items in place of 200" in str(errors["records"])
+
+
+def test_workers_that_may_have_another_order_are_sent_all_items(sides):
+    sides.kernel["records"] = [[number] for number in range(200)]
+    sides.ship("records")
+    sides.ledger.record_rank_dependent()
+    assert sides.ship("records") == []
+    there = sides.worker["records"]
+    there.reverse()
+    sides.kernel["records"][3].append("new")
+    sides.ship("records")
+    assert there is sides.worker["records"]
+    assert there == sides.kernel["records"]

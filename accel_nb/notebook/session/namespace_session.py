@@ -58,6 +58,8 @@ class NamespaceSession:
     _set_order: SetOrder = field(default_factory=SetOrder)
     _pool: Pool | None = None
     _has_lost_ranks: bool = False
+    _has_equal_ranks: bool = True
+    """Whether the cell that was packed last does the same on all ranks."""
     _kept: dict[str, str] = field(default_factory=dict)
     """By path, why the newest value of a name or of a part of it is only on the workers."""
 
@@ -166,6 +168,8 @@ class NamespaceSession:
             is_partial=len(chosen) < pool.size,
             has_lost_ranks=self._has_lost_ranks,
         )
+        does_the_same = request.is_plain and not (request.may_depend_on_rank or request.is_partial)
+        self._has_equal_ranks = does_the_same or pool.size == 1
         try:
             self._registry.record_sent(prepared.sent_paths, self.namespace)
         except BaseException:  # a class of the user may raise anything
@@ -267,6 +271,8 @@ class NamespaceSession:
             lines += outdated.values()
             lines += [] if received.items is None else received.items.describe_other_uses(outdated)
         self._registry.record_different(find_different_names(list(answers)))
+        if not self._has_equal_ranks or any(answer.outcome != "done" for answer in answers):
+            self._registry.record_rank_dependent()
         return lines
 
     def _put_in_place(self, old: dict[str, Any]) -> dict[str, str]:

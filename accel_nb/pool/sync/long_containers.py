@@ -8,7 +8,7 @@ them has changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.pool.sync.object_paths import content_of, set_content
@@ -23,6 +23,11 @@ class ItemsContent:
     order: bytes
     contents: bytes
     items: tuple[Any, ...] = field(compare=False)
+    """Empty if the receiver may have them in another order."""
+
+    def without_items(self) -> ItemsContent:
+        """Return the fingerprints of a container that is sent whole if it changes."""
+        return replace(self, items=())
 
 
 def items_content(content: Any, items: Sequence[Any], namespace: dict[str, Any], refs: SharedObjects) -> ItemsContent:
@@ -36,7 +41,9 @@ def changed_contents(before: Any, namespace: dict[str, Any], refs: SharedObjects
 
     The content of an item in ``refs``, and of one that cannot be changed in place, is None.
     """
-    if not isinstance(before, ItemsContent) or _digest_items(before.items, namespace, refs) == before.contents:
+    if not isinstance(before, ItemsContent) or not before.items:
+        return None
+    if _digest_items(before.items, namespace, refs) == before.contents:
         return None
     return [None if id(item) in refs else content_of(item) for item in before.items]
 

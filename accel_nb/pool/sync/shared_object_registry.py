@@ -23,7 +23,7 @@ from accel_nb.pool.sync.change_detection import (
     module_state,
 )
 from accel_nb.pool.sync.iterators import is_iterator
-from accel_nb.pool.sync.long_containers import changed_contents, item_ids
+from accel_nb.pool.sync.long_containers import ItemsContent, changed_contents, item_ids
 from accel_nb.pool.sync.module_gradients import gradient_state
 from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
@@ -306,6 +306,12 @@ class SharedObjectRegistry:
                 part = self._entries[path]
                 if part.fingerprint is not None and not is_training_object(part.value) and not is_tensor(part.value):
                     part.fingerprint = Fingerprint(part.fingerprint.kind, None)
+
+    def record_rank_dependent(self) -> None:
+        """Record that workers other than rank 0 may have the items of long containers in another order."""
+        for entry in self._entries.values():
+            if entry.fingerprint is not None and isinstance(entry.fingerprint.content, ItemsContent):
+                entry.fingerprint = Fingerprint(entry.fingerprint.kind, entry.fingerprint.content.without_items())
 
     def record_read(self, path: str, namespace: Namespace) -> bool:
         """Record that workers have read from the notebook's iterator at a path; return False for any other value.
