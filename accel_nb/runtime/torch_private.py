@@ -252,7 +252,7 @@ PRIVATE_USES = (
     PrivateUse("autograd.input_metadata", ("accelerator/plain_cells/contrastive_check.py",), ("Node._input_metadata",)),
     PrivateUse(
         "hooks",
-        ("accelerator/plain_cells/loss_proof.py", "pool/sync/user_hooks.py"),
+        ("accelerator/plain_cells/model_hooks.py", "pool/sync/user_hooks.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
@@ -375,7 +375,7 @@ PRIVATE_USES = (
             "accelerator/model_division/row_random.py",
             "accelerator/model_division/value_reads.py",
             "accelerator/plain_cells/loop_division.py",
-            "accelerator/plain_cells/loss_proof.py",
+            "accelerator/plain_cells/model_hooks.py",
         ),
         (
             "torch.nn.modules.batchnorm._BatchNorm",
@@ -440,6 +440,7 @@ PRIVATE_USES = (
         "module.tensors",
         (
             "accelerator/plain_cells/loss_proof.py",
+            "accelerator/plain_cells/model_hooks.py",
             "bigmodel/loading/load.py",
             "bigmodel/offload/dispatch.py",
             "bigmodel/offload/layerwise_casting.py",

@@ -55,7 +55,8 @@ from accel_nb.accelerator.plain_cells.late_imports import observed_imports
 from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
 from accel_nb.accelerator.plain_cells.library_files import LIBRARIES
 from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof import LossCheck, has_inner_hooks
+from accel_nb.accelerator.plain_cells.loss_proof import LossCheck
+from accel_nb.accelerator.plain_cells.model_hooks import has_inner_hooks
 from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
 from accel_nb.accelerator.plain_cells.new_parts import NewParts
 from accel_nb.accelerator.plain_cells.object_graph import find_training_objects

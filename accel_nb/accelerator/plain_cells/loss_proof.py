@@ -6,8 +6,6 @@ the cell shows one warning, at the line that calls backward. Only the main rank 
 
 from __future__ import annotations
 
-import functools
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -18,7 +16,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.model_division.call_observers import global_hooks
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_changed_buffers,
     warn_gradient_hooks,
@@ -26,11 +23,11 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unproven_loss,
 )
 from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
+from accel_nb.accelerator.plain_cells.model_hooks import has_gradient_hooks
 from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
 from accel_nb.data.loader import is_sharded, watch_batches
 from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng
-from accel_nb.runtime.process.user_code import is_user_module
 
 _MAX_BATCHES = 50
 _NO_KINDS: frozenset[type] = frozenset()
@@ -207,40 +204,3 @@ def _has_tensors(model: nn.Module) -> bool:
     return any(
         value is not None for part in model.modules() for value in (*part._parameters.values(), *part._buffers.values())
     )
-
-
-def has_gradient_hooks(model: nn.Module) -> bool:
-    """Whether the user has registered hooks on gradients of a model.
-
-    Reads ``_parameters``: in a sharded model ``model.parameters()`` may gather them, a collective of all ranks.
-    """
-    parts = list(model.modules())
-    values = [value for part in parts for value in part._parameters.values() if value is not None]
-    holders = [(part, "_backward_hooks", "_backward_pre_hooks") for part in parts]
-    holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in values]
-    return _has_own(hook for holder, *names in holders for name in names for hook in _hooks_of(holder, name))
-
-
-def has_inner_hooks(model: nn.Module) -> bool:
-    """Whether the user has registered hooks on gradients of a model, on calls of its submodules, or of all modules."""
-    inner = [part for part in model.modules() if part is not model]
-    names = ("_forward_hooks", "_forward_pre_hooks")
-    hooks = (hook for part in inner for name in names for hook in _hooks_of(part, name))
-    return has_gradient_hooks(model) or _has_own([*hooks, *global_hooks()])
-
-
-def _hooks_of(holder: Any, name: str) -> Iterable[Any]:
-    return (getattr(holder, name, None) or {}).values()
-
-
-def _has_own(hooks: Iterable[Any]) -> bool:
-    return any(_is_own(hook) for hook in hooks)
-
-
-def _is_own(hook: Any) -> bool:
-    if not isinstance(hook, functools.partial):
-        return is_user_module(getattr(hook, "__module__", None))
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    # Libraries make hooks of their own functions, and only a user one of a function such as `torch.clamp`.
-    return isinstance(hook, types.BuiltinFunctionType) or is_user_module(getattr(hook, "__module__", None))
