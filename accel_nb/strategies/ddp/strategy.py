@@ -26,6 +26,7 @@ from accel_nb.runtime.distributed.gradients import fill_missing_gradients
 from accel_nb.runtime.process.user_code import is_in_other_thread, warn_at_user_line
 from accel_nb.runtime.tensors.instance_patching import replace_forward, restore_forward
 from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.tensors.transforms import is_in_transform
 from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
@@ -339,6 +340,8 @@ class _Replica:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
+            return self._plain_forward(*args, **kwargs)
+        if is_in_transform():  # tensors that DDP makes would be the transform's
             return self._plain_forward(*args, **kwargs)
         if self._is_of_plain_cell and is_in_other_thread():  # threads of several ranks take turns in different orders
             return self._plain_forward(*args, **kwargs)
