@@ -411,6 +411,7 @@ PRIVATE_USES = (
         "call_observers",
         ("accelerator/model_division/call_observers.py",),
         (
+            "torch._C._autograd._top_saved_tensors_default_hooks",
             "torch.nn.modules.module._global_backward_hooks",
             "torch.nn.modules.module._global_backward_pre_hooks",
             "torch.nn.modules.module._global_forward_hooks",

@@ -7,6 +7,7 @@ trains inside of its forward pass must not run in calls that are undone: the sta
 
 from __future__ import annotations
 
+import cProfile
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,10 @@ class BackwardCode:
         try:
             yield
         finally:
-            sys.setprofile(earlier)
+            if isinstance(earlier, cProfile.Profile):  # up to Python 3.11: C code has installed it
+                earlier.enable()
+            else:
+                sys.setprofile(earlier)
 
     def _observe(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":

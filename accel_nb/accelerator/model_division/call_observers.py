@@ -1,10 +1,16 @@
-"""Code of the user that receives the calls inside of all models: modes, such as a counter of operations, and hooks."""
+"""Code of the user that receives the calls inside of all models, or what they save.
+
+It may be a mode, such as a counter of operations, a hook on all modules, hooks on saved tensors, or a profiler.
+"""
 
 from __future__ import annotations
 
+import cProfile
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
@@ -29,3 +35,15 @@ def global_hooks() -> list[Callable[..., Any]]:
     """Return the hooks on the calls of all modules, without those of this package."""
     found = [hook for hooks in _HOOKS for hook in hooks.values()]
     return [hook for hook in found if not (getattr(hook, "__module__", None) or "").startswith(_OWN)]
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return whether hooks other than those of torch and this package receive the tensors saved for a backward pass."""
+    hooks = _top_saved_tensors_default_hooks(True)
+    return hooks is not None and not (getattr(hooks[0], "__module__", None) or "").startswith(("torch.", _OWN))
+
+
+def has_profiler() -> bool:
+    """Return whether a profiler receives the calls that another one cannot replace for a while."""
+    profiler = sys.getprofile()
+    return not (profiler is None or callable(profiler) or isinstance(profiler, cProfile.Profile))

@@ -25,7 +25,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
 from accel_nb.accelerator.model_division.batch_norm import synchronized_batch_norm
-from accel_nb.accelerator.model_division.call_observers import global_hooks, has_modes
+from accel_nb.accelerator.model_division.call_observers import (
+    global_hooks,
+    has_modes,
+    has_profiler,
+    has_saved_tensor_hooks,
+)
 from accel_nb.accelerator.model_division.calls_by_state import CallGroup, CallsByState
 from accel_nb.accelerator.model_division.forward_only import BackwardNeeded, drop_saved_tensors
 from accel_nb.accelerator.model_division.module_state import Changes, ModuleSnapshot
@@ -372,6 +377,10 @@ class DividedCalls:
             return group, DivisionRefusal("it is called with other parameters than its own")
         if has_modes():
             return group, DivisionRefusal("a mode of the user's code receives the calls inside of it", is_final=False)
+        if has_profiler():
+            return group, DivisionRefusal("a profiler receives the calls inside of it", is_final=False)
+        if has_gradients and has_saved_tensor_hooks():
+            return group, DivisionRefusal("hooks receive the tensors that it saves", is_final=False)
         if group.is_checked_now and not self._has_equal_arguments(args, kwargs):
             self._on_unequal(type(model).__name__)
             return group, DivisionRefusal("the workers call it with different values", is_final=False)
