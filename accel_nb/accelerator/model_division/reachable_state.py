@@ -245,6 +245,8 @@ def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
             yield from ((key, value) for key, value in vars(base).items() if isinstance(value, types.FunctionType))
             if attributes := ClassAttributes(base):
                 yield base.__name__, attributes
+        elif base not in (object, nn.Module):  # code may have replaced methods of a library's class
+            yield from ((key, value) for key, value in vars(base).items() if _is_users_function(value))
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
