@@ -34,6 +34,19 @@ def test_attributes_that_the_notebook_sets_on_modules_and_classes_are_set_on_wor
     assert kernel.value("found") == 0.75
 
 
+def test_a_method_that_is_put_back_is_the_one_of_before_on_the_other_side_too(kernel, helpers):
+    setup(kernel, "plain = helpers.Model.size\nhelpers.Model.size = lambda self: 5")
+    done(kernel, "found = helpers.Model().size()")
+    assert kernel.value("found") == 5
+    setup(kernel, "helpers.Model.size = plain")
+    done(kernel, "found = helpers.Model().size()")
+    assert kernel.value("found") == 1
+    done(kernel, "helpers.Model.size = lambda self: 7")
+    assert kernel.value("helpers.Model().size()") == 7
+    done(kernel, "helpers.Model.size = plain")
+    assert kernel.value("(helpers.Model().size(), helpers.Model.size is plain)") == (1, True)
+
+
 def test_attributes_that_a_cell_sets_on_modules_are_set_in_the_notebook(kernel, helpers):
     done(kernel, "import accel_nb_helpers as helpers\nhelpers.rate = 7\nhelpers.Model.size = lambda self: 5")
     assert kernel.value("(helpers.rate, helpers.Model().size())") == (7, 5)

@@ -93,6 +93,17 @@ class ImportedPath(NamedTuple):
         return ".".join(self)
 
 
+class Original:
+    """The value of an attribute that the module itself defines, which code has put back in the place of another one.
+
+    It would be sent by its name, under which the receiver has the other one.
+    """
+
+
+_originals: dict[ImportedPath, Any] = {}
+"""The values that attributes of this process's modules had before `_set_attributes` replaced them."""
+
+
 @dataclass
 class ImportedAttributes:
     """Attributes by place; unpickling sets them in the receiving process."""
@@ -100,10 +111,12 @@ class ImportedAttributes:
     values: dict[ImportedPath, Any]
 
     def __reduce__(self) -> Any:
-        found = [
-            (place, type(value), content_of(value)) if _has_same_identity(value) else (place, None, value)
-            for place, value in self.values.items()
-        ]
+        found: list[tuple[ImportedPath, type | None, Any]] = []
+        for place, value in self.values.items():
+            if _has_same_identity(value):
+                found.append((place, type(value), content_of(value)))
+            else:
+                found.append((place, None, Original if _is_original(value, place) else value))
         return _set_attributes, (found,)
 
     def ids(self) -> SharedObjects:
@@ -137,6 +150,10 @@ def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> Impo
                 setattr(owner, name, current)
             set_content(current, value[1])
         else:
+            if value is Original:
+                value = _originals.get(place, current)
+            elif _is_original(current, place):
+                _originals[place] = current
             content = content_of(value)
             held = content_of(current) if is_changed_in_place(value) else None
             if held is not None and content is not None and held[0] == content[0]:
@@ -145,6 +162,11 @@ def _set_attributes(values: list[tuple[ImportedPath, type | None, Any]]) -> Impo
                 setattr(owner, name, value)
         found[place] = getattr(owner, name)
     return ImportedAttributes(found)
+
+
+def _is_original(value: Any, place: ImportedPath) -> bool:
+    """Return whether a value is the function that the module defines at a place."""
+    return isinstance(value, types.FunctionType) and (value.__module__, value.__qualname__) == place
 
 
 def _has_same_identity(value: Any) -> bool:
