@@ -374,7 +374,8 @@ def changeable_items(container: Any) -> list[Any]:
 
     Those in tuples come after those of the container itself. None are returned if there are more than `MAX_COUNTED`.
     """
-    if not isinstance(container, list | dict | deque) or len(container) <= MAX_ITEMS:
+    base: Any = next((kind for kind in (list, dict, deque) if isinstance(container, kind)), None)
+    if base is None or base.__len__(container) <= MAX_ITEMS:  # a subclass may define another length
         return []
     found: list[Any] = []
     level = list(items_of(container, sys.maxsize))

@@ -354,14 +354,17 @@ class ResultSender:
             assert found is not None, "a value with a kind has content"
             limit = None if is_wanted or "@" in path else LARGE_BYTES
             content = found[1]
-            reason = _try_value(content, Trial(namespace, shared), limit)
+            contents = changed_contents(known.content, fingerprint.content, namespace, shared)
+            items = item_ids({path: known.content}, {} if contents is None else {path: contents})
+            sent = content if contents is None else (content, contents)
+            reason = _try_value(sent, Trial(namespace, items.merge(shared)), limit)
             if reason is not None and isinstance(content, ObjectAttributes) and not reason.endswith("large"):
                 copyable, left_out = _split_attributes(content.values, namespace, shared)
                 self._leave_out(path, value, left_out, kept)
                 content, reason = ObjectAttributes(copyable, left_out=frozenset(left_out)), None
             if reason is None:
                 delta.changed[path] = content
-                if (contents := changed_contents(known.content, namespace, shared)) is not None:
+                if contents is not None:
                     delta.items[path] = contents
             else:
                 kept[path] = reason

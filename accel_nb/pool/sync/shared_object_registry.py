@@ -507,7 +507,7 @@ def _add_change(
         content = content_of(value)
         assert content is not None, "a value with a kind has content"
         delta.changed[path] = content[1]
-        if (contents := changed_contents(before.content, namespace, shared)) is not None:
+        if (contents := changed_contents(before.content, fingerprint.content, namespace, shared)) is not None:
             delta.items[path] = contents
 
 
