@@ -105,11 +105,12 @@ def replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, 
 
 def library_replacements(files: SharedFiles | PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     """Yield the functions to patch of the `LIBRARIES` that this process has imported, as `replacements` does."""
-    if hasattr(hdf5 := sys.modules.get("h5py"), "File"):
-        yield hdf5.File, "__init__", files.make_hdf5_init  # type: ignore[union-attr]
+    hdf5, safetensors = sys.modules.get("h5py"), sys.modules.get("safetensors.torch")
+    if hdf5 is not None and hasattr(hdf5, "File"):  # it may still be importing its own modules
+        yield hdf5.File, "__init__", files.make_hdf5_init
     for function in imported_functions():
         yield function.owner(), function.own_name, functools.partial(files.make_of_library, function)
-    if hasattr(safetensors := sys.modules.get("safetensors.torch"), "serialize_file"):
+    if safetensors is not None and hasattr(safetensors, "serialize_file"):
         save = files.rename_after if isinstance(files, SharedFiles) else files.write_to
         yield safetensors, "serialize_file", functools.partial(save, 1, "filename")
 

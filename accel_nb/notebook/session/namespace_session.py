@@ -246,6 +246,8 @@ class NamespaceSession:
             arrived = {root_name(name) for name in (*names, *received.removed)}
             if changed_names is not None:
                 changed_names |= arrived
+            was_kept = any(_name_of(path) in arrived for path in self._kept)  # since an earlier cell, of any kind
+            self._has_equal_ranks = self._has_equal_ranks and not was_kept
             self._kept = {path: why for path, why in self._kept.items() if _name_of(path) not in arrived}
             reasons: dict[str, str] = {}
             for name, reason in (received.kept | received.failed).items():
