@@ -13,7 +13,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from accel_nb.pool.sync.shared_ids import SharedObjects
-from accel_nb.pool.sync.shared_memory import Place, SharedBlock, place_of_array, place_of_tensor
+from accel_nb.pool.sync.shared_memory import Place, SharedBlock, array_address, place_of_array, place_of_tensor
 
 _LARGE_BYTES = 2**20
 """Blocks above this size are not sent for a view of less than half of them."""
@@ -130,8 +130,8 @@ class MemoryBlocks:
             is_plain = owner.flags.c_contiguous or owner.flags.f_contiguous
             if not is_plain or _is_small_part(array.nbytes, owner.nbytes):
                 owner = array = array.copy()
-                first, before = _address(owner), 0
-            start = _address(owner)
+                first, before = array_address(owner), 0
+            start = array_address(owner)
             flat = (owner if owner.flags.c_contiguous else owner.T).reshape(-1)
             block, offset = self._add(start, flat.view("uint8")), first - start
         offset += before
@@ -186,7 +186,3 @@ def rebuild_array(
 
 def _is_small_part(num_bytes: int, num_block_bytes: int) -> bool:
     return num_block_bytes > _LARGE_BYTES and num_bytes * 2 < num_block_bytes
-
-
-def _address(array: Any) -> int:
-    return array.ctypes.data

@@ -85,6 +85,7 @@ from accel_nb.pool.sync.shared_ids import (
     resolve_state_part,
 )
 from accel_nb.pool.sync.shared_memory import OwnData
+from accel_nb.pool.sync.small_data import Checksums
 from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
 from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
 from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
@@ -168,7 +169,10 @@ class Pickler(cloudpickle.Pickler):
         self._is_returned = kept_names is None
         # Whether the gradient of a parameter is a part of it; without this, of none: a copy is measured or compared.
         self._has_gradient = has_gradient
-        self._blocks = MemoryBlocks(shared if isinstance(shared, SharedObjects) else SharedObjects())
+        objects = shared if isinstance(shared, SharedObjects) else SharedObjects()
+        self._blocks = MemoryBlocks(objects)
+        self._checksums = Checksums(objects)
+        self._checked_types = self._checksums.types if by_identity else frozenset[type]()
         # Types whose objects pickle reduces in its own way: structures may have many thousand objects of few types.
         self._ordinary_types: set[type] = set()
         # By id, the tensors and modules that were sent so far.
@@ -176,13 +180,19 @@ class Pickler(cloudpickle.Pickler):
         # Texts that are sent as names; a program has few, other than data such as a list of words.
         self._names: set[str] = set()
 
-    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | None:
-        """Return the id of an object that both sides hold, or of a number that is the id of one, or a name itself."""
+    def persistent_id(self, obj: Any) -> SharedId | ObjectId | int | str | bytes | None:
+        """Return the id of an object that both sides hold, or of a number that is the id of one, or a name itself.
+
+        By identity, that of a small array or tensor is a checksum.
+        """
         found = self._shared.get(id(obj))
         if found is None:
-            if type(obj) is str:
+            kind = type(obj)
+            if kind in self._checked_types:
+                return self._checksums.of(obj)
+            if kind is str:
                 return self._id_of_text(obj)
-            if type(obj) is int and obj >= _LOWEST_ID and not self._by_identity:
+            if kind is int and obj >= _LOWEST_ID and not self._by_identity:
                 held = self._shared.get(obj) or self._sent.get(obj)
                 return None if held is None else ("id", held)
             return None
