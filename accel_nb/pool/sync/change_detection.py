@@ -34,8 +34,7 @@ from accel_nb.pool.sync.optimizer_states import (
 from accel_nb.pool.sync.pickling import copyable_values, digest
 from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, state_parts
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.tensor_reduction import tensor_attributes
-from accel_nb.pool.sync.user_attributes import attribute_owners, user_attributes
+from accel_nb.pool.sync.user_attributes import attribute_owners, tensor_attributes, user_attributes
 from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part

@@ -50,12 +50,13 @@ from accel_nb.pool.sync.open_files import FilePlace, file_content, file_of, is_c
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.shared_ids import has_identity
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.tensor_reduction import set_tensor_attributes, tensor_attributes
 from accel_nb.pool.sync.user_attributes import (
     attribute_owner,
     has_tensor_keys,
     optimizer_attributes,
     scheduler_attributes,
+    set_tensor_attributes,
+    tensor_attributes,
     user_attributes,
 )
 from accel_nb.pool.sync.user_hooks import gradient_hooks

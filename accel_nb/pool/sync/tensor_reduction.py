@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
 from accel_nb.pool.sync.shared_memory import SharedBlock
+from accel_nb.pool.sync.user_attributes import tensor_attributes
 from accel_nb.pool.sync.user_hooks import gradient_hooks, reserve_numbers
 from accel_nb.runtime.devices.registry import default_type
 
@@ -66,21 +66,6 @@ def reduce_sharded_view(tensor: Any, blocks: MemoryBlocks) -> Any:
 def _place(data: Any, blocks: MemoryBlocks) -> tuple[str, MemoryBlock, tuple[int, tuple[int, ...], tuple[int, ...]]]:
     held, layout = blocks.place_tensor(data if data.is_cpu else data.cpu())
     return "cpu" if data.is_cpu else "worker", held, layout
-
-
-def tensor_attributes(tensor: Any) -> dict[str, Any]:
-    """Return the attributes that the user's code has set on a tensor."""
-    own = vars(tensor)
-    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
-        own = own["__getstate__"]()
-    return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
-
-
-def set_tensor_attributes(tensor: Any, own: Mapping[str, Any]) -> None:
-    """Set the attributes of a tensor to those that `tensor_attributes` returned for another."""
-    for name in tensor_attributes(tensor).keys() - own.keys():
-        delattr(tensor, name)
-    vars(tensor).update(own)
 
 
 def _set_tensor_state(tensor: Any, state: tuple[dict[str, dict[int, Any]], Any, dict[str, Any]]) -> None:

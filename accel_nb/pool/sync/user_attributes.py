@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
-from accel_nb.pool.sync.tensor_reduction import tensor_attributes
 from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
 
 _TORCH_ATTRIBUTES = frozenset(
@@ -82,3 +82,18 @@ def has_tensor_keys(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(is_tensor, value)) or any(map(has_tensor_keys, value.values()))
     return isinstance(value, list | tuple) and any(map(has_tensor_keys, value))
+
+
+def tensor_attributes(tensor: Any) -> dict[str, Any]:
+    """Return the attributes that the user's code has set on a tensor."""
+    own = vars(tensor)
+    if "__getstate__" in own:  # set by a training engine that keeps attributes of its own on parameters
+        own = own["__getstate__"]()
+    return {name: value for name, value in own.items() if not name.startswith("_accel_nb")}
+
+
+def set_tensor_attributes(tensor: Any, own: Mapping[str, Any]) -> None:
+    """Set the attributes of a tensor to those that `tensor_attributes` returned for another."""
+    for name in tensor_attributes(tensor).keys() - own.keys():
+        delattr(tensor, name)
+    vars(tensor).update(own)
