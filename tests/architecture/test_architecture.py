@@ -30,7 +30,7 @@ KERNEL_SIDE = [
     "accel_nb.pool.local.engine",
     "accel_nb.pool.pool",
     "accel_nb.pool.sync.change_detection",
-    "accel_nb.pool.sync.object_paths",
+    "accel_nb.pool.sync.paths.object_paths",
     "accel_nb.pool.sync.namespace_sync",
     "accel_nb.pool.sync.shared_object_registry",
     "accel_nb.pool.sync.result_transfer",

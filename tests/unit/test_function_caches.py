@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.pool.sync.function_caches import has_changeable_results
+from accel_nb.pool.sync.paths.function_caches import has_changeable_results
 
 
 @pytest.mark.parametrize("maxsize", [None, 8])

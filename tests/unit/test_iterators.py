@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import MemoryPayloads
-from accel_nb.pool.sync.pickling import dump, load
 from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
+from accel_nb.pool.sync.stream.pickling import dump, load
 from accel_nb.runtime.generators import argument_values
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accel_nb.pool.sync.pickling import dump, load
+from accel_nb.pool.sync.stream.pickling import dump, load
 
 
 def sent(*values: Any) -> list[Any]:

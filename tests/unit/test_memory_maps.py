@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
-from accel_nb.pool.sync.pickling import digest
-from accel_nb.pool.sync.sections import dump_sections, load_sections
+from accel_nb.pool.sync.stream.pickling import digest
+from accel_nb.pool.sync.stream.sections import dump_sections, load_sections
 from accel_nb.runtime.process.environment import patch_environment
 
 

@@ -17,7 +17,7 @@ from accel_nb.errors import ShippingError
 from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
 from accel_nb.pool.sync.change_detection import fingerprint_of
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta
-from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
 from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 from tests.support.namespace_sides import Sides
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, resolve_path
+from accel_nb.pool.sync.paths.object_paths import readable_path, referenced_objects, resolve_path
 from tests.support.namespace_sides import Sides
 
 CELLS = """

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.stream import pickling
 
 CELL = """
 def outer(value):

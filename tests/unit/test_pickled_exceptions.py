@@ -1,4 +1,4 @@
-from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.stream import pickling
 
 
 class _Stopped(Exception):

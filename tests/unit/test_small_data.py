@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from accel_nb.pool.sync.pickling import digest
-from accel_nb.pool.sync.shared_ids import shared_ids
+from accel_nb.pool.sync.objects.shared_ids import shared_ids
+from accel_nb.pool.sync.stream.pickling import digest
 
 
 def _fingerprint(value: Any, **objects: Any) -> bytes:

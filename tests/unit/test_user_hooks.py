@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from accel_nb.pool.sync.objects.user_hooks import changed_hooks, optimizer_hook_ids, own_methods, set_changed_hooks
 from accel_nb.pool.sync.optimizer_states import optimizer_state, set_optimizer_state
-from accel_nb.pool.sync.pickling import dump, load
-from accel_nb.pool.sync.user_hooks import changed_hooks, optimizer_hook_ids, own_methods, set_changed_hooks
+from accel_nb.pool.sync.stream.pickling import dump, load
 
 
 def sgd() -> Any:

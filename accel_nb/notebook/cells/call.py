@@ -10,8 +10,8 @@ from typing import Any
 from accel_nb.errors import ShippingError
 from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S
-from accel_nb.pool.sync.pickling import dump, load
-from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.objects.shared_ids import SharedId
+from accel_nb.pool.sync.stream.pickling import dump, load
 
 RESULT = "result"
 """Name of the payload that holds what a call returned."""

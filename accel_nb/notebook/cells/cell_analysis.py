@@ -15,8 +15,8 @@ from typing import Any
 
 from accel_nb.notebook.cells.dynamic_names import code_looks_up_names, looks_up_names
 from accel_nb.notebook.cells.reachable_values import notebook_classes, reachable_values
-from accel_nb.pool.sync.custom_operators import called_operators
-from accel_nb.pool.sync.object_kinds import attributes_of
+from accel_nb.pool.sync.objects.object_kinds import attributes_of
+from accel_nb.pool.sync.reductions.custom_operators import called_operators
 from accel_nb.runtime.code_objects import nested_codes
 from accel_nb.runtime.generators import generator_values
 

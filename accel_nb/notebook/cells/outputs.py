@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.pool.sync.object_kinds import is_plain_array, is_tensor
+from accel_nb.pool.sync.objects.object_kinds import is_plain_array, is_tensor
 
 KEPT_NAMES = frozenset({"_", "__", "___", "In", "Out", *(f"_{name}" for name in ("oh", "ih", "i", "ii", "iii"))})
 """Names that IPython binds to the values and the sources of earlier cells."""

@@ -11,7 +11,7 @@ from collections import ChainMap, OrderedDict, UserDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import attributes_of, is_tensor
+from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_tensor
 from accel_nb.runtime.generators import generator_values
 
 _MAX_ITEMS = 64

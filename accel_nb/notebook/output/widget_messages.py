@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.pool.sync.widgets import WIDGET_TARGET, find_widget
+from accel_nb.pool.sync.reductions.widgets import WIDGET_TARGET, find_widget
 from accel_nb.ui.comm import comm_class
 
 TOPICS = ("comm_open", "comm_msg", "comm_close")

@@ -12,7 +12,7 @@ from accel_nb.errors import PoolError, WorkerDied
 from accel_nb.notebook.messages import ErrorReport, RankAnswer
 from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.pool.control.stop_escalation import Reason, WorkerDeath, describe_exit
-from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.stream import pickling
 from accel_nb.telemetry.events import MemorySample
 
 _NOT_STOPPED = "did not stop and was ended; the next cell starts with the notebook's values"

@@ -19,7 +19,7 @@ from accel_nb.pool.sync.imported_attributes import (
     describe_copy_problem,
     read_assigned,
 )
-from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
 
 SENT_NAME = "_accel_nb_imported"
 """The name that the attributes have in the namespaces of the notebook and the workers."""

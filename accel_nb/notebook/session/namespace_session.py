@@ -33,12 +33,12 @@ from accel_nb.notebook.session.text_hashes import describe_hashes
 from accel_nb.pool.engine import EngineFacts
 from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
-from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
-from accel_nb.pool.sync.object_kinds import is_module
-from accel_nb.pool.sync.object_paths import readable_path, referenced_objects, root_name
-from accel_nb.pool.sync.open_files import is_open_for_writing
+from accel_nb.pool.sync.objects.object_kinds import is_module
+from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
+from accel_nb.pool.sync.paths.object_paths import readable_path, referenced_objects, root_name
+from accel_nb.pool.sync.paths.replaced_objects import describe_other_uses, put_in_place
+from accel_nb.pool.sync.reductions.open_files import is_open_for_writing
 from accel_nb.pool.sync.references import referred_names
-from accel_nb.pool.sync.replaced_objects import describe_other_uses, put_in_place
 from accel_nb.pool.sync.result_transfer import CHANGES, ResultReceiver
 from accel_nb.pool.sync.shared_object_registry import SharedObjectRegistry
 

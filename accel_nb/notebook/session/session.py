@@ -34,7 +34,7 @@ from accel_nb.pool.device_assignment import DeviceReservations, assign_workers
 from accel_nb.pool.engine import Engine, EngineFacts, WorkerSpec
 from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
 from accel_nb.pool.pool import POLL_S, START_TIMEOUT_S, Pool, RequestListener
-from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.pool.sync.paths.object_paths import root_name
 from accel_nb.runs.notification import notify
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.panel import Panel

@@ -12,7 +12,7 @@ import IPython
 from accel_nb.errors import AccelNbError
 from accel_nb.notebook.messages import ErrorReport
 from accel_nb.notebook.worker.shell import PACKAGE_FOLDER, drop_frames, insert_omission_note, shortened_tracebacks
-from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.stream import pickling
 
 _IPYTHON = os.path.dirname(IPython.__file__) + os.sep
 _LARGE_BYTES = 1_000_000

@@ -19,7 +19,7 @@ from accel_nb.pool.sync.imported_attributes import (
     is_changed_in_place,
     read_assigned,
 )
-from accel_nb.pool.sync.shared_ids import SharedObjects
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
 from accel_nb.runtime.process.user_code import modules_imported_after
 
 

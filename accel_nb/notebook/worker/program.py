@@ -46,12 +46,12 @@ from accel_nb.pool.local.worker import Worker
 from accel_nb.pool.messages import Outcome
 from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
-from accel_nb.pool.sync.event_writers import close_event_writers
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
-from accel_nb.pool.sync.object_paths import root_name
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
+from accel_nb.pool.sync.paths.object_paths import root_name
+from accel_nb.pool.sync.reductions.event_writers import close_event_writers
 from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, ResultSender
-from accel_nb.pool.sync.shared_ids import SharedObjects
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.environment import patch_environment, set_variables

@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.pool.sync.widgets import comm_function
+from accel_nb.pool.sync.reductions.widgets import comm_function
 
 
 class _CommManager:

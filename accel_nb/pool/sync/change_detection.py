@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.long_containers import items_content
-from accel_nb.pool.sync.module_gradients import gradients_of
-from accel_nb.pool.sync.module_hooks import HookPlace, module_hook_ids
-from accel_nb.pool.sync.object_kinds import (
+from accel_nb.pool.sync.objects.module_gradients import gradients_of
+from accel_nb.pool.sync.objects.module_hooks import HookPlace, module_hook_ids
+from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     is_lazy,
     is_loader,
@@ -22,7 +22,10 @@ from accel_nb.pool.sync.object_kinds import (
     is_sparse,
     is_tensor,
 )
-from accel_nb.pool.sync.object_paths import ObjectAttributes, changeable_items, content_of
+from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, state_parts
+from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.objects.user_attributes import attribute_owners, tensor_attributes, user_attributes
+from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
 from accel_nb.pool.sync.optimizer_states import (
     OptimizerContent,
     group_sizes,
@@ -31,11 +34,8 @@ from accel_nb.pool.sync.optimizer_states import (
     own_values,
     state_tensors,
 )
-from accel_nb.pool.sync.pickling import copyable_values, digest
-from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, state_parts
-from accel_nb.pool.sync.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.user_attributes import attribute_owners, tensor_attributes, user_attributes
-from accel_nb.pool.sync.user_hooks import method_ids, optimizer_hook_ids
+from accel_nb.pool.sync.paths.object_paths import ObjectAttributes, changeable_items, content_of
+from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 from accel_nb.runtime.tensors.module_paths import submodule_at

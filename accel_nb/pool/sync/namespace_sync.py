@@ -2,7 +2,7 @@
 
 A `NamespaceDelta` is serialized on one side and applied on the other, in either direction. Objects that the receiver
 holds are changed in place, so that references to them stay valid: modules, optimizers, schedulers, containers, and
-the parts of functions, bound methods and objects of the notebook (`accel_nb.pool.sync.object_paths`).
+the parts of functions, bound methods and objects of the notebook (`accel_nb.pool.sync.paths.object_paths`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from accel_nb.pool.sync.change_detection import (
 )
 from accel_nb.pool.sync.imported_attributes import ImportedAttributes
 from accel_nb.pool.sync.long_containers import set_item_contents
-from accel_nb.pool.sync.module_gradients import set_gradients
-from accel_nb.pool.sync.module_hooks import set_changed_module_hooks
-from accel_nb.pool.sync.module_parts import resolve_parts, set_module_parts
-from accel_nb.pool.sync.object_kinds import (
+from accel_nb.pool.sync.objects.module_gradients import set_gradients
+from accel_nb.pool.sync.objects.module_hooks import set_changed_module_hooks
+from accel_nb.pool.sync.objects.module_parts import resolve_parts, set_module_parts
+from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     is_module,
     is_plain_array,
@@ -30,17 +30,17 @@ from accel_nb.pool.sync.object_kinds import (
     is_tensor,
     is_training_object,
 )
-from accel_nb.pool.sync.object_paths import (
+from accel_nb.pool.sync.objects.shared_ids import SharedId
+from accel_nb.pool.sync.objects.user_hooks import next_number, reserve_numbers
+from accel_nb.pool.sync.optimizer_states import set_optimizer_state
+from accel_nb.pool.sync.paths.object_paths import (
     ObjectAttributes,
     changeable_items,
     resolve_path,
     set_content,
 )
-from accel_nb.pool.sync.optimizer_states import set_optimizer_state
-from accel_nb.pool.sync.pickling import copyable_values
-from accel_nb.pool.sync.sections import dump_sections, load_sections
-from accel_nb.pool.sync.shared_ids import SharedId
-from accel_nb.pool.sync.user_hooks import next_number, reserve_numbers
+from accel_nb.pool.sync.stream.pickling import copyable_values
+from accel_nb.pool.sync.stream.sections import dump_sections, load_sections
 
 Namespace = dict[str, Any]
 

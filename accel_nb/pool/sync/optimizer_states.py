@@ -9,14 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
-from accel_nb.pool.sync.object_paths import content_of, is_replaced_whole, set_attribute
-from accel_nb.pool.sync.optimizer_reduction import is_property
-from accel_nb.pool.sync.pickling import copyable_values
-from accel_nb.pool.sync.shared_ids import DIVIDED, SharedId, StatePart, state_parts
-from accel_nb.pool.sync.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.user_attributes import has_tensor_keys, optimizer_attributes
-from accel_nb.pool.sync.user_hooks import (
+from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
+from accel_nb.pool.sync.objects.shared_ids import DIVIDED, SharedId, StatePart, state_parts
+from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.objects.user_attributes import has_tensor_keys, optimizer_attributes
+from accel_nb.pool.sync.objects.user_hooks import (
     HookId,
     changed_hooks,
     method_ids,
@@ -25,6 +22,9 @@ from accel_nb.pool.sync.user_hooks import (
     set_own_methods,
     without_hooks,
 )
+from accel_nb.pool.sync.paths.object_paths import content_of, is_replaced_whole, set_attribute
+from accel_nb.pool.sync.reductions.optimizer_reduction import is_property
+from accel_nb.pool.sync.stream.pickling import copyable_values
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state
 
 _DICTS = (dict, OrderedDict, defaultdict)

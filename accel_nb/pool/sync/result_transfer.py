@@ -45,16 +45,13 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
-from accel_nb.pool.sync.function_caches import cached_functions, has_changeable_results
-from accel_nb.pool.sync.items_before import ItemsBefore
-from accel_nb.pool.sync.iterators import WAS_READ, is_generator_iterator, is_iterator
 from accel_nb.pool.sync.long_containers import changed_contents, item_ids
-from accel_nb.pool.sync.module_gradients import ReturnedGradients, gradient_state
-from accel_nb.pool.sync.module_hooks import changed_module_hooks
-from accel_nb.pool.sync.module_parts import module_parts, paths_before
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot, RecordedObject, tracked_fingerprint
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
-from accel_nb.pool.sync.object_kinds import (
+from accel_nb.pool.sync.objects.module_gradients import ReturnedGradients, gradient_state
+from accel_nb.pool.sync.objects.module_hooks import changed_module_hooks
+from accel_nb.pool.sync.objects.module_parts import module_parts, paths_before
+from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     is_module,
     is_optimizer,
@@ -64,7 +61,11 @@ from accel_nb.pool.sync.object_kinds import (
     is_training_object,
     set_attributes,
 )
-from accel_nb.pool.sync.object_paths import (
+from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects
+from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
+from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
+from accel_nb.pool.sync.paths.items_before import ItemsBefore
+from accel_nb.pool.sync.paths.object_paths import (
     ObjectAttributes,
     attribute_path,
     content_of,
@@ -73,11 +74,10 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
-from accel_nb.pool.sync.object_states import ObjectState, kept_attributes
-from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
-from accel_nb.pool.sync.pickling import Trial, copyable_values
-from accel_nb.pool.sync.sections import SectionError
-from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects
+from accel_nb.pool.sync.paths.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.reductions.iterators import WAS_READ, is_generator_iterator, is_iterator
+from accel_nb.pool.sync.stream.pickling import Trial, copyable_values
+from accel_nb.pool.sync.stream.sections import SectionError
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, full_tensor, is_sharded
 
 LARGE_BYTES = 64 * 1024 * 1024

@@ -22,12 +22,11 @@ from accel_nb.pool.sync.change_detection import (
     module_attributes,
     module_state,
 )
-from accel_nb.pool.sync.iterators import is_iterator
 from accel_nb.pool.sync.long_containers import ItemsContent, changed_contents, item_ids
-from accel_nb.pool.sync.module_gradients import gradient_state
-from accel_nb.pool.sync.module_hooks import changed_module_hooks
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
-from accel_nb.pool.sync.object_kinds import (
+from accel_nb.pool.sync.objects.module_gradients import gradient_state
+from accel_nb.pool.sync.objects.module_hooks import changed_module_hooks
+from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     is_loader,
     is_module,
@@ -37,7 +36,10 @@ from accel_nb.pool.sync.object_kinds import (
     is_tensor,
     is_training_object,
 )
-from accel_nb.pool.sync.object_paths import (
+from accel_nb.pool.sync.objects.shared_ids import OUTDATED, SharedId, SharedObjects, shared_ids
+from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, method_ids
+from accel_nb.pool.sync.optimizer_states import optimizer_state
+from accel_nb.pool.sync.paths.object_paths import (
     content_of,
     is_below_training_object,
     is_replaced_whole,
@@ -45,12 +47,10 @@ from accel_nb.pool.sync.object_paths import (
     resolve_path,
     root_name,
 )
-from accel_nb.pool.sync.optimizer_states import optimizer_state
-from accel_nb.pool.sync.pickling import dump
+from accel_nb.pool.sync.reductions.iterators import is_iterator
 from accel_nb.pool.sync.references import ReferenceRecorder
-from accel_nb.pool.sync.sections import SectionError
-from accel_nb.pool.sync.shared_ids import OUTDATED, SharedId, SharedObjects, shared_ids
-from accel_nb.pool.sync.user_hooks import gradient_hooks, method_ids
+from accel_nb.pool.sync.stream.pickling import dump
+from accel_nb.pool.sync.stream.sections import SectionError
 
 _ABSENT = object()
 """The recorded value of a name that the namespace did not have."""

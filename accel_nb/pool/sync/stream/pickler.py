@@ -1,4 +1,4 @@
-"""The pickler and the unpickler of values between kernel and workers; `accel_nb.pool.sync.pickling` describes them."""
+"""The pickler and the unpickler of values between kernel and workers; `pool.sync.stream.pickling` describes them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,33 @@ from typing import Any
 
 import cloudpickle
 
-from accel_nb.pool.sync.cell_classes import reduce_class
-from accel_nb.pool.sync.class_bodies import with_members_of_the_body
-from accel_nb.pool.sync.custom_operators import is_custom_operator, reduce_custom_operator
-from accel_nb.pool.sync.event_writers import is_event_writer, reduce_event_writer
-from accel_nb.pool.sync.function_reduction import (
+from accel_nb.pool.sync.objects.object_kinds import (
+    attributes_of,
+    is_data_parallel,
+    is_loader,
+    is_module,
+    is_optimizer,
+    is_plain_array,
+    is_scheduler,
+    is_tensor,
+)
+from accel_nb.pool.sync.objects.shared_ids import (
+    IMPORTED,
+    ITEM,
+    OUTDATED,
+    ObjectId,
+    SharedId,
+    SharedObjects,
+    resolve_state_part,
+)
+from accel_nb.pool.sync.objects.shared_memory import OwnData
+from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
+from accel_nb.pool.sync.paths.object_paths import changeable_items, is_replaced_whole, resolve_path
+from accel_nb.pool.sync.reductions.cell_classes import reduce_class
+from accel_nb.pool.sync.reductions.class_bodies import with_members_of_the_body
+from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator, reduce_custom_operator
+from accel_nb.pool.sync.reductions.event_writers import is_event_writer, reduce_event_writer
+from accel_nb.pool.sync.reductions.function_reduction import (
     ModuleNamespaceReference,
     NamespaceReference,
     is_of_ipython,
@@ -32,31 +54,20 @@ from accel_nb.pool.sync.function_reduction import (
     set_function_state,
     with_binding,
 )
-from accel_nb.pool.sync.hdf5_objects import is_hdf5_object, reduce_hdf5_object
-from accel_nb.pool.sync.iterators import (
+from accel_nb.pool.sync.reductions.hdf5_objects import is_hdf5_object, reduce_hdf5_object
+from accel_nb.pool.sync.reductions.iterators import (
     is_generator_iterator,
     is_loader_iterator,
     reduce_generator_iterator,
     reduce_loader_iterator,
 )
-from accel_nb.pool.sync.loader_state import has_started_workers, reduce_loader
-from accel_nb.pool.sync.locks import is_lock, reduce_lock
-from accel_nb.pool.sync.memory_blocks import MemoryBlocks, rebuild_array
-from accel_nb.pool.sync.memory_maps import is_memory_map, reduce_memory_map
-from accel_nb.pool.sync.memory_views import reduce_memory_view
-from accel_nb.pool.sync.module_constants import constants_of
-from accel_nb.pool.sync.object_kinds import (
-    attributes_of,
-    is_data_parallel,
-    is_loader,
-    is_module,
-    is_optimizer,
-    is_plain_array,
-    is_scheduler,
-    is_tensor,
-)
-from accel_nb.pool.sync.object_paths import changeable_items, is_replaced_whole, resolve_path
-from accel_nb.pool.sync.object_reduction import (
+from accel_nb.pool.sync.reductions.loader_state import has_started_workers, reduce_loader
+from accel_nb.pool.sync.reductions.locks import is_lock, reduce_lock
+from accel_nb.pool.sync.reductions.memory_blocks import MemoryBlocks, rebuild_array
+from accel_nb.pool.sync.reductions.memory_maps import is_memory_map, reduce_memory_map
+from accel_nb.pool.sync.reductions.memory_views import reduce_memory_view
+from accel_nb.pool.sync.reductions.module_constants import constants_of
+from accel_nb.pool.sync.reductions.object_reduction import (
     adds_items_itself,
     inverse_transform_type,
     is_made_with_arguments,
@@ -70,26 +81,20 @@ from accel_nb.pool.sync.object_reduction import (
     reduce_without_new,
     with_own_state,
 )
-from accel_nb.pool.sync.open_files import is_any_file, is_csv_writer, reduce_csv_writer, reduce_file
-from accel_nb.pool.sync.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
-from accel_nb.pool.sync.parametrized import is_parametrized, reduce_parametrized
-from accel_nb.pool.sync.patched_classes import reduce_patched_class
-from accel_nb.pool.sync.process_objects import has_type_of_process, is_of_process, reduce_of_process
-from accel_nb.pool.sync.shared_ids import (
-    IMPORTED,
-    ITEM,
-    OUTDATED,
-    ObjectId,
-    SharedId,
-    SharedObjects,
-    resolve_state_part,
+from accel_nb.pool.sync.reductions.open_files import is_any_file, is_csv_writer, reduce_csv_writer, reduce_file
+from accel_nb.pool.sync.reductions.optimizer_reduction import reduce_optimizer, reduce_replacement, reduce_scheduler
+from accel_nb.pool.sync.reductions.parametrized import is_parametrized, reduce_parametrized
+from accel_nb.pool.sync.reductions.patched_classes import reduce_patched_class
+from accel_nb.pool.sync.reductions.process_objects import has_type_of_process, is_of_process, reduce_of_process
+from accel_nb.pool.sync.reductions.tensor_reduction import (
+    reduce_data,
+    reduce_generator,
+    reduce_sharded_view,
+    reduce_tensor,
 )
-from accel_nb.pool.sync.shared_memory import OwnData
-from accel_nb.pool.sync.small_data import Checksums
-from accel_nb.pool.sync.tensor_reduction import reduce_data, reduce_generator, reduce_sharded_view, reduce_tensor
-from accel_nb.pool.sync.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
-from accel_nb.pool.sync.weak_collections import is_weak_collection, reduce_weak_collection
-from accel_nb.pool.sync.widgets import is_widget, reduce_widget
+from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection, reduce_weak_collection
+from accel_nb.pool.sync.reductions.widgets import is_widget, reduce_widget
+from accel_nb.pool.sync.stream.small_data import Checksums
 from accel_nb.runtime.distributed.sharded import can_read_full, full_tensor, gathered_from, is_sharded
 from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.runtime.tensors.module_paths import buffer_at, parameter_at, submodule_at

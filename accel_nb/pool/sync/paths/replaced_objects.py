@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from accel_nb.pool.sync.class_attributes import is_notebook_class
-from accel_nb.pool.sync.object_kinds import attributes_of, is_module, set_attributes
-from accel_nb.pool.sync.object_paths import referenced_objects
+from accel_nb.pool.sync.objects.class_attributes import is_notebook_class
+from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_module, set_attributes
+from accel_nb.pool.sync.paths.object_paths import referenced_objects
 
 _OWN_REFERENCES = 2
 """Those of the dict of old objects, and of the argument of `sys.getrefcount`."""

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_lazy, is_module, is_tensor
-from accel_nb.pool.sync.shared_ids import SharedId, SharedObjects, shared_ids
+from accel_nb.pool.sync.objects.object_kinds import is_lazy, is_module, is_tensor
+from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, shared_ids
 from accel_nb.runtime.tensors.module_paths import submodule_at
 
 ResolvedParts = list[tuple[Any, Mapping[str, Any]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 
-from accel_nb.pool.sync.object_kinds import attributes_of
+from accel_nb.pool.sync.objects.object_kinds import attributes_of
 
 _constants: weakref.WeakKeyDictionary[type, dict[int, str]] = weakref.WeakKeyDictionary()
 """By class, the constants of the class's module by id, each with its name there."""

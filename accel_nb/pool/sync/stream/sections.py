@@ -9,8 +9,8 @@ import pickletools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from accel_nb.pool.sync.pickler import Pickler, Unpickler
-from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.objects.shared_ids import SharedId
+from accel_nb.pool.sync.stream.pickler import Pickler, Unpickler
 
 Key = TypeVar("Key")
 

@@ -12,8 +12,8 @@ import operator
 from pickle import PickleBuffer
 from typing import Any
 
-from accel_nb.pool.sync.shared_ids import SharedObjects
-from accel_nb.pool.sync.shared_memory import Place, SharedBlock, array_address, place_of_array, place_of_tensor
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
+from accel_nb.pool.sync.objects.shared_memory import Place, SharedBlock, array_address, place_of_array, place_of_tensor
 
 _LARGE_BYTES = 2**20
 """Blocks above this size are not sent for a view of less than half of them."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from accel_nb.pool.sync.module_hooks import FLAGS, HOOKS
-from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
-from accel_nb.pool.sync.shared_memory import Place, SharedMemory, layout_of, place_of
-from accel_nb.pool.sync.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
+from accel_nb.pool.sync.objects.module_hooks import FLAGS, HOOKS
+from accel_nb.pool.sync.objects.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
+from accel_nb.pool.sync.objects.shared_memory import Place, SharedMemory, layout_of, place_of
+from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
 from accel_nb.runtime.distributed.sharded import is_sharded
 
 SharedId = tuple[str, str, str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_module
+from accel_nb.pool.sync.objects.object_kinds import is_module
 
 
 def is_parametrized(value: Any) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import set_attributes
+from accel_nb.pool.sync.objects.object_kinds import set_attributes
 
 _ITERATOR = "_iterator"
 

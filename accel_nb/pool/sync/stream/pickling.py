@@ -7,7 +7,7 @@
 * A number that is the `id` of such an object, or of a tensor or module in the stream, becomes the id that the object
   has on the receiving side: notebooks choose parameters by lists of ids that an earlier cell has made.
 * Several values are sent in one stream as sections: objects that they share stay shared, and a section that cannot be
-  rebuilt affects only sections that share an object with it (`accel_nb.pool.sync.sections`).
+  rebuilt affects only sections that share an object with it (`accel_nb.pool.sync.stream.sections`).
 
 Both processes run the user's code, and only the engine connects them: no data is unpickled from files or networks.
 """
@@ -20,8 +20,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.pickler import Pickler, Unpickler
-from accel_nb.pool.sync.shared_ids import SharedId
+from accel_nb.pool.sync.objects.shared_ids import SharedId
+from accel_nb.pool.sync.stream.pickler import Pickler, Unpickler
 
 
 def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.config.byte_sizes import size_text
-from accel_nb.pool.sync.object_kinds import is_sparse
-from accel_nb.pool.sync.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.objects.object_kinds import is_sparse
+from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.runtime.distributed.sharded import can_read_full, full_shape, is_sharded
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_optimizer, is_tensor
+from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor
 from accel_nb.runtime.tensors.module_paths import parameter_at, submodule_at
 
 _TORCH_ATTRIBUTES = frozenset(

@@ -11,10 +11,10 @@ import sys
 import zlib
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_plain_array
-from accel_nb.pool.sync.shared_ids import SharedObjects
-from accel_nb.pool.sync.shared_memory import Place, array_address, place_of_array, place_of_tensor
-from accel_nb.pool.sync.user_attributes import tensor_attributes
+from accel_nb.pool.sync.objects.object_kinds import is_plain_array
+from accel_nb.pool.sync.objects.shared_ids import SharedObjects
+from accel_nb.pool.sync.objects.shared_memory import Place, array_address, place_of_array, place_of_tensor
+from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
 from accel_nb.runtime.distributed.sharded import gathered_from, is_sharded
 
 _MAX_BYTES = 2**16

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import attributes_of
+from accel_nb.pool.sync.objects.object_kinds import attributes_of
 
 
 def _cached_for_class(function: Callable[[type], bool]) -> Callable[[type], bool]:

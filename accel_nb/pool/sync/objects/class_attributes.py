@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_module_class
+from accel_nb.pool.sync.objects.object_kinds import is_module_class
 
 _MADE_BY_PYTHON = frozenset(
     {"__dict__", "__weakref__", "__firstlineno__", "__annotate_func__", "__annotations_cache__"}

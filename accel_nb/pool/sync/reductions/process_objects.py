@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from accel_nb.pool.sync.widgets import is_widget
+from accel_nb.pool.sync.reductions.widgets import is_widget
 
 _ATTRIBUTES = (
     ("sys", "stdout"),

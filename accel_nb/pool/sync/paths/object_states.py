@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import attributes_of, set_attributes
-from accel_nb.pool.sync.widgets import is_widget
+from accel_nb.pool.sync.objects.object_kinds import attributes_of, set_attributes
+from accel_nb.pool.sync.reductions.widgets import is_widget
 
 _INTERLINKED = frozenset({"matplotlib", "mpl_toolkits"})
 """Packages whose objects refer to each other in many ways, and are sent as a whole."""

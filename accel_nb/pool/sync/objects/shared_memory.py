@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from accel_nb.pool.sync.object_kinds import is_lazy, is_tensor
+from accel_nb.pool.sync.objects.object_kinds import is_lazy, is_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part
 
 _START = operator.itemgetter(0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel_nb.pool.sync.memory_blocks import MemoryBlock, MemoryBlocks
-from accel_nb.pool.sync.shared_memory import SharedBlock
-from accel_nb.pool.sync.user_attributes import tensor_attributes
-from accel_nb.pool.sync.user_hooks import gradient_hooks, reserve_numbers
+from accel_nb.pool.sync.objects.shared_memory import SharedBlock
+from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
+from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, reserve_numbers
+from accel_nb.pool.sync.reductions.memory_blocks import MemoryBlock, MemoryBlocks
 from accel_nb.runtime.devices.registry import default_type
 
 
@@ -98,7 +98,7 @@ def _rebuild_inner_tensor(
     block: MemoryBlock | SharedBlock, dtype: str, layout: tuple[Any, Any, Any], device: str, gradient: Any
 ) -> Any:
     """Return a tensor that was computed with gradients in another process; a backward pass to it is refused."""
-    from accel_nb.pool.sync.foreign_graphs import as_computed_elsewhere
+    from accel_nb.pool.sync.reductions.foreign_graphs import as_computed_elsewhere
 
     tensor = as_computed_elsewhere(lambda: _rebuild_tensor(block, dtype, layout, False, False, device))
     if gradient is not None:

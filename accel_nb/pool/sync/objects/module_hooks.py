@@ -9,7 +9,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from accel_nb.pool.sync.user_hooks import gradient_hook_dict, gradient_hooks, is_users, reserve_numbers
+from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, gradient_hooks, is_users, reserve_numbers
 
 HOOKS = (
     "_forward_hooks",

@@ -6,8 +6,8 @@ import copyreg
 import types
 from typing import Any
 
-from accel_nb.pool.sync.user_attributes import OPTIMIZER_PREFIXES
-from accel_nb.pool.sync.user_hooks import optimizer_hooks, own_methods, replaced_method, reserve_numbers
+from accel_nb.pool.sync.objects.user_attributes import OPTIMIZER_PREFIXES
+from accel_nb.pool.sync.objects.user_hooks import optimizer_hooks, own_methods, replaced_method, reserve_numbers
 
 
 def reduce_scheduler(scheduler: Any) -> Any:

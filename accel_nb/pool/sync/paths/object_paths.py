@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.sync.class_attributes import (
+from accel_nb.pool.sync.objects.class_attributes import (
     class_content,
     class_parts,
     is_enum_member,
@@ -25,13 +25,8 @@ from accel_nb.pool.sync.class_attributes import (
     is_notebook_class,
     set_class_content,
 )
-from accel_nb.pool.sync.custom_operators import is_custom_operator
-from accel_nb.pool.sync.iterators import is_generator_iterator, is_iterator, is_loader_iterator, is_plain_iterator
-from accel_nb.pool.sync.loader_state import loader_attributes, set_loader_attributes
-from accel_nb.pool.sync.locks import is_lock
-from accel_nb.pool.sync.memory_views import is_whole_view
-from accel_nb.pool.sync.module_hooks import module_hooks
-from accel_nb.pool.sync.object_kinds import (
+from accel_nb.pool.sync.objects.module_hooks import module_hooks
+from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     generator_state,
     is_generator,
@@ -45,12 +40,9 @@ from accel_nb.pool.sync.object_kinds import (
     set_attributes,
     set_generator_state,
 )
-from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
-from accel_nb.pool.sync.open_files import FilePlace, file_content, file_of, is_csv_writer, is_file, set_place
-from accel_nb.pool.sync.process_objects import is_of_process
-from accel_nb.pool.sync.shared_ids import has_identity
-from accel_nb.pool.sync.shared_memory import OwnData, data_of
-from accel_nb.pool.sync.user_attributes import (
+from accel_nb.pool.sync.objects.shared_ids import has_identity
+from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
+from accel_nb.pool.sync.objects.user_attributes import (
     attribute_owner,
     has_tensor_keys,
     optimizer_attributes,
@@ -59,8 +51,21 @@ from accel_nb.pool.sync.user_attributes import (
     tensor_attributes,
     user_attributes,
 )
-from accel_nb.pool.sync.user_hooks import gradient_hooks
-from accel_nb.pool.sync.weak_collections import is_weak_collection
+from accel_nb.pool.sync.objects.user_hooks import gradient_hooks
+from accel_nb.pool.sync.paths.object_states import ObjectState, has_own_state, object_state, set_object_state
+from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator
+from accel_nb.pool.sync.reductions.iterators import (
+    is_generator_iterator,
+    is_iterator,
+    is_loader_iterator,
+    is_plain_iterator,
+)
+from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
+from accel_nb.pool.sync.reductions.locks import is_lock
+from accel_nb.pool.sync.reductions.memory_views import is_whole_view
+from accel_nb.pool.sync.reductions.open_files import FilePlace, file_content, file_of, is_csv_writer, is_file, set_place
+from accel_nb.pool.sync.reductions.process_objects import is_of_process
+from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection
 from accel_nb.runtime.container_items import items_of
 from accel_nb.runtime.generators import argument_values
 from accel_nb.runtime.tensors.overlap import overwrite

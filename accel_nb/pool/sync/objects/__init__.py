@@ -1,0 +1,1 @@
+"""The parts of objects that both sides hold: their ids, memory, hooks and attributes."""

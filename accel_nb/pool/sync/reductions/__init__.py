@@ -1,0 +1,1 @@
+"""Objects of particular kinds in a pickle stream."""

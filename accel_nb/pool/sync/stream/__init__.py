@@ -1,0 +1,1 @@
+"""The pickle streams in which values travel, and fingerprints of such streams."""
