@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from accel_nb.accelerator.plain_cells.contrastive_check import num_compared_rows
+from accel_nb.accelerator.plain_cells.loss_proof.contrastive_check import num_compared_rows
 
 encode = nn.Linear(10, 8)
 x, y = torch.randn(8, 10), torch.randn(8, 10)

@@ -22,8 +22,6 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.model_division.divided_calls import DividedCalls
-from accel_nb.accelerator.plain_cells import file_writes, sharded_code, torchscript
-from accel_nb.accelerator.plain_cells.backward_passes import BackwardPasses
 from accel_nb.accelerator.plain_cells.cell_warnings import (
     library_step_check,
     warn_evaluation_mode,
@@ -36,9 +34,24 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_unequal_values,
     warn_unprepared_model,
 )
-from accel_nb.accelerator.plain_cells.changed_paths import ChangedPaths
-from accel_nb.accelerator.plain_cells.clipping import replace_clip_norm, replace_clip_value
-from accel_nb.accelerator.plain_cells.device_moves import (
+from accel_nb.accelerator.plain_cells.detection.external_division import is_divided_loader, without_divided
+from accel_nb.accelerator.plain_cells.detection.lazy_models import LazyModels
+from accel_nb.accelerator.plain_cells.detection.model_hooks import has_inner_hooks
+from accel_nb.accelerator.plain_cells.detection.module_calls import ModuleCallHooks
+from accel_nb.accelerator.plain_cells.detection.new_parts import NewParts
+from accel_nb.accelerator.plain_cells.detection.object_graph import find_training_objects
+from accel_nb.accelerator.plain_cells.detection.training_detection import find_training_code
+from accel_nb.accelerator.plain_cells.detection.unmanaged_tensors import find_unmanaged_names
+from accel_nb.accelerator.plain_cells.files import file_writes
+from accel_nb.accelerator.plain_cells.files.changed_paths import ChangedPaths
+from accel_nb.accelerator.plain_cells.files.library_files import LIBRARIES
+from accel_nb.accelerator.plain_cells.files.shared_commands import SharedCommands
+from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
+from accel_nb.accelerator.plain_cells.loss_proof.proof import LossCheck
+from accel_nb.accelerator.plain_cells.replacements import sharded_code, torchscript
+from accel_nb.accelerator.plain_cells.replacements.backward_passes import BackwardPasses
+from accel_nb.accelerator.plain_cells.replacements.clipping import replace_clip_norm, replace_clip_value
+from accel_nb.accelerator.plain_cells.replacements.device_moves import (
     FACTORIES,
     collect_factories,
     make_mover,
@@ -46,23 +59,11 @@ from accel_nb.accelerator.plain_cells.device_moves import (
     replace_factory,
     replace_to,
 )
-from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
-from accel_nb.accelerator.plain_cells.fresh_seeds import FreshSeeds
-from accel_nb.accelerator.plain_cells.gradient_data import GradientData
-from accel_nb.accelerator.plain_cells.held_gradients import HeldGradients
-from accel_nb.accelerator.plain_cells.imported_names import ImportedNames
-from accel_nb.accelerator.plain_cells.late_imports import observed_imports
-from accel_nb.accelerator.plain_cells.lazy_models import LazyModels
-from accel_nb.accelerator.plain_cells.library_files import LIBRARIES
-from accel_nb.accelerator.plain_cells.loop_division import LoopDivision
-from accel_nb.accelerator.plain_cells.loss_proof import LossCheck
-from accel_nb.accelerator.plain_cells.model_hooks import has_inner_hooks
-from accel_nb.accelerator.plain_cells.module_calls import ModuleCallHooks
-from accel_nb.accelerator.plain_cells.new_parts import NewParts
-from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
-from accel_nb.accelerator.plain_cells.shared_commands import SharedCommands
-from accel_nb.accelerator.plain_cells.training_detection import find_training_code
-from accel_nb.accelerator.plain_cells.unmanaged_tensors import find_unmanaged_names
+from accel_nb.accelerator.plain_cells.replacements.fresh_seeds import FreshSeeds
+from accel_nb.accelerator.plain_cells.replacements.gradient_data import GradientData
+from accel_nb.accelerator.plain_cells.replacements.held_gradients import HeldGradients
+from accel_nb.accelerator.plain_cells.replacements.imported_names import ImportedNames
+from accel_nb.accelerator.plain_cells.replacements.late_imports import observed_imports
 from accel_nb.accelerator.prepare.preparer import ObjectsByKind, WholeReading
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.order import BatchShare

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
-from accel_nb.accelerator.plain_cells.object_graph import find_sharded_tensors
+from accel_nb.accelerator.plain_cells.detection.object_graph import find_sharded_tensors
 from accel_nb.config import Resolved
 from accel_nb.notebook.messages import RunRequest
 from accel_nb.pool.local.worker import Worker

@@ -19,7 +19,7 @@ from accel_nb.errors import MisuseError
 _INNER = ("accel_nb.", "deepspeed.", "torch.")
 _CALLED_BY_USERS = "torch.nn.utils."
 # In a plain cell the code's reads of `data` come through a property.
-_PROPERTY = "accel_nb.accelerator.plain_cells.gradient_data"
+_PROPERTY = "accel_nb.accelerator.plain_cells.replacements.gradient_data"
 _PASSES_ON = ("torch._tensor", "torch.overrides", "torch.functional", "torch.nn.functional", _PROPERTY)
 # Plain cells replace attributes of Tensor, and not those that it inherits.
 _BASE: Any = Tensor.__base__

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_background_process
-from accel_nb.accelerator.plain_cells.file_writes import PrivateFiles
+from accel_nb.accelerator.plain_cells.files.file_writes import PrivateFiles
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 from accel_nb.runtime.process.user_code import is_user_module

@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.plain_cells.cell_warnings import warn_lazy_model
-from accel_nb.accelerator.plain_cells.external_division import has_any_of
+from accel_nb.accelerator.plain_cells.detection.external_division import has_any_of
 
 
 class LazyModels:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from accel_nb.accelerator.plain_cells.object_graph import find_training_objects
+from accel_nb.accelerator.plain_cells.detection.object_graph import find_training_objects
 from accel_nb.runtime.container_items import items_of
 
 _MAX_LEAVES = 1000

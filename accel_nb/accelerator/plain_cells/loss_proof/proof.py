@@ -22,9 +22,9 @@ from accel_nb.accelerator.plain_cells.cell_warnings import (
     warn_random_numbers,
     warn_unproven_loss,
 )
-from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
-from accel_nb.accelerator.plain_cells.model_hooks import has_gradient_hooks
-from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCallHooks
+from accel_nb.accelerator.plain_cells.detection.model_hooks import has_gradient_hooks
+from accel_nb.accelerator.plain_cells.detection.module_calls import Forward, ModuleCallHooks
+from accel_nb.accelerator.plain_cells.loss_proof.trace import LossTrace
 from accel_nb.data.loader import is_sharded, watch_batches
 from accel_nb.data.order import BatchShare
 from accel_nb.runtime import rng

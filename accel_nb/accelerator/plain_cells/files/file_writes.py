@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from accel_nb.accelerator.plain_cells.cell_files import (
+from accel_nb.accelerator.plain_cells.files.cell_files import (
     SYSTEM,
     CellFiles,
     Function,
@@ -43,8 +43,8 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_database,
     is_path,
 )
-from accel_nb.accelerator.plain_cells.library_files import FileFunction, imported_functions
-from accel_nb.accelerator.plain_cells.shared_files import SharedFiles
+from accel_nb.accelerator.plain_cells.files.library_files import FileFunction, imported_functions
+from accel_nb.accelerator.plain_cells.files.shared_files import SharedFiles
 from accel_nb.runtime.process.temporary_files import make_temporary_folder
 
 _HOLDERS = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.changed_paths import MAX_COPIED_BYTES, ChangedPaths
+from accel_nb.accelerator.plain_cells.files.changed_paths import MAX_COPIED_BYTES, ChangedPaths
 from accel_nb.runtime.process.user_code import is_user_module
 
 _MULTIPROCESS = (

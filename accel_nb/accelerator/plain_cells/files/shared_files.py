@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from accel_nb.accelerator.plain_cells.cell_files import (
+from accel_nb.accelerator.plain_cells.files.cell_files import (
     SYSTEM,
     CellFiles,
     Function,
@@ -19,8 +19,8 @@ from accel_nb.accelerator.plain_cells.cell_files import (
     is_database,
     is_path,
 )
-from accel_nb.accelerator.plain_cells.changed_paths import MAX_KEPT
-from accel_nb.accelerator.plain_cells.library_files import FileFunction
+from accel_nb.accelerator.plain_cells.files.changed_paths import MAX_KEPT
+from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
 
 
 class SharedFiles(CellFiles):

@@ -17,9 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_nb.accelerator.plain_cells.contrastive_check import num_compared_rows
-from accel_nb.accelerator.plain_cells.module_calls import Forward
-from accel_nb.accelerator.plain_cells.sample_rules import (
+from accel_nb.accelerator.plain_cells.detection.module_calls import Forward
+from accel_nb.accelerator.plain_cells.loss_proof.contrastive_check import num_compared_rows
+from accel_nb.accelerator.plain_cells.loss_proof.sample_rules import (
     BatchReduction,
     MixedSamples,
     OperationCall,

@@ -1,0 +1,1 @@
+"""Detection of what a plain cell trains: loops, models and their parts."""

@@ -1,0 +1,1 @@
+"""Files that a plain cell reads and writes: each is written once."""
