@@ -5,7 +5,7 @@ accelerate's modules, each an object of accel_nb. Unsupported names can be impor
 they do not use; using one raises an error with the alternative.
 """
 
-from accel_nb.compat.finder import COMPATIBLE_VERSION as COMPATIBLE_VERSION
-from accel_nb.compat.finder import install as install
-from accel_nb.compat.finder import is_installed as is_installed
-from accel_nb.compat.finder import uninstall as uninstall
+from accel_nb.compat.names.finder import COMPATIBLE_VERSION as COMPATIBLE_VERSION
+from accel_nb.compat.names.finder import install as install
+from accel_nb.compat.names.finder import is_installed as is_installed
+from accel_nb.compat.names.finder import uninstall as uninstall

@@ -23,9 +23,9 @@ from accel_nb.accelerator import Accelerator as OwnAccelerator
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.accelerator.training.join import override_even_batches
 from accel_nb.compat.checkpoint_folders import CheckpointFolders
-from accel_nb.compat.deepspeed_engine import DeepSpeedEngine, model_of
-from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
-from accel_nb.compat.deepspeed_prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
+from accel_nb.compat.deepspeed.engine import DeepSpeedEngine, model_of
+from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
+from accel_nb.compat.deepspeed.prepare import choose_plugin, require_options, steps_of_plugin, without_placeholders
 from accel_nb.compat.hf_utils import parse_flag_from_env, save
 from accel_nb.compat.kwargs_records import HANDLER_NAMES
 from accel_nb.compat.option_records import (
@@ -317,7 +317,7 @@ class Accelerator(OwnAccelerator):
         for item in args:
             refuse_offloaded_quantized(item)
         if self.use_stateful_dataloader:
-            from accel_nb.compat.data_loaders import stateful_copy
+            from accel_nb.compat.data.data_loaders import stateful_copy
 
             args = tuple(stateful_copy(item) if type(item) is DataLoader else item for item in args)
             preparer = self.components.preparer  # streams without a state are read again, as by torchdata
@@ -450,7 +450,7 @@ class Accelerator(OwnAccelerator):
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model inside of a wrapper; a prepared model has no wrapper and is returned unchanged."""
-        from accel_nb.compat.model_parts import extract_model_from_parallel
+        from accel_nb.compat.models.model_parts import extract_model_from_parallel
 
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
@@ -551,7 +551,12 @@ class Accelerator(OwnAccelerator):
 
         Offloaded weights are read from where they are.
         """
-        from accel_nb.compat.weight_files import has_absent_weights, read_weights, save_offloaded, save_with_torch
+        from accel_nb.compat.models.weight_files import (
+            has_absent_weights,
+            read_weights,
+            save_offloaded,
+            save_with_torch,
+        )
 
         is_offloaded = has_absent_weights(model)
         if safe_serialization:
@@ -581,7 +586,7 @@ class Accelerator(OwnAccelerator):
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return a loader without its first batches."""
-        from accel_nb.compat.data_loaders import skip_first_batches
+        from accel_nb.compat.data.data_loaders import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
 
@@ -601,7 +606,7 @@ def _rebuild(
 
 def refuse_offloaded_quantized(item: Any) -> None:
     """Raise ValueError for a model of bitsandbytes' layers with parts that a map places on the CPU or on disk."""
-    from accel_nb.compat.availability import is_bitsandbytes_multi_backend_available
+    from accel_nb.compat.names.availability import is_bitsandbytes_multi_backend_available
 
     is_quantized = getattr(item, "is_loaded_in_8bit", False) or getattr(item, "is_loaded_in_4bit", False)
     places = getattr(item, "hf_device_map", None) or {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import accel_nb
-from accel_nb.compat.finder import install
+from accel_nb.compat.names.finder import install
 from accel_nb.config.yaml_documents import dump_yaml
 from accel_nb.runtime.process.hardware import inspect_machine
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from accel_nb.accelerator.options import fsdp_plugin, plugins
 from accel_nb.compat.hf_utils import TextEnum
-from accel_nb.compat.model_parts import get_module_class_from_name
+from accel_nb.compat.models.model_parts import get_module_class_from_name
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable

@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 
-from accel_nb.compat.finder import install
+from accel_nb.compat.names.finder import install
 
 
 def main() -> None:

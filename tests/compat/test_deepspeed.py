@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.deepspeed_config import (
+from accel_nb.compat.deepspeed.config import (
     DummyOptim,
     DummyScheduler,
     HfDeepSpeedConfig,
     get_active_deepspeed_plugin,
 )
-from accel_nb.compat.deepspeed_engine import DeepSpeedEngine
-from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
+from accel_nb.compat.deepspeed.engine import DeepSpeedEngine
+from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import ConfigError, MisuseError
 

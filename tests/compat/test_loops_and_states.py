@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb import GeneralTracker, compat
 from accel_nb.accelerator.process_state import DistributedType
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.data_loaders import (
+from accel_nb.compat.data.data_loaders import (
     DataLoaderDispatcher,
     DataLoaderShard,
     prepare_data_loader,
     skip_first_batches,
 )
 from accel_nb.compat.hf_utils import save
-from accel_nb.compat.model_parts import get_parameters_from_modules
+from accel_nb.compat.models.model_parts import get_parameters_from_modules
 from accel_nb.compat.option_records import DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState, GradientState, PartialState
 from accel_nb.errors import MisuseError

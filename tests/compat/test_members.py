@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.utils.data import DataLoader
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.data_loaders import SkipDataLoader, skip_first_batches
+from accel_nb.compat.data.data_loaders import SkipDataLoader, skip_first_batches
 from accel_nb.compat.kwargs_records import DistributedDataParallelKwargs, ProfileKwargs
 from accel_nb.compat.option_records import DDPCommunicationHookType, FullyShardedDataParallelPlugin
 from accel_nb.compat.parallelism import ParallelismConfig

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.compat.accelerator import Accelerator, refuse_offloaded_quantized
-from accel_nb.compat.batch_shards import set_epoch_of
-from accel_nb.compat.big_models import load_checkpoint_and_dispatch
-from accel_nb.compat.data_loaders import SeedableRandomSampler, skip_first_batches
-from accel_nb.compat.weight_files import has_absent_weights, read_weights, save_offloaded, save_with_torch
+from accel_nb.compat.data.batch_shards import set_epoch_of
+from accel_nb.compat.data.data_loaders import SeedableRandomSampler, skip_first_batches
+from accel_nb.compat.models.big_models import load_checkpoint_and_dispatch
+from accel_nb.compat.models.weight_files import has_absent_weights, read_weights, save_offloaded, save_with_torch
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks

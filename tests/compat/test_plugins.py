@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 
 from accel_nb.compat.accelerator import Accelerator
-from accel_nb.compat.deepspeed_plugin import DeepSpeedPlugin
+from accel_nb.compat.deepspeed.plugin import DeepSpeedPlugin
 from accel_nb.compat.option_records import FullyShardedDataParallelPlugin
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError

@@ -106,7 +106,7 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of this process by name, JSON-ready; ``before`` is the result of the previous call."""
     found = _read_values(before)
     found["log_handlers"] = read_handlers()
-    compat = sys.modules.get("accel_nb.compat.finder")
+    compat = sys.modules.get("accel_nb.compat.names.finder")
     if compat is not None and (compat.is_installed() or before.get("accelerate_alias")):
         found["accelerate_alias"] = compat.is_installed()
     return found

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from accel_nb.compat.deepspeed_config import DummyOptim, DummyScheduler
-from accel_nb.compat.deepspeed_plugin import AUTO, CLIPPED, DeepSpeedPlugin
+from accel_nb.compat.deepspeed.config import DummyOptim, DummyScheduler
+from accel_nb.compat.deepspeed.plugin import AUTO, CLIPPED, DeepSpeedPlugin
 from accel_nb.compat.hf_utils import parse_flag_from_env
 from accel_nb.compat.states import AcceleratorState
 from accel_nb.errors import MisuseError

@@ -136,7 +136,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 def is_peft_model(model: nn.Module) -> bool:
     """Whether a model, without what wraps it, is PEFT's."""
-    from accel_nb.compat.availability import _is_available
+    from accel_nb.compat.names.availability import _is_available
 
     if not _is_available("peft"):
         return False
@@ -169,7 +169,7 @@ def check_tied_parameters_on_same_device(
 
 def has_offloaded_params(module: nn.Module) -> bool:
     """Whether an `AlignDevicesHook` brings the module's weights for each forward."""
-    from accel_nb.compat.align_hooks import AlignDevicesHook
+    from accel_nb.compat.models.align_hooks import AlignDevicesHook
 
     hook = getattr(module, "_hf_hook", None)
     return isinstance(hook, AlignDevicesHook) and hook.offload

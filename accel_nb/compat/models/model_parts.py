@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.logging import get_logger
-from accel_nb.compat.deepspeed_engine import DeepSpeedEngine
+from accel_nb.compat.deepspeed.engine import DeepSpeedEngine
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.instance_patching import plain_view
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel_nb.compat.names import MODULES, reason_for
-from accel_nb.compat.unserved_names import PACKAGE
+from accel_nb.compat.names.names import MODULES, reason_for
+from accel_nb.compat.names.unserved import PACKAGE
 from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"

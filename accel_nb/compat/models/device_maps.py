@@ -17,7 +17,7 @@ from torch import nn
 from accel_nb.accelerator.process.logging import get_logger
 from accel_nb.bigmodel.planning.module_tree import ModuleTree
 from accel_nb.bigmodel.planning.sizes import Device, list_tensors
-from accel_nb.compat.module_sizes import clean_device_map, get_max_memory
+from accel_nb.compat.models.module_sizes import clean_device_map, get_max_memory
 from accel_nb.config.byte_sizes import size_text
 from accel_nb.errors import ConfigError
 

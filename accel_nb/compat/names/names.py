@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_nb.compat.served_names import SERVED, places_in
-from accel_nb.compat.unserved_names import FOR_IMPORT
+from accel_nb.compat.names.served import SERVED, places_in
+from accel_nb.compat.names.unserved import FOR_IMPORT
 
 UNSUPPORTED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
 """Unsupported names that libraries import (transformers and peft above all); using one raises an error."""
 
+_PLACEHOLDERS = "accel_nb.compat.names.placeholders"
+
 MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        module: {**places_in("accel_nb.compat.unserved", FOR_IMPORT.get(module, "")), **SERVED.get(module, {})}
+        module: {
+            **places_in(_PLACEHOLDERS, FOR_IMPORT.get(module, "")),
+            **SERVED.get(module, {}),
+        }
         for module in sorted({*SERVED, *FOR_IMPORT})
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel_nb.compat.unserved_names import PACKAGE
+from accel_nb.compat.names.unserved import PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.options.plugins"
 _MESHES = "accel_nb.compat.parallelism"
@@ -14,7 +14,7 @@ _OWN_STATE = "accel_nb.compat.states"
 _STATE = "accel_nb.accelerator.process_state"
 _OPERATIONS = "accel_nb.accelerator.process.operations"
 _HF_UTILS = "accel_nb.compat.hf_utils"
-_AVAILABLE = "accel_nb.compat.availability"
+_AVAILABLE = "accel_nb.compat.names.availability"
 
 
 def places_in(module: str, names: str) -> dict[str, str]:
@@ -34,10 +34,10 @@ _RECORDS = {
         "DDPCommunicationHookType DataLoaderConfiguration FullyShardedDataParallelPlugin GradientAccumulationPlugin "
         "ProjectConfiguration TorchDynamoPlugin",
     ),
-    **places_in("accel_nb.compat.deepspeed_plugin", "DeepSpeedPlugin"),
+    **places_in("accel_nb.compat.deepspeed.plugin", "DeepSpeedPlugin"),
 }
 _DEEPSPEED = places_in(
-    "accel_nb.compat.deepspeed_config", "DummyOptim DummyScheduler HfDeepSpeedConfig get_active_deepspeed_plugin"
+    "accel_nb.compat.deepspeed.config", "DummyOptim DummyScheduler HfDeepSpeedConfig get_active_deepspeed_plugin"
 )
 _DATACLASSES = {
     **_RECORDS,
@@ -49,12 +49,12 @@ _DATACLASSES = {
         "DeepSpeedSequenceParallelConfig TorchContextParallelConfig TorchTensorParallelConfig",
     ),
     "KwargsHandler": "accel_nb.accelerator.options.records:KwargsHandler",
-    "TensorInformation": "accel_nb.compat.nested_data:TensorInformation",
+    "TensorInformation": "accel_nb.compat.data.nested_data:TensorInformation",
 }
 _DATACLASSES_MODULE = {
     **_DATACLASSES,
     **places_in(_OWN_RECORDS, "FP8BackendType"),
-    "get_module_class_from_name": "accel_nb.compat.model_parts:get_module_class_from_name",
+    "get_module_class_from_name": "accel_nb.compat.models.model_parts:get_module_class_from_name",
 }
 _COLLECTIVES = places_in(
     _OPERATIONS,
@@ -64,7 +64,7 @@ _NESTED = {
     **_COLLECTIVES,
     **places_in(_HF_UTILS, "honor_type is_namedtuple is_torch_tensor"),
     **places_in(
-        "accel_nb.compat.nested_data",
+        "accel_nb.compat.data.nested_data",
         "CannotPadNestedTensorWarning broadcast concatenate convert_outputs_to_fp32 copy_tensor_to_devices gather "
         "get_data_structure ignorant_find_batch_size initialize_tensors is_tensor_information pad_across_processes "
         "pad_input_tensors recursively_apply reduce slice_tensors",
@@ -73,7 +73,7 @@ _NESTED = {
 _NESTED_MODULE = {
     **_NESTED,
     **places_in(
-        "accel_nb.compat.nested_data",
+        "accel_nb.compat.data.nested_data",
         "ConvertOutputsToFp32 DistributedOperationException TensorInformation gather_tensor_shape get_shape",
     ),
 }
@@ -106,7 +106,7 @@ _OTHER = {
     **places_in(_HF_UTILS, "save"),
     **places_in(_HF_UTILS, "convert_bytes is_port_in_use merge_dicts"),
     **places_in(
-        "accel_nb.compat.model_parts",
+        "accel_nb.compat.models.model_parts",
         "clean_state_dict_for_safetensors compile_regions compile_regions_deepspeed extract_model_from_parallel "
         "get_model_tp_size get_module_children_bottom_up get_pretty_name has_compiled_regions is_compiled_module load "
         "model_has_dtensor",
@@ -153,7 +153,7 @@ _CONSTANTS = {
     if not name.startswith(("BETA", "CUDA", "DEEPSPEED", "DTENSOR", "ELASTIC", "FSDP", "STR", "SUPPORTED", "TORCH_DYN"))
 }
 _TENSORS = places_in(
-    "accel_nb.compat.module_tensors",
+    "accel_nb.compat.models.module_tensors",
     "align_module_device check_device_same check_tied_parameters_in_config check_tied_parameters_on_same_device "
     "dtype_byte_size get_non_persistent_buffers has_offloaded_params id_tensor_storage is_peft_model "
     "named_module_tensors retie_parameters set_module_tensor_to_device",
@@ -162,12 +162,12 @@ _SIZES = {
     "_get_proper_dtype": "accel_nb.bigmodel.planning.sizes:parse_dtype",  # the tests of diffusers import it
     **places_in("accel_nb.bigmodel.planning.sizes", "compute_module_sizes find_tied_parameters"),
     **places_in(
-        "accel_nb.compat.module_sizes",
+        "accel_nb.compat.models.module_sizes",
         "calculate_maximum_sizes clean_device_map compute_module_total_buffer_size convert_file_size_to_int "
         "get_balanced_memory get_max_layer_size get_max_memory get_module_leaves get_module_size_with_ties",
     ),
 }
-_FILES = "accel_nb.compat.offloaded_files"
+_FILES = "accel_nb.compat.models.offloaded_files"
 _OFFLOAD = places_in(
     _FILES,
     "OffloadedWeightsLoader PrefixedDataset extract_submodules_state_dict load_offloaded_weight offload_state_dict "
@@ -176,13 +176,13 @@ _OFFLOAD = places_in(
 _STATE_DICTS = places_in(
     _FILES, "get_state_dict_from_offload get_state_dict_offloaded_model load_offloaded_weights load_state_dict"
 )
-_PRECISION = places_in("accel_nb.compat.model_parts", "get_grad_scaler get_mixed_precision_context_manager")
+_PRECISION = places_in("accel_nb.compat.models.model_parts", "get_grad_scaler get_mixed_precision_context_manager")
 _SHARDED = {
     **places_in(
-        "accel_nb.compat.sharded_files",
+        "accel_nb.compat.models.sharded_files",
         "load_fsdp_model load_fsdp_optimizer merge_fsdp_weights save_fsdp_model save_fsdp_optimizer",
     ),
-    **places_in("accel_nb.compat.model_parts", "get_fsdp2_grad_scaler"),
+    **places_in("accel_nb.compat.models.model_parts", "get_fsdp2_grad_scaler"),
     **places_in(_MACHINE, "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"),
 }
 _MODELING = {**_PRECISION, **_TENSORS, **_SIZES, **_STATE_DICTS}
@@ -196,19 +196,19 @@ _INNER_OF_MODELING = frozenset(
 _UTILS_OF_MODELING = {name: place for name, place in _MODELING.items() if name not in _INNER_OF_MODELING}
 _HOOKS = {
     **places_in(
-        "accel_nb.compat.model_hooks",
+        "accel_nb.compat.models.model_hooks",
         "ModelHook SequentialHook add_hook_to_module remove_hook_from_module remove_hook_from_submodules",
     ),
     **places_in(
-        "accel_nb.compat.align_hooks",
+        "accel_nb.compat.models.align_hooks",
         "AlignDevicesHook CpuOffload LayerwiseCastingHook UserCpuOffloadHook attach_align_device_hook "
         "attach_align_device_hook_on_blocks attach_execution_device_hook",
     ),
 }
 _LOADERS = {
-    **places_in("accel_nb.compat.batch_shards", "BatchSamplerShard IterableDatasetShard"),
+    **places_in("accel_nb.compat.data.batch_shards", "BatchSamplerShard IterableDatasetShard"),
     **places_in(
-        "accel_nb.compat.data_loaders",
+        "accel_nb.compat.data.data_loaders",
         "DataLoaderAdapter DataLoaderDispatcher DataLoaderShard DataLoaderStateMixin SeedableRandomSampler "
         "SkipBatchSampler SkipDataLoader get_sampler prepare_data_loader skip_first_batches",
     ),
@@ -217,7 +217,7 @@ _LOADERS = {
 _TQDM = places_in("accel_nb.accelerator.process.progress", "tqdm")
 
 _LAUNCHERS = places_in("accel_nb.compat.launchers", "debug_launcher notebook_launcher")
-_RESUME = places_in("accel_nb.compat.data_loaders", "skip_first_batches")
+_RESUME = places_in("accel_nb.compat.data.data_loaders", "skip_first_batches")
 _TRACKERS = {
     **places_in("accel_nb", "GeneralTracker"),
     **places_in(
@@ -240,7 +240,7 @@ _TRACKERS = {
         )
     },
 }
-_OWN_BIG = "accel_nb.compat.big_models"
+_OWN_BIG = "accel_nb.compat.models.big_models"
 _BIG = {
     **places_in(
         "accel_nb",
@@ -249,7 +249,7 @@ _BIG = {
     **places_in(_OWN_BIG, "cpu_offload dispatch_model load_checkpoint_and_dispatch"),
 }
 _DEVICE_MAPS = {
-    **places_in("accel_nb.compat.device_maps", "infer_auto_device_map"),
+    **places_in("accel_nb.compat.models.device_maps", "infer_auto_device_map"),
     **places_in(_OWN_BIG, "check_device_map load_checkpoint_in_model"),
 }
 _QUANTIZING = places_in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
@@ -315,7 +315,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         f"{PACKAGE}.utils.fsdp_utils": {
             **_SHARDED,
-            **places_in("accel_nb.compat.model_parts", "get_parameters_from_modules"),
+            **places_in("accel_nb.compat.models.model_parts", "get_parameters_from_modules"),
         },
         f"{PACKAGE}.utils.imports": _IMPORTS_MODULE,
         f"{PACKAGE}.utils.memory": _MEMORY,
@@ -324,7 +324,7 @@ SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.operations": _NESTED_MODULE,
         f"{PACKAGE}.utils.other": {
             **_OTHER,
-            **places_in("accel_nb.compat.model_parts", "has_repeated_blocks is_repeated_blocks"),
+            **places_in("accel_nb.compat.models.model_parts", "has_repeated_blocks is_repeated_blocks"),
             **places_in(_MACHINE, "get_free_port"),
         },
         f"{PACKAGE}.utils.random": _RANDOM,

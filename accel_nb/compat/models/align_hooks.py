@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator.process.operations import find_device, send_to_device
-from accel_nb.compat.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from accel_nb.compat.module_tensors import named_module_tensors, set_module_tensor_to_device
-from accel_nb.compat.offloaded_files import PrefixedDataset
+from accel_nb.compat.models.model_hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accel_nb.compat.models.module_tensors import named_module_tensors, set_module_tensor_to_device
+from accel_nb.compat.models.offloaded_files import PrefixedDataset
 
 Device = int | str | torch.device
 _Shared = MutableMapping[int, MutableMapping[Any, Tensor]]

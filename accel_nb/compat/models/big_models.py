@@ -20,8 +20,8 @@ from accel_nb.bigmodel.planning.device_map import plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
 from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
-from accel_nb.compat.module_tensors import set_module_tensor_to_device
-from accel_nb.compat.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
+from accel_nb.compat.models.module_tensors import set_module_tensor_to_device
+from accel_nb.compat.models.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.safetensors_header import SUFFIX
 
@@ -136,8 +136,8 @@ def cpu_offload(
     If the device is the CPU, the modules get hooks, which libraries check for, and their weights are on meta.
     """
     if execution_device is None or torch.device(execution_device).type == "cpu":
-        from accel_nb.compat.align_hooks import AlignDevicesHook, attach_align_device_hook
-        from accel_nb.compat.model_hooks import add_hook_to_module
+        from accel_nb.compat.models.align_hooks import AlignDevicesHook, attach_align_device_hook
+        from accel_nb.compat.models.model_hooks import add_hook_to_module
 
         device = "cpu" if execution_device is None else execution_device
         values = dict(model.state_dict()) if state_dict is None else state_dict

@@ -68,7 +68,7 @@ def load_offloaded_weights(
     model: nn.Module, index: Mapping[str, Mapping[str, Any]] | None, offload_folder: str | os.PathLike[str]
 ) -> None:
     """Write the tensors of an index into a model."""
-    from accel_nb.compat.module_tensors import set_module_tensor_to_device
+    from accel_nb.compat.models.module_tensors import set_module_tensor_to_device
 
     for name, entry in (index or {}).items():
         value = load_offloaded_weight(_path_of(offload_folder, name), entry)
@@ -179,7 +179,7 @@ def get_state_dict_from_offload(
     module: nn.Module, module_name: str, state_dict: MutableMapping[str, Any], device_to_put_offload: Any = "cpu"
 ) -> MutableMapping[str, Any]:
     """Replace the entries of an offloaded module's weights in a state dict by their values."""
-    from accel_nb.compat.module_tensors import align_module_device
+    from accel_nb.compat.models.module_tensors import align_module_device
 
     prefix = module_name.rpartition(".")[0]
     with align_module_device(module, device_to_put_offload):
@@ -192,7 +192,7 @@ def get_state_dict_from_offload(
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a model, with the values of tensors that hooks load for each forward."""
-    from accel_nb.compat.module_tensors import align_module_device
+    from accel_nb.compat.models.module_tensors import align_module_device
 
     found = {name: value for name, value in model.state_dict().items() if not value.is_meta}
     for prefix, module in model.named_modules():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accel_nb.bigmodel.offload import dispatch
 from accel_nb.bigmodel.planning.sizes import list_tensors
 from accel_nb.compat.constants import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_PATTERN_NAME
-from accel_nb.compat.offloaded_files import get_state_dict_offloaded_model
+from accel_nb.compat.models.offloaded_files import get_state_dict_offloaded_model
 from accel_nb.config.byte_sizes import read_bytes
 
 

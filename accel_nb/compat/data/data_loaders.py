@@ -17,8 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.accelerator.process.operations import send_to_device
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
-from accel_nb.compat.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
-from accel_nb.compat.dispatched_loaders import dispatch_loader
+from accel_nb.compat.data.batch_shards import BatchSamplerShard, IterableDatasetShard, set_epoch_of
+from accel_nb.compat.data.dispatched_loaders import dispatch_loader
 from accel_nb.compat.states import GradientState
 from accel_nb.data.loader import is_sharded
 from accel_nb.data.loader import skip_first_batches as skip_of_prepared

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from accel_nb.accelerator.options import plugins
-from accel_nb.compat.deepspeed_config import HfDeepSpeedConfig
-from accel_nb.compat.model_parts import get_module_class_from_name
+from accel_nb.compat.deepspeed.config import HfDeepSpeedConfig
+from accel_nb.compat.models.model_parts import get_module_class_from_name
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process.environment import get_variable
 
@@ -221,7 +221,7 @@ class DeepSpeedPlugin:
 
     def set_deepspeed_weakref(self) -> None:
         """Pass the configuration to transformers, which reads the stage from it."""
-        from accel_nb.compat.availability import is_transformers_available
+        from accel_nb.compat.names.availability import is_transformers_available
 
         if not is_transformers_available():
             return

@@ -1,0 +1,1 @@
+"""Loaders, samplers and nested data with accelerate's names."""

@@ -1,0 +1,1 @@
+"""DeepSpeed with accelerate's names: plugin, configuration, engine."""

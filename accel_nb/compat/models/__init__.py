@@ -1,0 +1,1 @@
+"""Models with accelerate's names: hooks, device maps, offloading, files of weights."""
