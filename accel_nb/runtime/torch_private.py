@@ -123,7 +123,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "sharded_arithmetic",
-        ("runtime/distributed/sharded_arithmetic.py", "accelerator/plain_cells/sharded_code.py"),
+        ("runtime/distributed/sharded_arithmetic.py", "accelerator/plain_cells/replacements/sharded_code.py"),
         (
             "torch._C.DisableTorchFunctionSubclass",
             "torch.nn.utils.stateless._functional_call",
@@ -202,7 +202,7 @@ PRIVATE_USES = (
         "optimizer.called",
         (
             "accelerator/training/optimizer_proxy.py",
-            "pool/sync/user_attributes.py",
+            "pool/sync/objects/user_attributes.py",
             "strategies/deepspeed/strategy.py",
         ),
         (
@@ -229,7 +229,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "autograd.saved",
-        ("accelerator/plain_cells/loss_trace.py", "accelerator/training/loss_weighting.py"),
+        ("accelerator/plain_cells/loss_proof/trace.py", "accelerator/training/loss_weighting.py"),
         (
             "Node._saved_alpha",
             "Node._saved_ignore_index",
@@ -249,10 +249,14 @@ PRIVATE_USES = (
         ("torch.nn.parallel.distributed._DDPSink",),
     ),
     PrivateUse("autograd.raw_saved", ("telemetry/memory_attribution.py",), ("Node._raw_saved_",)),
-    PrivateUse("autograd.input_metadata", ("accelerator/plain_cells/contrastive_check.py",), ("Node._input_metadata",)),
+    PrivateUse(
+        "autograd.input_metadata",
+        ("accelerator/plain_cells/loss_proof/contrastive_check.py",),
+        ("Node._input_metadata",),
+    ),
     PrivateUse(
         "hooks",
-        ("accelerator/plain_cells/model_hooks.py", "pool/sync/user_hooks.py"),
+        ("accelerator/plain_cells/detection/model_hooks.py", "pool/sync/objects/user_hooks.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
@@ -268,7 +272,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "module_hooks",
-        ("pool/sync/module_hooks.py", "pool/sync/shared_ids.py"),
+        ("pool/sync/objects/module_hooks.py", "pool/sync/objects/shared_ids.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
@@ -291,7 +295,7 @@ PRIVATE_USES = (
     PrivateUse(
         "dispatch_modes",
         (
-            "accelerator/plain_cells/loss_trace.py",
+            "accelerator/plain_cells/loss_proof/trace.py",
             "bigmodel/planning/workload.py",
             "forecast/measurement.py",
         ),
@@ -308,7 +312,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "aten",
-        ("accelerator/plain_cells/sample_rules.py", "forecast/measurement.py"),
+        ("accelerator/plain_cells/loss_proof/sample_rules.py", "forecast/measurement.py"),
         (
             "OpOverload._schema",
             "aten._adaptive_avg_pool2d",
@@ -337,17 +341,17 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "torchscript.builtins",
-        ("accelerator/plain_cells/torchscript.py",),
+        ("accelerator/plain_cells/replacements/torchscript.py",),
         ("torch.jit._builtins._get_builtin_table",),
     ),
     PrivateUse(
         "compile",
         (
-            "accelerator/plain_cells/cell_files.py",
+            "accelerator/plain_cells/files/cell_files.py",
             "accelerator/model_division/divided_calls.py",
             "accelerator/prepare/compiling.py",
-            "compat/model_parts.py",
-            "compat/module_tensors.py",
+            "compat/models/model_parts.py",
+            "compat/models/module_tensors.py",
             "notebook/session/engines.py",
             "notebook/worker/program.py",
             "strategies/deepspeed/limits.py",
@@ -375,7 +379,7 @@ PRIVATE_USES = (
             "accelerator/model_division/row_random.py",
             "accelerator/model_division/value_reads.py",
             "accelerator/plain_cells/loop_division.py",
-            "accelerator/plain_cells/model_hooks.py",
+            "accelerator/plain_cells/detection/model_hooks.py",
         ),
         (
             "torch.nn.modules.batchnorm._BatchNorm",
@@ -399,12 +403,12 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "gradients_in_buckets",
-        ("accelerator/plain_cells/autoprepare.py", "accelerator/plain_cells/gradient_data.py"),
+        ("accelerator/plain_cells/autoprepare.py", "accelerator/plain_cells/replacements/gradient_data.py"),
         ("Tensor._is_view", "Module._parameters"),
     ),
     PrivateUse(
         "alias",
-        ("compat/module_tensors.py", "compat/offloaded_files.py", "compat/parallelism.py"),
+        ("compat/models/module_tensors.py", "compat/models/offloaded_files.py", "compat/parallelism.py"),
         ("DeviceMesh._flatten", "Module._buffers", "Module._non_persistent_buffers_set", "Module._parameters"),
     ),
     PrivateUse(
@@ -424,8 +428,8 @@ PRIVATE_USES = (
     PrivateUse(
         "base_layers",
         (
-            "accelerator/plain_cells/loss_proof.py",
-            "accelerator/plain_cells/loss_trace.py",
+            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/loss_proof/trace.py",
             "accelerator/prepare/preparer.py",
             "bigmodel/offload/dispatch.py",
             "bigmodel/offload/layerwise_casting.py",
@@ -440,8 +444,8 @@ PRIVATE_USES = (
     PrivateUse(
         "module.tensors",
         (
-            "accelerator/plain_cells/loss_proof.py",
-            "accelerator/plain_cells/model_hooks.py",
+            "accelerator/plain_cells/loss_proof/proof.py",
+            "accelerator/plain_cells/detection/model_hooks.py",
             "bigmodel/loading/load.py",
             "bigmodel/offload/dispatch.py",
             "bigmodel/offload/layerwise_casting.py",
@@ -458,7 +462,7 @@ PRIVATE_USES = (
     PrivateUse(
         "tensor.version",
         (
-            "accelerator/plain_cells/loss_trace.py",
+            "accelerator/plain_cells/loss_proof/trace.py",
             "bigmodel/offload/sequential_offload.py",
             "bigmodel/offload/weight_prefetch.py",
             "strategies/ddp/local_gradients.py",
@@ -478,7 +482,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "loader.iterator",
-        ("data/loader.py", "data/persistent_workers.py", "pool/sync/loader_state.py"),
+        ("data/loader.py", "data/persistent_workers.py", "pool/sync/reductions/loader_state.py"),
         (
             "DataLoader._get_iterator",
             "DataLoader._iterator",
@@ -488,7 +492,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "custom_operators",
-        ("pool/sync/custom_operators.py",),
+        ("pool/sync/reductions/custom_operators.py",),
         (
             "CustomOpDef._abstract_fn",
             "CustomOpDef._autocast_dtype",
@@ -530,7 +534,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "changes",
-        ("pool/sync/change_detection.py", "pool/sync/user_attributes.py"),
+        ("pool/sync/change_detection.py", "pool/sync/objects/user_attributes.py"),
         (
             "Module._backward_hooks",
             "Module._backward_pre_hooks",
@@ -559,7 +563,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "module_parts",
-        ("pool/sync/module_parts.py",),
+        ("pool/sync/objects/module_parts.py",),
         ("Module._buffers", "Module._modules", "Module._non_persistent_buffers_set", "Module._parameters"),
     ),
     PrivateUse(
