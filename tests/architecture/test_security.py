@@ -206,7 +206,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "cli/main.py": TABLE,
             "pool/sync/imported_attributes.py": "modules that the kernel's own process has imported",
             "notebook/session/module_sync.py": "modules that the kernel's own process has imported",
-            "pool/sync/reductions/patched_classes.py": "the module of a class as pickle does, and those of its functions",
+            "pool/sync/reductions/patched_classes.py": "modules of classes, as pickle does, and of their functions",
             "pool/local/worker.py": "the program that the kernel names when it starts the pool",
             "pool/local/zygote.py": "what the kernel has it load, from its command line",
             "forecast/model_building.py": "the path that the user gives on the command line, as python -m does",

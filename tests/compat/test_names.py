@@ -154,6 +154,7 @@ def test_what_libraries_import_and_may_not_use_is_refused_when_it_is_used() -> N
             scope[name]({})
 
 
+@pytest.mark.nightly
 def test_transformers_models_are_found_under_our_name() -> None:
     pytest.importorskip("transformers")
     code = (

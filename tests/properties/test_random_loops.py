@@ -17,7 +17,7 @@ from tests.properties.verdict import BAD, Runner
 from tests.properties.workers import Workers, running_workers
 from tests.support.nightly import nightly
 
-CHUNK = 50
+CHUNK = 32
 """How many programs are one test."""
 MAX_NOT_EQUAL = 10
 """How many programs of a test may be told or refused."""

@@ -51,11 +51,7 @@ class Corpus:
 
 
 class TestBasics(Corpus):
-    groups = ("data", "supervised")
-
-
-class TestLosses(Corpus):
-    groups = ("losses", "metric")
+    groups = ("data", "losses", "metric", "supervised")
 
 
 class TestModels(Corpus):

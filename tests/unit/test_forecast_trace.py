@@ -273,7 +273,7 @@ OPTIMIZER_MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("has_stepped", [nightly(False), True])
-@pytest.mark.parametrize("name", OPTIMIZER_MAKERS)
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adafactor", *map(nightly, [*OPTIMIZER_MAKERS][1:])])
 def test_parameters_gradients_and_state_are_those_of_a_real_step(name: str, has_stepped: bool) -> None:
     model, batch = language()
     optimizer = OPTIMIZER_MAKERS[name](model.parameters())
@@ -297,7 +297,7 @@ def test_parameters_gradients_and_state_are_those_of_a_real_step(name: str, has_
             assert abs(known.state_bytes - traced.state_bytes) <= 4  # torch counts steps in a float
 
 
-@pytest.mark.parametrize("name", ["adagrad", "rmsprop", "adam", "adamw"])
+@pytest.mark.parametrize("name", [nightly("adagrad"), nightly("rmsprop"), nightly("adam"), "adamw"])
 def test_what_a_step_takes_for_a_moment_is_what_it_really_takes(name: str) -> None:
     model, batch = language()
     optimizer = OPTIMIZER_MAKERS[name](model.parameters())

@@ -31,6 +31,7 @@ def test_every_check_passes_here_and_the_report_is_json(capsys: pytest.CaptureFi
     assert {check["outcome"] for check in report["checks"]} == {"ok"}
 
 
+@pytest.mark.nightly
 def test_one_worker_passes_too() -> None:
     report = run_checks([CPU], names=["equality", "interrupt", "world"])
     assert report.is_ok, report.as_table()

@@ -1,7 +1,6 @@
 # Steps along random directions by derivatives in forward mode, with torch.func.jvp and with dual tensors.
 # outcome: equal
 # compare: model, losses, slopes
-# runs: always
 # %%
 import torch
 import torch.autograd.forward_ad as forward_ad

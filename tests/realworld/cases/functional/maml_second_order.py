@@ -1,7 +1,6 @@
 # MAML: an inner step with create_graph, functional_call with the adapted weights, the outer optimizer on the meta loss.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # WGAN-GP: critic steps with a gradient penalty (create_graph), the mixing weights drawn in the loop.
 # outcome: equal
 # compare: G, D
-# runs: always
 # %%
 import torch
 import torch.nn as nn

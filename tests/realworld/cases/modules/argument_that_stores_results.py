@@ -1,7 +1,6 @@
 # A loss takes an object of the notebook's model that computes its variance when it is first read, and can be called.
 # outcome: equal
 # compare: model, losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # F.dropout with training=self.training and stochastic depth by torch.rand in forward: no module shows it.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

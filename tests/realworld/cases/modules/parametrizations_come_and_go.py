@@ -1,7 +1,6 @@
 # Parametrizations, one of the user's class, that a cell adds to the notebook's model, and that the notebook removes.
 # outcome: equal
 # compare: model, best, found, losses
-# runs: always
 # %%
 import copy
 

@@ -1,7 +1,6 @@
 # Parametrized weights that are computed once for the model and the loss, in a block of parametrize.cached.
 # outcome: equal
 # compare: model, losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn

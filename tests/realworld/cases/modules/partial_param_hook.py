@@ -1,7 +1,6 @@
 # Hooks on gradients of parameters, made by functools.partial.
 # outcome: equal
 # compare: model, losses, loss
-# runs: always
 # %%
 
 from functools import partial

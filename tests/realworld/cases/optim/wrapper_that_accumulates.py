@@ -1,7 +1,6 @@
 # An optimizer of the notebook wraps another one by properties, collects what a hook of the model stores at each parameter, and skips steps.
 # outcome: equal
 # compare: model, losses, counted
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Raw tensors in torch.optim.SGD([w, b]), batches from a loader.
 # outcome: equal
 # compare: w, b
-# runs: always
 # %%
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,7 +1,6 @@
 # An environment with a generator that nothing seeds; the weights are those of the samples that it gave.
 # outcome: equal
 # compare: is_of_samples, num_samples
-# runs: always
 # %%
 import numpy as np
 import torch

@@ -1,7 +1,6 @@
 # A character model of the courses: hidden state made by torch.zeros(1, BS, H) and carried from batch to batch.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import string
 import torch

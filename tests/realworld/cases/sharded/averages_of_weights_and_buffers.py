@@ -1,7 +1,6 @@
 # An average of a sharded model and of its buffers, which PyTorch updates in one call, and steps for lists of tensors.
 # outcome: equal
 # compare: model, average, momentum
-# runs: always
 # %%
 import torch
 import torch.nn as nn

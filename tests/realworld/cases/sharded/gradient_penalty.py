@@ -1,6 +1,5 @@
 # A gradient penalty, which needs gradients of gradients, of sharded networks.
 # outcome: equal
-# runs: always
 # compare: G, D
 # %%
 import torch

@@ -1,6 +1,5 @@
 # Rows of sharded parameters are written through views, initialisers and vectors; norms, quantiles and penalties.
 # outcome: equal
-# runs: always
 # compare: model, history
 # %%
 import torch

@@ -1,7 +1,6 @@
 # A module beside the notebook is edited between two trainings, under %autoreload.
 # outcome: told loaded anew on the workers
 # compare: model, version, versions
-# runs: always
 # %%
 %load_ext autoreload
 %autoreload 2

@@ -1,7 +1,6 @@
 # Files and folders of the notebook that a cell reads, and then removes, moves, replaces or writes anew.
 # outcome: equal
 # compare: values, listed, left
-# runs: always
 
 # %%
 import json, os, shutil

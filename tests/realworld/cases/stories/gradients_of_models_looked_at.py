@@ -1,7 +1,6 @@
 # Cells of the notebook look at the gradients that a loop has left, clip them and clear them.
 # outcome: equal
 # compare: model, norms, total, fresh.weight.grad, first, left
-# runs: always
 # %%
 import torch
 from torch import nn

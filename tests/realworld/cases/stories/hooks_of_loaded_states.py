@@ -1,7 +1,6 @@
 # Hooks of `load_state_dict`, of the notebook and of weight norm, stay when a cell on workers changes a model's dtype.
 # outcome: equal
 # compare: calls, numbers, weight
-# runs: always
 
 # %%
 import torch

@@ -1,7 +1,6 @@
 # Handlers of the notebook that are no streams and no files get the records of a cell, each by its level and filters.
 # outcome: equal
 # compare: seen, errors, captured.getvalue(), lines, positions, heads
-# runs: always
 
 # %%
 import io, logging

@@ -1,7 +1,6 @@
 # Cells on workers clear the handlers of a logger and add an equal one, one with a format, and a further one.
 # outcome: equal
 # compare: formats, filters
-# runs: always
 
 # %%
 import logging

@@ -1,7 +1,6 @@
 # `copy.copy` of a model has the model's layers, which later cells replace and train in both.
 # outcome: equal
 # compare: shared, best, weight
-# runs: always
 
 # %%
 import copy
