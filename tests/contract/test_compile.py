@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from accel_nb.accelerator import Accelerator
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
+from tests.support.nightly import nightly
 
 
 class Block(nn.Module):
@@ -58,8 +59,7 @@ def train(world: World, backend: str, regional: bool) -> tuple[list[float], list
     return weights, notes, is_plain and all(type(twin) is Tower for twin in twins)
 
 
-@pytest.mark.parametrize("regional", [True, False])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "regional"), [(1, True), nightly(1, False), (2, False), nightly(2, True)])
 def test_compiled_models_train_as_plain_ones(size: int, regional: bool) -> None:
     def run(backend: str) -> tuple[list[float], list[str], bool]:
         return run_ranks(train, size, backend, regional)[-1]  # also one alone: the compiler leaves threads behind

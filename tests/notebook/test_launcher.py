@@ -228,6 +228,7 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(ready, tmp_path: Path):
     )
 
 
+@pytest.mark.nightly
 def test_launches_from_several_threads_run_at_once(ready):
     code = (
         "from concurrent.futures import ThreadPoolExecutor\nimport tempfile, pathlib\n"

@@ -1,6 +1,6 @@
 """Random training loops end equal, told or refused on workers; never silently different, and never with another error.
 
-A hundred programs run by default. ``RANDOM_LOOPS=3000`` runs so many, each on two and on three workers. One program,
+Thirty-two programs run by default. ``RANDOM_LOOPS=3000`` runs so many, each on two and on three workers. One program,
 with its source: ``python -m tests.properties.run --cases 7 --source``.
 """
 

@@ -213,6 +213,7 @@ def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: 
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
 def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabServer, notebook: str):
     open_notebook(page, lab, notebook)

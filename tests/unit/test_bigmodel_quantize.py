@@ -29,6 +29,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.requirements import unmet_extra
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
+from tests.support.nightly import nightly
 from tests.support.transformer import Transformer
 
 EXTRAS = ("torchao", "bitsandbytes")
@@ -91,7 +92,7 @@ def test_memory_and_accuracy_are_reported(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("place", ["cpu", "disk"])
+@pytest.mark.parametrize("place", [nightly("cpu"), "disk"])
 def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(
     tmp_path: Path, method: str, place: str
 ) -> None:

@@ -11,6 +11,7 @@ from accel_nb.config.sections import DataOptions
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
+from tests.support.nightly import nightly
 from tests.support.thread_ranks import (
     EVEN,
     Setup,
@@ -31,7 +32,8 @@ from tests.support.thread_ranks import (
     [
         *((size, batch, 0) for size, batch in [(1, "global"), (2, "global"), (3, "global")]),
         *((size, "per-worker", 0) for size in (2, 3)),
-        *((size, batch, 2) for size, batch in [(1, "global"), (2, "global"), (2, "per-worker")]),
+        (1, "global", 2),
+        *(nightly(2, batch, 2) for batch in ("global", "per-worker")),
     ],
 )
 def test_a_stream_is_divided_even_if_it_draws_at_random(size, batch, has_length, num_workers, dispatch):

@@ -116,6 +116,7 @@ def answer_of_rank_1(room: int = 3 * 2**20) -> RankAnswer:
     return RankAnswer(1, "raised", TaskReply(memory=found))
 
 
+@pytest.mark.nightly
 def test_three_changes_are_weighed_where_the_model_is_known() -> None:
     model = nn.Sequential(*[Layer() for _ in range(20)])
     data = torch.utils.data.TensorDataset(torch.randn(512, 64), torch.randn(512, 64))
