@@ -86,6 +86,14 @@ PRIVATE_USES = (
         fallback="parts of sharded tensors are read by DTensor.to_local",
     ),
     PrivateUse(
+        "fsdp.parameter_groups",
+        ("strategies/fsdp/parameter_groups.py",),
+        (
+            "FSDPParamGroup._module_to_pre_load_state_dict_hook_handle",
+            "FSDPParamGroup._module_to_pre_save_state_dict_hook_handle",
+        ),
+    ),
+    PrivateUse(
         "fsdp.sharded_model",
         ("strategies/fsdp/sharded_model.py",),
         (
@@ -96,8 +104,6 @@ PRIVATE_USES = (
             "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",
             "FSDPParam._param_fqn",
             "FSDPParam._unsharded_param",
-            "FSDPParamGroup._module_to_pre_load_state_dict_hook_handle",
-            "FSDPParamGroup._module_to_pre_save_state_dict_hook_handle",
             "FSDPParamGroup._reduce_scatter_process_group",
             "FSDPParamGroup._to_sharded",
             "FSDPParamGroup._training_state",

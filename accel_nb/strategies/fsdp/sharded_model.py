@@ -44,6 +44,7 @@ from accel_nb.strategies.expert_parallel.divided_experts import ExpertDivision
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import WeightFilling, fill_parameter
 from accel_nb.strategies.fsdp.new_parts import gather_new_parts, put_back_renamed
+from accel_nb.strategies.fsdp.parameter_groups import adapt_group
 from accel_nb.strategies.fsdp.sharded_state import divided_state, make_whole
 from accel_nb.strategies.pipeline.pipeline import Pipeline
 from accel_nb.strategies.pipeline.stage_plan import StagePlan, staged_parameters
@@ -565,10 +566,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
         # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
         _drop_hooks(part, ("_load_state_dict_post_hooks",))
     for group in _groups_of(_state_of(unit)):
-        # Hooks of state dicts that cannot be copied either: with these entries `fully_shard` registers none.
-        # `_methods_over` does their work.
-        group._module_to_pre_save_state_dict_hook_handle = {unit: None}
-        group._module_to_pre_load_state_dict_hook_handle = {unit: None}
+        adapt_group(group, unit)
     patch_instance(unit, _methods_over(plain), plain)
 
 
