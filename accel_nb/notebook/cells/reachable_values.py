@@ -23,15 +23,19 @@ _LIBRARY_MAPPINGS = (UserDict, ChainMap, weakref.WeakKeyDictionary, weakref.Weak
 _CONTAINERS = (dict, OrderedDict, list, set)
 _PARTS = ("_modules", "_parameters")
 """Attributes of torch's modules that hold their parts by name."""
-_FUNCTIONS = ("transform", "target_transform", "transforms", "loader", "dataset", "collate_fn", "lr_lambdas")
-"""Attributes in which objects of libraries store functions, which may be defined in the notebook."""
+_FUNCTIONS = (
+    "transform", "target_transform", "transforms", "loader", "collate_fn", "lr_lambdas",
+    "dataset", "datasets", "data_source", "sampler", "batch_sampler",
+)  # fmt: skip
+"""Attributes in which objects of libraries store functions and other objects that call the notebook's code."""
 
 
 def reachable_values(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Any]:
     """Yield values and what they refer to, each once: items, attributes, closures, submodules, and hooks.
 
-    Of objects of libraries only the parts and hooks of modules are followed, attributes that hold functions, and
-    methods that the notebook has replaced. Values whose ids are in ``seen`` are left out, and new ones are added.
+    Of objects of libraries only the parts and hooks of modules are followed, attributes that hold functions, data
+    sets or samplers, and those that hold functions of the notebook or objects of its classes, directly or in a
+    container. Values whose ids are in ``seen`` are left out, and new ones are added.
     """
     seen = set() if seen is None else seen
     waiting = list(values)
@@ -97,11 +101,21 @@ def _attributes(value: Any) -> Iterator[Any]:
             continue
         if type(item) in _CONTAINERS and not item:  # as nearly all dicts of hooks: a model has thousands
             continue
-        is_function = isinstance(item, types.FunctionType | types.MethodType) and item.__module__ == "__main__"
-        if is_of_notebook or is_function or name in _FUNCTIONS or name.endswith("_hooks"):
+        if is_of_notebook or name in _FUNCTIONS or name.endswith("_hooks") or _is_of_notebook(item):
             yield item
+        elif type(item) in _CONTAINER_KINDS:
+            items = first_items(item, _MAX_ITEMS + 1)
+            yield from filter(_is_of_notebook, items if len(items) <= _MAX_ITEMS else ())
     if is_tensor(value):  # its hooks are no entries of its ``__dict__``
         yield from (hooks for hooks in (value._backward_hooks, value._post_accumulate_grad_hooks) if hooks)
+
+
+def _is_of_notebook(value: Any) -> bool:
+    """Return whether a value is a function of the notebook, a partial one, or an object of one of its classes."""
+    kind = type(value)
+    if kind is types.FunctionType or kind is types.MethodType:
+        return value.__module__ == "__main__"
+    return kind.__module__ == "__main__" or kind is functools.partial
 
 
 def _is_filled(cell: types.CellType) -> bool:
