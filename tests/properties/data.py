@@ -37,6 +37,20 @@ def collate(samples):
     names = ['x', 'y', 'w'][:len(samples[0])]
     return {name: torch.stack(column) for name, column in zip(names, zip(*samples))}
 """
+_COLLATE_OBJECT = """\
+@dataclasses.dataclass
+class Batch:
+    parts: list
+    names: tuple = ('x', 'y', 'w')
+    def __len__(self):
+        return len(self.parts)
+    def __getattr__(self, name):
+        if name.startswith('__') or name not in ('x', 'y', 'w'):
+            raise AttributeError(name)
+        return self.parts[self.names.index(name)]
+def collate(samples):
+    return Batch([torch.stack(column) for column in zip(*samples)])
+"""
 _COLLATE_DICT_TEXTS = """\
 def collate(samples):
     names = ['x', 'y', 'w'][:len(samples[0])]
@@ -87,7 +101,7 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
         columns.append("w")
     kinds = ["list", "class"]
     if inputs != "texts":
-        kinds = ["tensors", *kinds, "subset"]
+        kinds = ["tensors", *kinds, "subset", "concatenated", "cached", "dicts", "named tuples", "stacked"]
     if is_iterated:
         kinds += ["iterable"] if inputs == "texts" else ["iterable", "split"]
     kind = choices.pick("dataset", *kinds, simple=0.6)
@@ -100,6 +114,25 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
             f"class Samples(torch.utils.data.Dataset):\n    def __len__(self):\n        return N\n"
             f"    def __getitem__(self, index):\n        return {items}\ndataset = Samples()"
         )
+    elif kind == "concatenated":
+        halves = [", ".join(f"{name}[{rows}]" for name in columns) for rows in (":9", "9:")]
+        lines.append(f"dataset = TensorDataset({halves[0]}) + TensorDataset({halves[1]})")
+    elif kind == "cached":
+        items = ", ".join(f"{name}[index]" for name in columns)
+        lines.append(
+            "class Cached(torch.utils.data.Dataset):\n    reads = 0\n"
+            "    def __init__(self):\n        self.cache = {}\n    def __len__(self):\n        return N\n"
+            "    def __getitem__(self, index):\n        Cached.reads += 1\n        if index not in self.cache:\n"
+            f"            self.cache[index] = {items}\n        return self.cache[index]\ndataset = Cached()"
+        )
+    elif kind == "dicts":
+        items = ", ".join(f"{name}={name}[index]" for name in columns)
+        lines.append(f"dataset = [dict({items}, name=f'sample {{index}}') for index in range(N)]")
+    elif kind == "named tuples":
+        lines.append(f"Sample = collections.namedtuple('Sample', '{' '.join(columns)}')")
+        lines.append(f"dataset = [Sample(*columns) for columns in zip({joined})]")
+    elif kind == "stacked":
+        lines.append(f"dataset = torch.utils.data.StackDataset({', '.join(f'{name}={name}' for name in columns)})")
     elif kind == "iterable":
         lines.append(
             "class Stream(torch.utils.data.IterableDataset):\n    def __len__(self):\n        return N\n"
@@ -119,6 +152,8 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
         orders += ["shuffled", "shuffled by a generator"]
         orders += [] if loss.ignores_labels else ["weighted sampler"]  # a batch must have a label that counts
         orders += [] if drops else ["batch sampler"]
+        orders.append("sampler that counts")
+        orders += [] if loss.ignores_labels else ["drawn with replacement"]
     order = choices.pick("order", *orders, simple=0.4)
     if order == "shuffled":
         arguments.append("shuffle=True")
@@ -135,12 +170,30 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
             "        return iter([rows.tolist() for rows in order.split(BATCH)])"
         )
         arguments = ["batch_sampler=Buckets()"]
+    elif order == "sampler that counts":
+        lines.append(
+            "class Order(torch.utils.data.Sampler):\n    def __init__(self):\n"
+            "        self.epoch, self.random = 0, random.Random(3)\n    def __len__(self):\n"
+            "        return len(dataset)\n    def __iter__(self):\n        self.epoch += 1\n"
+            "        order = list(range(len(dataset)))\n        self.random.shuffle(order)\n"
+            "        yield from order[self.epoch:] + order[:self.epoch]"
+        )
+        arguments.append("sampler=Order()")
+    elif order == "drawn with replacement":
+        lines.append("sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=len(dataset))")
+        arguments.append("sampler=sampler")
     if drops:
         arguments.append("drop_last=True")
-    if choices.flip("loader's process", probability=0.02):
+    is_named = kind in ("dicts", "stacked")
+    forms = ["dict"] if is_named else ["tuple", "dict"] if inputs == "texts" else ["tuple", "dict", "object"]
+    form = choices.pick("batch", *forms, simple=0.8)
+    has_class = form == "object" or kind == "named tuples"  # which cannot be sent from a process
+    if not has_class and choices.flip("loader's process", probability=0.02):
         arguments.append("num_workers=1")
-    form = choices.pick("batch", "tuple", "dict", simple=0.85)
-    if form == "dict":
+    if form == "object":
+        lines.append(_COLLATE_OBJECT)
+        arguments.append("collate_fn=collate")
+    elif form == "dict" and not is_named:
         lines.append(_COLLATE_DICT_TEXTS if inputs == "texts" else _COLLATE_DICT)
         arguments.append("collate_fn=collate")
     elif inputs == "texts":
@@ -148,6 +201,7 @@ def make_data(choices: Choices, inputs: str, loss: Loss, *, drops: bool, min_bat
         arguments.append("collate_fn=collate")
     lines.append(f"loader = DataLoader(dataset, {', '.join(arguments)})")
     names = ", ".join(f"{column}b" for column in columns)
-    unpack = f"{names} = batch" if form == "tuple" else f"{names} = " + ", ".join(f"batch['{c}']" for c in columns)
+    parts = {"tuple": "batch", "dict": ", ".join(f"batch['{c}']" for c in columns)}
+    unpack = f"{names} = {parts.get(form) or ', '.join(f'batch.{c}' for c in columns)}"
     num_batches = count // batch if drops else -(-count // batch)
     return Data("\n".join(line for line in lines if line), unpack, tuple(columns), num_batches)

@@ -13,11 +13,14 @@ class Encoder:
 
     layers: str
     apply: str
+    before: str = ""
+    """Classes and functions that the module uses."""
 
     @property
     def text(self) -> str:
-        """The source of the class."""
-        return write_class("Encoder", self.layers, "x", self.apply)
+        """The source of the class, and of what it uses."""
+        written = write_class("Encoder", self.layers, "x", self.apply)
+        return f"{self.before}\n{written}" if self.before else written
 
     @property
     def normalises_batches(self) -> bool:
@@ -34,6 +37,58 @@ _MASKED = """\
 mask = (x != 0).to(torch.get_default_dtype()).unsqueeze(2)
 e = self.embedding(x) * mask
 return torch.tanh(self.last(e.sum(1) / mask.sum(1).clamp(min=1)))"""
+
+_ROUNDED = """\
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return torch.round(x * scale) / scale
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return gradient * (x.abs() < ctx.scale), None"""
+_REVERSED = """\
+class Reversed(torch.autograd.Function):
+    calls = 0
+    @staticmethod
+    def forward(ctx, x):
+        Reversed.calls += 1
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        return -0.1 * gradient"""
+_SQUASHED = """\
+class Squashed(nn.Module):
+    def forward(self, weight):
+        return torch.tanh(weight) * 0.8"""
+_COUNTED = """\
+class Counted(nn.Linear):
+    num_calls = 0
+    def forward(self, x):
+        Counted.num_calls += 1
+        return super().forward(x) * (1 + 0.02 * Counted.num_calls)"""
+_STANDARDISED = """\
+class Standardised(nn.Linear):
+    @property
+    def standard(self):
+        return (self.weight - self.weight.mean(1, keepdim=True)) / (self.weight.std(1, keepdim=True) + 0.1)
+    def forward(self, x):
+        return F.linear(x, self.standard, self.bias)"""
+_INIT = """\
+def start(module):
+    if isinstance(module, nn.Linear):
+        nn.init.orthogonal_(module.weight)
+        nn.init.constant_(module.bias, 0.1)"""
+_LOW_RANK = """\
+class LowRank(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 5) * 0.3), nn.Parameter(torch.zeros(8, 2))
+    def forward(self, x):
+        return self.inner(x) + x @ self.a.T @ self.b.T"""
 
 ENCODERS: dict[str, dict[str, Encoder]] = {
     "vectors": {
@@ -106,6 +161,64 @@ ENCODERS: dict[str, dict[str, Encoder]] = {
         "checkpointed": Encoder(
             "self.first = nn.Sequential(nn.Linear(5, 8), nn.Tanh())",
             "return torch.utils.checkpoint.checkpoint(self.first, x, use_reentrant=False)",
+        ),
+        "rounded": Encoder(
+            "self.first = nn.Linear(5, 8)", "return Rounded.apply(torch.tanh(self.first(x)), 4)", _ROUNDED
+        ),
+        "reversed gradient": Encoder(
+            "self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 8)",
+            "h = torch.tanh(self.first(x))\nreturn h + self.second(Reversed.apply(h))",
+            _REVERSED,
+        ),
+        "parametrized": Encoder(
+            "self.first = nn.Linear(5, 8)\n"
+            "torch.nn.utils.parametrize.register_parametrization(self.first, 'weight', Squashed())",
+            "return torch.tanh(self.first(x))",
+            _SQUASHED,
+        ),
+        "counter of the class": Encoder("self.first = Counted(5, 8)", "return torch.tanh(self.first(x))", _COUNTED),
+        "property as a weight": Encoder(
+            "self.first = Standardised(5, 8)", "return torch.tanh(self.first(x))", _STANDARDISED
+        ),
+        "weights by apply": Encoder(
+            "self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh()).apply(start)", "return self.layers(x)", _INIT
+        ),
+        "low rank": Encoder("self.first = LowRank(nn.Linear(5, 8))", "return torch.tanh(self.first(x))", _LOW_RANK),
+        "complex": Encoder(
+            "self.first = nn.Linear(5, 8)",
+            "h = torch.view_as_complex(self.first(x).view(-1, 4, 2))\n"
+            "return torch.view_as_real(h * h.conj() + 0.5 * h).flatten(1)",
+        ),
+        "fourier features": Encoder(
+            "self.first = nn.Linear(6, 8)",
+            "f = torch.fft.rfft(x, dim=1)\nreturn torch.tanh(self.first(torch.cat([f.real, f.imag], 1)))",
+        ),
+        "clusters": Encoder(
+            "self.first = nn.Linear(5, 8)\nself.centres = nn.Parameter(torch.randn(3, 8))",
+            "h = torch.tanh(self.first(x))\nnearest = torch.cdist(h, self.centres).argmin(1)\n"
+            "sums = torch.zeros(3, 8).index_add(0, nearest, h)\n"
+            "counts = torch.bincount(nearest, minlength=3).clamp(min=1)\n"
+            "return h + 0.2 * (sums / counts[:, None])[nearest]",
+        ),
+        "experts": Encoder(
+            "self.gate, self.experts = nn.Linear(5, 3), nn.ModuleList([nn.Linear(5, 8) for _ in range(3)])",
+            "chosen = self.gate(x).softmax(1)\nvalue, index = chosen.max(1)\nout = x.new_zeros(len(x), 8)\n"
+            "for number, expert in enumerate(self.experts):\n    rows = (index == number).nonzero().squeeze(1)\n"
+            "    out = out.index_copy(0, rows, expert(x[rows]) * value[rows, None])\nreturn torch.tanh(out)",
+        ),
+        "buffer made late": Encoder(
+            "self.first = nn.Linear(5, 8)",
+            "if not hasattr(self, 'scale'):\n    self.register_buffer('scale', x.detach().std(0) + 0.5)\n"
+            "return torch.tanh(self.first(x / self.scale))",
+        ),
+        "running norm": Encoder(
+            "self.first, self.seen = nn.Linear(5, 8), []",
+            "h = torch.tanh(self.first(x))\nif self.training:\n    self.seen.append(h.detach().norm().item())\n"
+            "return h / (1 + 0.01 * sum(self.seen))",
+        ),
+        "autocast": Encoder(
+            "self.first = nn.Linear(5, 8)",
+            "with torch.autocast('cpu', enabled=False):\n    return torch.tanh(self.first(x))",
         ),
     },
     "images": {

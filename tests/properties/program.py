@@ -9,15 +9,25 @@ from tests.properties.choices import Choices
 from tests.properties.data import INPUTS, make_data
 from tests.properties.encoders import indent, pick_encoder
 from tests.properties.interfaces import FLOATS, INTERFACES, pick_interface
-from tests.properties.loops import EPOCHS, ITERATIONS, NESTED, PLACES, Parts, join, make_iteration, write_training
+from tests.properties.loops import (
+    EPOCHS,
+    ITERATIONS,
+    NESTED,
+    PLACES,
+    STEPS,
+    Parts,
+    join,
+    make_iteration,
+    write_training,
+)
 from tests.properties.losses import LOSSES, REGULARISERS, Loss
 from tests.properties.models import Context, Model
 from tests.properties.training import Training, make_training
 
 _HEADER = """\
-import collections, copy, dataclasses, math
+import collections, contextlib, copy, dataclasses, itertools, math, random
 import torch
-import torch.utils.checkpoint
+import torch.nn.utils.parametrize, torch.utils.checkpoint
 from torch import nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,7 +65,7 @@ def make_program(number: int, forced: Mapping[str, str] | None = None, *, is_sim
     how = choices.pick("iteration", *iterations, simple=0.4)
     has_batches = how not in ("full batch", "slices")
     can_step = has_batches and model.has_output and model.steps_alone and how not in ("zip", *NESTED)
-    places = [name for name in PLACES if can_step or name != "step function"]
+    places = [name for name in PLACES if can_step or name not in STEPS]
     place = choices.pick("place", *places, simple=0.5)
     drops = model.needs_full_batches
     data = make_data(choices, inputs, loss, drops=drops, min_batch=smallest, is_iterated=has_batches)
@@ -63,8 +73,8 @@ def make_program(number: int, forced: Mapping[str, str] | None = None, *, is_sim
         choices,
         model,
         num_steps=EPOCHS * data.num_batches,
-        can_break=how != "full batch" and place != "step function",
-        can_accumulate=how not in ("full batch", *NESTED) and place != "step function",
+        can_break=how not in ("full batch", "chunks") and place not in STEPS,
+        can_accumulate=how not in ("full batch", *NESTED) and place not in STEPS,
     )
     iteration = make_iteration(how, data, needs_index=training.window > 1)
     parts = Parts(

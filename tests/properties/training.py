@@ -20,7 +20,31 @@ _OPTIMIZERS = {
     "lbfgs": "torch.optim.LBFGS({parameters}, lr=0.1, max_iter=2)",
     "groups": "torch.optim.SGD([{{'params': [p], 'lr': 0.02 + 0.1 * p.ndim}} for p in {parameters}], lr=0.1)",
     "filtered": "torch.optim.Adam([p for p in {parameters} if p.requires_grad], lr=0.01)",
+    "nadam": "torch.optim.NAdam({parameters}, lr=0.01)",
+    "radam": "torch.optim.RAdam({parameters}, lr=0.01)",
+    "adamax": "torch.optim.Adamax({parameters}, lr=0.01, foreach=True)",
+    "averaged sgd": "torch.optim.ASGD({parameters}, lr=0.03)",
+    "adadelta": "torch.optim.Adadelta({parameters}, lr=0.5)",
+    "own class": "Signed({parameters}, lr=0.02)",
 }
+_OWN_OPTIMIZER = """\
+class Signed(torch.optim.Optimizer):
+    made = 0
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {'lr': lr, 'decay': 0.9})
+        Signed.made += 1
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group['params']:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state['moment'], state['count'] = torch.zeros_like(p), 0
+                state['count'] += 1
+                state['moment'].mul_(group['decay']).add_(p.grad)
+                p.add_(torch.tanh(5 * state['moment']), alpha=-group['lr'] / state['count'] ** 0.5)"""
 
 _SCHEDULES = {
     "none": ("", "", ""),
@@ -37,7 +61,50 @@ _SCHEDULES = {
         "scheduler.step(total)",
     ),
     "by hand": ("", "for group in optimizer.param_groups:\n    group['lr'] *= 0.95", ""),
+    "cyclic": (
+        "torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.03, step_size_up=2, cycle_momentum=False)",
+        "scheduler.step()",
+        "",
+    ),
+    "warm-up and then cosine": (
+        "torch.optim.lr_scheduler.SequentialLR(optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.3,"
+        " total_iters=3), torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4)], milestones=[3])",
+        "scheduler.step()",
+        "",
+    ),
+    "chained": (
+        "torch.optim.lr_scheduler.ChainedScheduler([torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 3),"
+        " torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.95)])",
+        "scheduler.step()",
+        "",
+    ),
+    "own class": ("Warmup(optimizer)", "scheduler.step()", ""),
 }
+_OWN_SCHEDULE = """\
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer, steps=4):
+        self.steps, self.rates = steps, []
+        super().__init__(optimizer)
+    def get_lr(self):
+        scale = min(1.0, (self.last_epoch + 1) / self.steps)
+        self.rates.append(scale)
+        return [rate * scale for rate in self.base_lrs]"""
+_AVERAGE = """\
+class Average:
+    def __init__(self, model, decay=0.8):
+        self.model, self.decay, self.updates, self.kept = model, decay, 0, None
+        self.shadow = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    def update(self):
+        self.updates += 1
+        for name, value in self.model.state_dict().items():
+            if value.is_floating_point() and name in self.shadow:
+                self.shadow[name].lerp_(value, 1 - min(self.decay, self.updates / (self.updates + 2)))
+    def __enter__(self):
+        self.kept = copy.deepcopy(self.model.state_dict())
+        self.model.load_state_dict(self.shadow, strict=False)
+    def __exit__(self, *error):
+        self.model.load_state_dict(self.kept)
+        self.kept = None"""
 
 
 @dataclass
@@ -102,6 +169,7 @@ def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: 
         made.clear = f"for p in {model.parameters}:\n    p.grad = None"
         made.objects.append("optimizer = None")
     else:
+        made.objects += [_OWN_OPTIMIZER] * (optimizer == "own class")
         made.objects.append("optimizer = " + _OPTIMIZERS[optimizer].format(parameters=model.parameters))
     if not made.uses_closure:
         windows = ("none", "2", "2, remainder dropped", "3") if can_accumulate else ("none",)
@@ -126,11 +194,13 @@ def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: 
     schedule = choices.pick("schedule", *schedules, simple=0.7)
     build, after_step, after_epoch = _SCHEDULES[schedule]
     if build:
+        made.objects += [_OWN_SCHEDULE] * (schedule == "own class")
         made.objects.append("scheduler = " + build.format(steps=2 * num_steps + 10))
     made.after_step.append(after_step)
     made.after_epoch.append(after_epoch)
     main = model.names[0]
     _add_hooks(choices, made, main, has_output=model.has_output)
+    _add_gradients(choices, made, model)
     clip = choices.pick("clip", "none", "norm", "value", simple=0.75)
     if clip == "norm":
         made.before_step.append(f"norm = torch.nn.utils.clip_grad_norm_({model.parameters}, 0.5)")
@@ -144,7 +214,8 @@ def make_training(choices: Choices, model: Model, *, num_steps: int, can_break: 
 
 def _add_weights(choices: Choices, made: Training, main: str) -> None:
     """Add copies of the weights: averages and the best ones."""
-    kind = choices.pick("weights", "none", "ema", "averaged model", "best", simple=0.82)
+    kinds = ("none", "ema", "averaged model", "best", "average in a class", "average of epochs", "weights set")
+    kind = choices.pick("weights", *kinds, simple=0.78)
     if kind == "ema":
         made.objects.append(f"ema = copy.deepcopy({main})")
         pairs = f"for a, b in zip(ema.parameters(), {main}.parameters()):"
@@ -159,6 +230,36 @@ def _add_weights(choices: Choices, made: Training, main: str) -> None:
         kept = f"best, best_weights = total, copy.deepcopy({main}.state_dict())"
         made.after_epoch.append(f"if total < best:\n    {kept}")
         made.finish.append(f"{main}.load_state_dict(best_weights)")
+    elif kind == "average in a class":
+        made.objects += [_AVERAGE, f"average = Average({main})\nshadow = average.shadow"]
+        made.after_step.append("average.update()")
+        total = f"sum(p.sum().item() for p in {main}.parameters())"
+        made.after_epoch.append(f"with average:\n    history.append({total})")
+        made.names.append("shadow")
+    elif kind == "average of epochs":
+        made.state.append("states = []")
+        made.after_epoch.append(f"states.append(copy.deepcopy({main}.state_dict()))")
+        mean = "sum(state[name] for state in states) / len(states)"
+        made.finish.append(f"{main}.load_state_dict({{name: {mean} for name in states[0]}})")
+    elif kind == "weights set":
+        flat = f"torch.nn.utils.parameters_to_vector({main}.parameters())"
+        made.after_epoch.append(f"torch.nn.utils.vector_to_parameters(0.9 * {flat}.detach(), {main}.parameters())")
+
+
+def _add_gradients(choices: Choices, made: Training, model: Model) -> None:
+    """Add code that changes the gradients before a step."""
+    kind = choices.pick("gradients", "as they are", "centred", "with noise", "scaled by layer", "replaced", simple=0.88)
+    change = {
+        "centred": "p.grad.sub_(p.grad.mean())",
+        "with noise": "p.grad.add_(torch.randn_like(p.grad), alpha=0.01)",
+        "scaled by layer": "p.grad.mul_(p.detach().norm() / (p.grad.norm() + 1.0))",
+        "replaced": "p.grad = torch.where(p.grad.abs() > 0.01, p.grad, torch.zeros_like(p.grad))",
+    }.get(kind)
+    if change is not None:
+        made.before_step.append(
+            f"with torch.no_grad():\n    for p in {model.parameters}:\n        if p.grad is not None:\n"
+            f"            {change}"
+        )
 
 
 def _add_decisions(choices: Choices, made: Training, *, can_break: bool, has_rate: bool) -> None:

@@ -54,7 +54,7 @@ class _Writer:
         kinds = chance.sample(sorted(KINDS), k=chance.randint(5, 10))
         kinds = [kind for kind in kinds if HAS_PANDAS or kind not in NEEDS_PANDAS]
         self._kinds = [*dict.fromkeys(["list", "dict", *kinds])]
-        if {"optimizer", "scheduler"} & set(self._kinds):
+        if {"optimizer", "scheduler", "trainer", "average"} & set(self._kinds):
             self._kinds = [*dict.fromkeys([*self._kinds, "model", "optimizer", "loader"])]
         self._written: list[SessionCell] = []
 
@@ -79,7 +79,7 @@ class _Writer:
                 magic = ""
                 if not is_accelerated or chance.random() < 0.3:
                     magic = chance.choice(("", "", "", "", "%%time", "%%capture out"))
-                if any(text.startswith("%") for text in statements):
+                if any(text.startswith(("%", "async ")) for text in statements):
                     magic = ""
                 if statements:
                     self._add(statements, is_accelerated=is_accelerated, magic=magic)

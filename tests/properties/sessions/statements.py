@@ -6,24 +6,18 @@ bound name of that kind. A statement whose names do not exist yet is not chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 
-
-@dataclass(frozen=True)
-class Kind:
-    """How objects of a kind are made, changed, and what of them others are made from."""
-
-    make: tuple[str, ...]
-    change: tuple[str, ...] = ()
-
+from tests.properties.sessions.kind import Kind
+from tests.properties.sessions.training_statements import TRAINING
 
 IMPORTS = """\
 import abc, collections, contextlib, contextvars, copy, dataclasses, enum, functools, io, itertools, logging, math, os
-import random, sys, threading, time, types, warnings, weakref
+import pickle, random, sys, threading, time, types, warnings, weakref
 import numpy as np, torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 """
 NEEDS_PANDAS = frozenset({"frame", "series"})
@@ -31,19 +25,32 @@ HAS_PANDAS = find_spec("pandas") is not None
 if HAS_PANDAS:
     IMPORTS += "import pandas as pd\n"
 
-_TRAIN = """\
-for {v} in range({n}):
-    {optimizer}.zero_grad()
-    loss = {model}(torch.full((4, 2), 0.5 * {n})).pow(2).mean()
-    loss.backward()
-    {optimizer}.step()"""
-_TRAIN_LOADER = """\
-for xb, yb in {loader}:
-    {optimizer}.zero_grad()
-    loss = F.mse_loss({model}(xb), yb)
-    loss.backward()
-    {optimizer}.step()
-    {list}.append(loss.item())"""
+_COUNTING_DECORATOR = """\
+def {x}_counted(wrapped):
+    @functools.wraps(wrapped)
+    def inner(*a, **k):
+        inner.calls += 1
+        return wrapped(*a, **k)
+    inner.calls = 0
+    return inner
+@{x}_counted
+def {x}(): return {n}"""
+_CLASS_DECORATOR = """\
+class {x}_Timed:
+    def __init__(self, wrapped): self.wrapped, self.calls = wrapped, []
+    def __call__(self, *a): self.calls.append(len(a)); return self.wrapped(*a)
+    def __get__(self, item, kind): return self if item is None else functools.partial(self, item)
+@{x}_Timed
+def {x}(*a): return {n}"""
+_GENERATOR_TRAIN = """\
+def {x}(steps={n}):
+    for step in range(steps):
+        {optimizer}.zero_grad()
+        loss = {model}(torch.ones(4, 2) * 0.1).pow(2).mean()
+        loss.backward()
+        {optimizer}.step()
+        {list}.append(step)
+        yield loss.item()"""
 _FUNCTION_TRAIN = """\
 def {x}(steps={n}):
     for _ in range(steps):
@@ -260,6 +267,27 @@ KINDS: dict[str, Kind] = {
             "    def __exit__(self, *a): self.made.append(0)\n    def step(self):\n        with self: pass",
             "class {x}:\n    @functools.cached_property\n    def table(self): return [{n}]\n"
             "    def step(self): self.table.append(1)",
+            "class {x}:\n    count, made = 0, weakref.WeakSet()\n    def __init__(self):\n"
+            "        {x}.count += 1; self.made.add(self); self._rate = {n}\n"
+            "    @property\n    def rate(self): return self._rate\n"
+            "    @rate.setter\n    def rate(self, value): self._rate = value; {x}.count += 1\n"
+            "    def step(self): self.rate = {n}",
+            "class {x}:\n    registry = {{}}\n    def __init_subclass__(cls, **kw):\n"
+            "        super().__init_subclass__(**kw); {x}.registry[cls.__name__] = cls\n"
+            "    def step(self): self.known = list({x}.registry)",
+            "class {x}:\n    def __init__(self): self.place, self.inner = 0, [{n}]\n"
+            "    def __iter__(self): return self\n    def __next__(self):\n        self.place += 1\n"
+            "        if self.place > {n}: raise StopIteration\n        return self.place\n"
+            "    def __getattr__(self, name):\n        if name.startswith('__') or name == 'inner':\n"
+            "            raise AttributeError(name)\n        return getattr(self.inner, name)\n"
+            "    def step(self): return next(self, None)",
+            "class {x}:\n    class Inner:\n        size = [{n}]\n"
+            "    @staticmethod\n    def build(): return {x}.Inner()\n"
+            "    def step(self): self.parts = [*getattr(self, 'parts', []), self.build()]",
+            "class {x}:\n    def __init__(self): self.data = {{}}\n    def __getitem__(self, k): return self.data[k]\n"
+            "    def __setitem__(self, k, v): self.data.setdefault(k, []).append(v)\n"
+            "    def __len__(self): return len(self.data)\n    def __contains__(self, k): return k in self.data\n"
+            "    def step(self): self['s'] = {n}",
         ),
         (
             "{x}.rate = {n}",
@@ -319,6 +347,12 @@ KINDS: dict[str, Kind] = {
             "{x} = functools.partial(setattr, {point}, 'extra')",
             _FUNCTION_TRAIN,
             "@contextlib.contextmanager\ndef {x}():\n    {list}.append('in')\n    yield\n    {list}.append('out')",
+            _GENERATOR_TRAIN,
+            _COUNTING_DECORATOR,
+            _CLASS_DECORATOR,
+            "def {x}(*, log={list}, **kw): log.append(kw); return log",
+            "{x} = type('{x}', (), {{'__call__': lambda self: {n}}})()",
+            "def {x}():\n    held = []\n    def push(v={n}): held.append(v); return held\n    return push\n{x} = {x}()",
             "def {x}():\n    yield {n}\n    yield {any}",
             "@torch.no_grad()\ndef {x}(): return {model}(torch.ones(1, 2))",
             "def {x}(**kw): return {x}.__dict__.setdefault('calls', []).append({n})",
@@ -362,95 +396,6 @@ KINDS: dict[str, Kind] = {
             "{x} = itertools.chain([1], [{n}])",
         ),
         ("{list}.append(repr(next({x}, None))[:20])", "next({x}, None)"),
-    ),
-    "model": Kind(
-        (
-            "{x} = nn.Linear(2, 1)",
-            "{x} = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))",
-            "{x} = {model}",
-            "{x} = nn.Sequential({model}, nn.Identity())",
-            "{x} = nn.utils.parametrizations.weight_norm(nn.Linear(2, 1))",
-            "{x} = copy.deepcopy({model})",
-            "{x} = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))",
-            "class {x}Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            "        self.a = nn.Linear(2, 1)\n        self.seen, self.count = [], 0\n"
-            "        self.register_buffer('mean', torch.zeros(1))\n    def forward(self, x):\n"
-            "        self.count += 1\n        return self.a(x)\n{x} = {x}Net()",
-            "{x} = nn.Linear(2, 1)\n{x}.held = {any}",
-            "{x} = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))\n{x}[1].weight = {x}[0].weight",
-            "{x} = nn.Linear(2, 1).requires_grad_(False)",
-        ),
-        (
-            "{x}.eval()",
-            "{x}.train()",
-            "{x}.note = [{n}]",
-            "nn.init.constant_(next({x}.parameters()), 0.{n})",
-            "{x}.zero_grad()",
-            "{x}(torch.ones(2, 2)).sum().backward()",
-            "print(round({x}(torch.ones(2, 2)).sum().item(), 6))",
-            "{x}.load_state_dict({x}.state_dict())",
-            "{x}.requires_grad_(True)",
-            "{x}.register_forward_hook(lambda m, a, o: {list}.append({n}))",
-            "{dict}['state'] = {x}.state_dict()",
-            "{dict}['copy'] = copy.deepcopy({x}.state_dict())",
-            "{x}.double()",
-            "{x}.add_module('extra', nn.Linear(1, 1))",
-            "next({x}.parameters()).data.mul_(0.5)",
-            "{x}.held = {any}",
-            "del {x}.note",
-            "next({x}.parameters()).grad = None",
-            "torch.save({x}.state_dict(), 'm.pt')",
-            "{x}.load_state_dict(torch.load('m.pt'))",
-        ),
-    ),
-    "optimizer": Kind(
-        (
-            "{x} = torch.optim.SGD({model}.parameters(), lr=0.1)",
-            "{x} = torch.optim.Adam({model}.parameters(), lr=0.01)",
-            "{x} = torch.optim.SGD({model}.parameters(), lr=0.1, momentum=0.9)",
-            "{x} = {optimizer}",
-            "{x} = torch.optim.AdamW([{{'params': {model}.parameters(), 'lr': 0.0{n}1}}])",
-        ),
-        (
-            "{x}.param_groups[0]['lr'] = 0.0{n}",
-            _TRAIN.replace("{optimizer}", "{x}"),
-            _TRAIN.replace("{optimizer}", "{x}"),
-            _TRAIN_LOADER.replace("{optimizer}", "{x}"),
-            "{x}.zero_grad()",
-            "{dict}['optimizer'] = {x}.state_dict()",
-            "{x}.own = [{n}]",
-            "{x}.load_state_dict({x}.state_dict())",
-            "{x}.state.clear()",
-            "{x}.step()",
-            "{x}.param_groups[0]['note'] = [{n}]",
-        ),
-    ),
-    "scheduler": Kind(
-        (
-            "{x} = torch.optim.lr_scheduler.StepLR({optimizer}, 1, 0.5)",
-            "{x} = torch.optim.lr_scheduler.LambdaLR({optimizer}, lambda step: 1 / (step + {n}))",
-            "{x} = torch.optim.lr_scheduler.OneCycleLR({optimizer}, 0.1, total_steps=50)",
-            "{x} = torch.optim.lr_scheduler.ReduceLROnPlateau({optimizer})",
-        ),
-        (
-            "{x}.step() if hasattr({x}, '_step_count') else {x}.step(1.0)",
-            "{x}.gamma = 0.{n}",
-            "{list}.append({x}.state_dict().get('last_epoch'))",
-        ),
-    ),
-    "loader": Kind(
-        (
-            "{x} = DataLoader(TensorDataset(torch.arange(16.0).view(8, 2) / 16, torch.ones(8, 1)), batch_size=4)",
-            "{x} = DataLoader(TensorDataset(torch.rand(6, 2), torch.rand(6, 1)), batch_size=2, shuffle=True)",
-            "{x} = DataLoader(TensorDataset(torch.ones(5, 2), torch.ones(5, 1)), batch_size=2,"
-            " shuffle=True, generator=torch.Generator().manual_seed({n}))",
-        ),
-        (
-            "for xb, yb in {x}: {list}.append(xb.sum().item())",
-            "xb, yb = next(iter({x}))",
-            "{x}.note = [{n}]",
-            "{list}.append(len({x}.dataset))",
-        ),
     ),
     "frame": Kind(
         (
@@ -530,6 +475,7 @@ KINDS: dict[str, Kind] = {
         ("try: {n} / 0\nexcept ZeroDivisionError as caught: {x} = caught", "{x} = ValueError({any})"),
         ("{x}.note = [{n}]", "{x}.args = ({n},)", "{x}.add_note('n{n}')"),
     ),
+    **TRAINING,
 }
 
 PROCESS = (
@@ -584,6 +530,16 @@ GENERAL = (
     "{alias} = copy.copy({any})",
     "%time {alias} = {any}",
     "print([name for name in ('model0', 'list0', 'dict0') if name in globals()])",
+    "match {any}:\n    case [first, *_]: {alias} = first\n    case {{'a': found}}: {alias} = found\n"
+    "    case _: {alias} = {n}",
+    "{alias} = pickle.loads(pickle.dumps({list}))",
+    "{alias} = [item for item in {list} if (held := item) is not None][:{n}]",
+    "try:\n    {alias} = {any}\n    raise KeyError({n})\nexcept KeyError as error:\n    {alias} = error.args\n"
+    "finally:\n    {list}.append('done')",
+    "with contextlib.ExitStack() as stack:\n    stack.callback({list}.append, {n})\n    {alias} = {any}",
+    "async def later(v): return v\n{alias} = await later({any})",
+    "import json; {alias} = json.loads(json.dumps({{'n': {n}, 'l': [{n}]}}))",
+    "{alias} = functools.reduce(lambda a, b: a + [b], range({n}), [])",
 )
 
 ERRORS = (
