@@ -41,7 +41,7 @@ class OptimizerContent:
     hooks: tuple[HookId, ...]
     methods: tuple[tuple[str, int], ...]
     state: dict[StatePart, int]
-    """The ids of the tensors in the state."""
+    """The ids of the tensors in the state, and the places of the groups."""
 
 
 def group_sizes(optimizer: Any) -> tuple[int, ...]:

@@ -28,7 +28,10 @@ OUTDATED: SharedId = ("outdated", "", "")
 """The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
 
 StatePart = tuple[str, str, tuple[int, ...]]
-"""A tensor in the state of an optimizer: its place, as ``0:exp_avg``, its dtype and its shape."""
+"""A tensor in the state of an optimizer: its place, as ``0:exp_avg``, its dtype and shape. Or the place of a group."""
+
+_OWN_CONTAINERS = ("param_groups", "state", "defaults")
+"""The attributes of an optimizer that `copy.copy` of it has too."""
 
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
@@ -96,8 +99,8 @@ def shared_ids(
 ) -> SharedObjects:
     """Return ids for ``objects`` (by name) and their parts.
 
-    These are the submodules, parameters and buffers of modules, the dicts that hold these and hooks, and the tensors in
-    the states of optimizers: of one in ``states`` only the tensors of then, which the receiver holds too.
+    These are the submodules, parameters and buffers of modules, the dicts that hold these and hooks, and the groups of
+    optimizers and the tensors in their states: of one in ``states`` only those of then, which the receiver holds too.
     """
     ids: dict[int, SharedId] = {}
     owners: list[Any] = []
@@ -110,9 +113,12 @@ def shared_ids(
         if is_module(value):
             owners += _add_parts(ids, name, value)
         elif is_optimizer(value):
-            for attribute in OPTIMIZER_HOOKS:
+            for attribute in (*OPTIMIZER_HOOKS, *_OWN_CONTAINERS):
                 if attribute in vars(value):
                     ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
+            for part, group in group_parts(value).items():
+                if states is None or part in states.get(name, (part,)):
+                    ids.setdefault(id(group), ("group", name, part[0].rpartition(":")[2]))
             for part, tensor in state_parts(value).items():
                 is_held = states is None or name not in states or states[name].get(part) == id(tensor)
                 if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
@@ -133,6 +139,11 @@ def state_parts(optimizer: Any) -> dict[StatePart, Any]:
             if is_tensor(value):
                 found[f"{number}:{key}", str(value.dtype), tuple(value.shape)] = value
     return found
+
+
+def group_parts(optimizer: Any) -> dict[StatePart, Any]:
+    """Return the groups of an optimizer, by their places."""
+    return {(f"group:{number}", "", ()): group for number, group in enumerate(optimizer.param_groups)}
 
 
 def resolve_state_part(optimizer: Any, place: str) -> Any:

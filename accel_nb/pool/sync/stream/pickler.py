@@ -409,6 +409,8 @@ class Unpickler(pickle.Unpickler):
             return resolve_state_part(value, path)
         if kind == "attribute":
             return vars(value)[path]
+        if kind == "group":
+            return value.param_groups[int(path)]
         if kind in ("hooks", "registry"):
             below, _, attribute = path.rpartition(":")
             return vars(submodule_at(value, below))[attribute]
