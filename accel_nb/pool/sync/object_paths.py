@@ -46,7 +46,7 @@ from accel_nb.pool.sync.object_kinds import (
     set_generator_state,
 )
 from accel_nb.pool.sync.object_states import ObjectState, has_own_state, object_state, set_object_state
-from accel_nb.pool.sync.open_files import FilePlace, file_content, file_of, is_csv_writer, is_file, set_place
+from accel_nb.pool.sync.open_files import FilePosition, file_content, file_of, is_csv_writer, is_file, set_position
 from accel_nb.pool.sync.process_objects import is_of_process
 from accel_nb.pool.sync.shared_ids import has_identity
 from accel_nb.pool.sync.shared_memory import OwnData, data_of
@@ -484,8 +484,8 @@ def set_content(value: Any, content: Any) -> None:
         _set_attributes(value, own)
     elif is_notebook_class(value):
         set_class_content(value, content)
-    elif isinstance(content, FilePlace):
-        set_place(value, content)
+    elif isinstance(content, FilePosition):
+        set_position(value, content)
     elif is_generator(value):
         set_generator_state(value, content)
     elif isinstance(value, functools.partial):
