@@ -79,7 +79,7 @@ class _ReadOperations(TorchDispatchMode):
 
 
 def is_shaped_by_values(func: Any, args: Any) -> bool:
-    """Whether the shape of an operation's result depends on values of its arguments."""
+    """Return whether the shape of an operation's result depends on values of its arguments."""
     if torch.Tag.dynamic_output_shape not in func.tags:
         return func.overloadpacket.__name__ in _SHAPED_BY_VALUES
     if func is not torch.ops.aten.index.Tensor:

@@ -141,7 +141,7 @@ class PlainCells:
         self._is_reported = True
         self._has_undivided_loop = False
         # By code and loader: the current loop, if it began in evaluation mode, and all such loops that called backward.
-        self._unproven_loop: tuple[types.CodeType, int] | None = None
+        self._evaluation_loop: tuple[types.CodeType, int] | None = None
         self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
         # The names of the current cell; and by location of a loop, the names of tensors in no module that it trains.
         self._names: tuple[str, ...] = ()
@@ -205,8 +205,8 @@ class PlainCells:
         """Replace functions of torch while the block runs, so that code for one device runs on many workers.
 
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
-        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
-        first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
+        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, rank
+        0's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``.
         A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block
         ends.
@@ -214,7 +214,7 @@ class PlainCells:
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._passes.needs_check = False, False, True
-        self._unproven_loop = self.last_share = None
+        self._evaluation_loop = self.last_share = None
         self._passes.has_unused_gradients = False
         self._used.clear()
         self._unmanaged_names.clear()
@@ -427,10 +427,10 @@ class PlainCells:
 
         A loop in evaluation mode trains if an earlier loop with the same code and loader has called backward.
         """
-        self._unproven_loop = None
+        self._evaluation_loop = None
         if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
             return False
-        self._unproven_loop = code, id(loader)
+        self._evaluation_loop = code, id(loader)
         self._passes.needs_check = True
         return True
 
@@ -560,9 +560,9 @@ class PlainCells:
         if not self._is_reported and stepper.bundle.models:
             self._is_reported = True
             self._accelerator.report(self._used)
-        if self._unproven_loop is not None:
-            self._trains_in_evaluation_mode.add(self._unproven_loop)
-            self._unproven_loop = None
+        if self._evaluation_loop is not None:
+            self._trains_in_evaluation_mode.add(self._evaluation_loop)
+            self._evaluation_loop = None
             warn_evaluation_mode(self._accelerator)
         if self._has_undivided_loop and stepper.bundle.models:
             self._has_undivided_loop = False

@@ -167,7 +167,7 @@ def _listed(inputs: Any) -> list[Any]:
 
 
 def _fits(loss: Any, gradient: Tensor | None) -> bool:
-    """Whether a backward pass can start from a tensor with this gradient; torch raises errors for the other ones."""
+    """Return whether a backward pass can start from a tensor with this gradient; for others torch raises errors."""
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return False
     return loss.numel() == 1 if gradient is None else gradient.shape == loss.shape

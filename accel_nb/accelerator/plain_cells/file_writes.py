@@ -1,11 +1,10 @@
 """Redirection of the files that a plain cell writes on every rank, so that each file is written once.
 
-All ranks run the code of a plain cell, so they all open the same paths for writing. The first rank writes to the paths
+All ranks run the code of a plain cell, so they all open the same paths for writing. Rank 0 writes to the paths
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
-written and read back in one cell without waiting for the first rank. A path that such a rank removes is hidden from
-this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
-(`ChangedPaths`).
+written and read back in one cell without waiting for rank 0. A path that such a rank removes is hidden from this rank,
+and not removed. A path that rank 0 has changed is as before for a rank that is not as far (`ChangedPaths`).
 
 Python's functions for files, those of torch, safetensors and h5py, databases of ``sqlite3`` and the functions of
 `library_files` are redirected. Other files that a library writes in C code are not.
@@ -60,7 +59,7 @@ _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
 _POLL_S, _MAX_WAIT_S = 0.002, 10.0
-"""How long a rank waits for a folder that the first one makes, which it may not on another machine."""
+"""How long a rank waits for a folder that rank 0 makes, which it may not on another machine."""
 
 _BEFORE_FOLDER = 2
 """How many arguments of the functions of `tempfile` come before the folder, at least."""
@@ -160,8 +159,8 @@ class PrivateFiles(CellFiles):
         super().discard()
         for file in self._files.values():
             file.close()
-        for _, place in self._databases.values():
-            shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+        for _, version_path in self._databases.values():
+            shutil.rmtree(os.path.dirname(version_path), ignore_errors=True)
         self._databases.clear()
         self._files.clear()
         self._folders.clear()
@@ -172,7 +171,7 @@ class PrivateFiles(CellFiles):
         return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
 
     def refresh(self, before: dict[str, Any]) -> None:
-        """Update the versions of paths whose `signatures` were others before the first rank ran a command."""
+        """Update the versions of paths whose `signatures` were others before rank 0 ran a command."""
         for path, known in before.items():
             if (now := _signature(path)) == known:
                 continue
@@ -211,10 +210,10 @@ class PrivateFiles(CellFiles):
                 return plain(*args, **kwargs)
             version = self._prepare(path)
             with tempfile.TemporaryDirectory(dir=make_temporary_folder(self._pid)) as folder:
-                place = os.path.join(folder, os.path.basename(absolute(path)))
-                result = call_with(plain, position, name, place, args, kwargs)
-                if os.path.exists(place):  # some libraries return that they cannot write, and raise nothing
-                    shutil.copyfile(place, version)
+                named = os.path.join(folder, os.path.basename(absolute(path)))
+                result = call_with(plain, position, name, named, args, kwargs)
+                if os.path.exists(named):  # some libraries return that they cannot write, and raise nothing
+                    shutil.copyfile(named, version)
             return result
 
         return write
@@ -248,28 +247,28 @@ class PrivateFiles(CellFiles):
                 plain(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
             else:
                 exists = os.path.exists(name)
-                place = self._prepare_database(name)
+                version_path = self._prepare_database(name)
                 if not exists:  # the library creates the file itself
-                    _remove(place)
-                plain(file, place, mode, driver, **kwargs)
-                self._set_database(absolute(name), place)
+                    _remove(version_path)
+                plain(file, version_path, mode, driver, **kwargs)
+                self._set_database(absolute(name), version_path)
 
         return init
 
     def _prepare_database(self, path: Any) -> str:
         """Return the path of this rank's version of a database. What the version held so far is kept."""
         full = absolute(path)
-        file, place = self._databases.get(full, (None, ""))
+        file, version_path = self._databases.get(full, (None, ""))
         if file is None or file is not self._files.get(full):
-            place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
-            shutil.copyfile(self._prepare(path, keeps_content=True), place)
-            self._set_database(full, place)
-        return place
+            version_path = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
+            shutil.copyfile(self._prepare(path, keeps_content=True), version_path)
+            self._set_database(full, version_path)
+        return version_path
 
-    def _set_database(self, full: str, place: str) -> None:
+    def _set_database(self, full: str, version_path: str) -> None:
         self._files.pop(full).close()
-        self._files[full] = file = io.FileIO(place, "r+")
-        self._databases[full] = file, place
+        self._files[full] = file = io.FileIO(version_path, "r+")
+        self._databases[full] = file, version_path
 
     def read_from(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
@@ -291,14 +290,14 @@ class PrivateFiles(CellFiles):
             if not self._is_active or not is_path(file) or kwargs.get("opener") is not None:
                 return plain(file, mode, *args, **kwargs)
             if not isinstance(mode, str) or set(mode).isdisjoint("wax+"):
-                place = self._find(file) if self._has_changes else file
+                actual = self._find(file) if self._has_changes else file
                 try:
-                    opened = plain(place, mode, *args, **kwargs)
+                    opened = plain(actual, mode, *args, **kwargs)
                 except FileNotFoundError:
-                    if (now := self._find(file)) == place:
+                    if (now := self._find(file)) == actual:
                         raise
-                    opened = plain(now, mode, *args, **kwargs)  # the first rank has removed it just now
-                if self._is_ahead(absolute(file)):  # the first rank has created it just now
+                    opened = plain(now, mode, *args, **kwargs)  # rank 0 has removed it just now
+                if self._is_ahead(absolute(file)):  # rank 0 has created it just now
                     opened.close()
                     _raise_os_error(errno.ENOENT, file)
                 return opened
@@ -326,7 +325,7 @@ class PrivateFiles(CellFiles):
                 return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
             result = (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
-            if self._is_ahead(full):  # the first rank has created it just now
+            if self._is_ahead(full):  # rank 0 has created it just now
                 _raise_os_error(errno.ENOENT, path)
             return result
 
@@ -343,7 +342,7 @@ class PrivateFiles(CellFiles):
             full = absolute(path)
             if full not in self._files and full not in self._folders and self._is_removed(full):
                 _raise_os_error(errno.ENOENT, path)
-            self._hide(full)  # the first rank removes the path itself
+            self._hide(full)  # rank 0 removes the path itself
 
         return remove
 
@@ -398,7 +397,7 @@ class PrivateFiles(CellFiles):
             self._hide(old)
             if moved:
                 self._hide(new)
-            else:  # the first rank has renamed it already
+            else:  # rank 0 has renamed it already
                 self._removed.discard(new)
             self._files |= files
             self._add_folders(folders)
@@ -408,7 +407,7 @@ class PrivateFiles(CellFiles):
         return rename
 
     def make_mkdir(self, plain: Function) -> Function:
-        """Return a ``mkdir`` whose folder exists for this rank only; the first rank makes the real one."""
+        """Return a ``mkdir`` whose folder exists for this rank only; rank 0 makes the real one."""
 
         @functools.wraps(plain)
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -424,7 +423,7 @@ class PrivateFiles(CellFiles):
         return mkdir
 
     def make_chdir(self, plain: Function) -> Function:
-        """Return a ``chdir`` that waits for the first rank to make a folder that this rank has made, too."""
+        """Return a ``chdir`` that waits for rank 0 to make a folder that this rank has made, too."""
 
         @functools.wraps(plain)
         def chdir(path: Any) -> None:
@@ -490,7 +489,7 @@ class PrivateFiles(CellFiles):
         ]
 
     def _redirects(self, path: Any) -> bool:
-        """Whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
+        """Return whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
         if not (self._is_active and is_path(path) and self._is_called_by_cell()):
             return False
         full = absolute(path)
@@ -512,8 +511,8 @@ class PrivateFiles(CellFiles):
             folder = os.path.dirname(full)
             # In the path's own folder, if that exists for all ranks.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_removed(full) and _exists(place := self._find(full)):
-                with io.FileIO(place) as source:
+            if keeps_content and not self._is_removed(full) and _exists(actual := self._find(full)):
+                with io.FileIO(actual) as source:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
                 self._files.pop(next(iter(self._files))).close()
@@ -532,8 +531,8 @@ class PrivateFiles(CellFiles):
             return path
         if self._is_removed(full):
             _raise_os_error(errno.ENOENT, path)
-        place = full if self.changed is None else self.changed.find(full)
-        return path if place in (full, None) else place
+        actual = full if self.changed is None else self.changed.find(full)
+        return path if actual in (full, None) else actual
 
     def _require_folder(self, full: str, path: Any) -> None:
         folder = os.path.dirname(full)
@@ -557,7 +556,7 @@ class PrivateFiles(CellFiles):
         return any(_is_in(full, path) for path in self._removed) or self._is_ahead(full)
 
     def _is_ahead(self, full: str) -> bool:
-        """Whether the first rank has created a path that this rank has neither reached nor created itself."""
+        """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
         is_own = full in self._files or full in self._folders
         return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
 
@@ -574,11 +573,11 @@ class _Entry:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         return not self._is_folder
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         return self._is_folder
 
     def is_symlink(self) -> bool:

@@ -82,7 +82,7 @@ class GradientData:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
 
     def _is_in_bucket(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the gradient of a parameter, and a view of larger memory."""
+        """Return whether a tensor is the gradient of a parameter, and a view of larger memory."""
         if tensor.requires_grad or is_lazy(tensor) or not tensor._is_view():
             return False
         address = tensor.data_ptr()
@@ -95,7 +95,7 @@ class GradientData:
 
 
 def _is_called_by_strategy() -> bool:
-    """Whether a strategy makes the assignment, which gathers and divides parameters itself."""
+    """Return whether a strategy makes the assignment, which gathers and divides parameters itself."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith(_STRATEGIES)
 
 

@@ -1,4 +1,4 @@
-"""Commands that the code of a plain cell starts: the first rank runs them, and all ranks get the result.
+"""Commands that the code of a plain cell starts: rank 0 runs them, and all ranks get the result.
 
 All ranks run the code of a plain cell, so that each would append the same line to a log and download the same file.
 Before the command starts every rank has reached it, and no rank goes on before it has ended.
@@ -140,7 +140,7 @@ class SharedCommands:
         self._comm.barrier()
 
     def _is_called_by_cell(self) -> bool:
-        """Whether the user's code calls, on the main thread of this process and not called by torch or a loader."""
+        """Return whether the user's code calls, on the main thread of this process, and not from torch or a loader."""
         if os.getpid() != self._process or threading.current_thread() is not threading.main_thread():
             return False
         modules = list(_calling_modules())
@@ -181,7 +181,7 @@ def _pack_error(error: Exception) -> dict[str, Any]:
 
 
 def _unpack(message: dict[str, Any], command: Any) -> Any:
-    """Return the result of the first rank's ``command``, or raise its error."""
+    """Return the result of rank 0's ``command``, or raise its error."""
     (kind, value), *_ = message.items()
     if kind == "result":
         return _unpack_result(value, command)

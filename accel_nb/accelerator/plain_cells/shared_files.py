@@ -1,4 +1,4 @@
-"""The files that the first rank writes in a plain cell, which it records for the other ranks."""
+"""The files that rank 0 writes in a plain cell, which it records for the other ranks."""
 
 from __future__ import annotations
 
