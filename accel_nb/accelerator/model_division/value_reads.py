@@ -41,10 +41,10 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
             finally:
                 is_inside = False
 
-    def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            value = plain(tensor, *args, **kwargs)
+            value = original(tensor, *args, **kwargs)
             observe_outside(value if isinstance(value, list) else zlib.crc32(value.tobytes()))
             return value
 

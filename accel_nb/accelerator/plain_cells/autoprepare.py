@@ -318,12 +318,12 @@ class PlainCells:
         """Replace a function by ``make(function)`` until the cell ends, and return both for each owner."""
         pairs: list[tuple[Any, Any]] = []
         for owner in owners:
-            plain = getattr(owner, name)
-            self._imported.add(plain, owner, name)
-            replacement = self._replacements.get((owner, name, plain))
+            original = getattr(owner, name)
+            self._imported.add(original, owner, name)
+            replacement = self._replacements.get((owner, name, original))
             if replacement is None:
-                replacement = self._replacements[owner, name, plain] = make(plain)
-            pairs.append((plain, replacement))
+                replacement = self._replacements[owner, name, original] = make(original)
+            pairs.append((original, replacement))
             self._replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
             setattr(owner, name, replacement)
         return pairs
@@ -582,25 +582,25 @@ class PlainCells:
     def _record_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes.has_unused_gradients = False
 
-    def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_register_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if is_user_module(sys._getframe(1).f_globals.get("__name__")):
                 self._loss_check.record_hook()
                 if tensor.is_leaf:
                     self._divided_calls.clear_layouts()
-            return self._divided_calls.related.register_hook(plain, tensor, hook)
+            return self._divided_calls.related.register_hook(original, tensor, hook)
 
         return register_hook
 
-    def _wrap_optimizer_init(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_optimizer_init(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return an optimizer's constructor that registers the optimizer, so that it is prepared at its first use."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            plain(optimizer, *args, **kwargs)
+            original(optimizer, *args, **kwargs)
             self._pending[id(optimizer)] = optimizer
             self._passes.needs_check = True
             self._calls.set_before(self._prepare_pending)
@@ -616,21 +616,21 @@ class PlainCells:
 
         return construct
 
-    def _wrap_add_param_group(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_add_param_group(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a method that also prepares again models with new layers, whose parameters a group may hold."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            plain(optimizer, *args, **kwargs)
+            original(optimizer, *args, **kwargs)
             if optimizer in self._accelerator.components.preparer:
                 self._accelerator.components.preparer.refresh()
 
         return add
 
-    def _wrap_loader_iter(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def _wrap_loader_iter(self, original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Return an ``__iter__`` that shards a loader that no name of the cell references, if the loop trains."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             is_ours = (
@@ -642,7 +642,7 @@ class PlainCells:
             if not is_ours and (self._pending or self._accelerator.has_optimizers) and self.begin_loop(loader):
                 self._prepare([loader])
                 return iter(loader)
-            return plain(loader)
+            return original(loader)
 
         return __iter__
 

@@ -56,14 +56,14 @@ class CellFiles:
         finally:
             self._writes_for_cell = False
 
-    def make_start(self, plain: Function) -> Function:
+    def make_start(self, original: Function) -> Function:
         """Return a ``Thread.start`` that records the threads that the cell's code starts."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def start(thread: threading.Thread) -> None:
             if self._is_active and self._is_called_by_cell():
                 self._threads.add(thread)
-            plain(thread)
+            original(thread)
 
         return start
 
@@ -113,9 +113,9 @@ def argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, An
 
 
 def call_with(
-    plain: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    original: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Call a function with another value for one of its arguments."""
     if len(args) > position:
-        return plain(*args[:position], value, *args[position + 1 :], **kwargs)
-    return plain(*args, **{**kwargs, name: value})
+        return original(*args[:position], value, *args[position + 1 :], **kwargs)
+    return original(*args, **{**kwargs, name: value})

@@ -135,8 +135,8 @@ def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     yield os, "scandir", files.make_scandir
 
 
-def _make_static(make: Make, plain: Function) -> Any:
-    return staticmethod(make(plain))
+def _make_static(make: Make, original: Function) -> Any:
+    return staticmethod(make(original))
 
 
 class PrivateFiles(CellFiles):
@@ -188,69 +188,69 @@ class PrivateFiles(CellFiles):
                     file.truncate()
                     shutil.copyfileobj(source, file)
 
-    def write_to(self, position: int, name: str, plain: Function) -> Function:
+    def write_to(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not self._redirects(path):
-                return plain(*args, **kwargs)
-            return call_with(plain, position, name, self._prepare(path), args, kwargs)
+                return original(*args, **kwargs)
+            return call_with(original, position, name, self._prepare(path), args, kwargs)
 
         return write
 
-    def write_copy(self, position: int, name: str, plain: Function) -> Function:
+    def write_copy(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes to this rank's version of its path, by way of a file with a name."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not (self._redirects(path) and os.path.isdir(os.path.dirname(absolute(path)))):
-                return plain(*args, **kwargs)
+                return original(*args, **kwargs)
             version = self._prepare(path)
             with tempfile.TemporaryDirectory(dir=make_temporary_folder(self._pid)) as folder:
                 named = os.path.join(folder, os.path.basename(absolute(path)))
-                result = call_with(plain, position, name, named, args, kwargs)
+                result = call_with(original, position, name, named, args, kwargs)
                 if os.path.exists(named):  # some libraries return that they cannot write, and raise nothing
                     shutil.copyfile(named, version)
             return result
 
         return write
 
-    def make_of_library(self, function: FileFunction, plain: Function) -> Function:
+    def make_of_library(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that reads or writes this rank's version of its path."""
         if function.use == "open":
-            return self.make_open(plain)
+            return self.make_open(original)
         make = {"read": self.read_from, "write": self.write_to, "write by name": self.write_copy}[function.use]
-        return make(function.position, function.argument, plain)
+        return make(function.position, function.argument, original)
 
-    def make_connect(self, plain: Function) -> Function:
+    def make_connect(self, original: Function) -> Function:
         """Return a ``connect`` that opens this rank's version of a database."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_database(database) or kwargs.get("uri") or not self._redirects(database):
-                return plain(database, *args, **kwargs)
-            return plain(self._prepare_database(database), *args, **kwargs)
+                return original(database, *args, **kwargs)
+            return original(self._prepare_database(database), *args, **kwargs)
 
         return connect
 
-    def make_hdf5_init(self, plain: Function) -> Function:
+    def make_hdf5_init(self, original: Function) -> Function:
         """Return an ``__init__`` of h5py's file that opens this rank's version of its path."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def init(file: Any, name: Any, mode: str = "r", driver: Any = None, **kwargs: Any) -> None:
             if driver is not None or not is_path(name):
-                plain(file, name, mode, driver, **kwargs)
+                original(file, name, mode, driver, **kwargs)
             elif mode == "r" or not self._redirects(name):
-                plain(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
+                original(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
             else:
                 exists = os.path.exists(name)
                 version_path = self._prepare_database(name)
                 if not exists:  # the library creates the file itself
                     _remove(version_path)
-                plain(file, version_path, mode, driver, **kwargs)
+                original(file, version_path, mode, driver, **kwargs)
                 self._set_database(absolute(name), version_path)
 
         return init
@@ -270,74 +270,74 @@ class PrivateFiles(CellFiles):
         self._files[full] = file = io.FileIO(version_path, "r+")
         self._databases[full] = file, version_path
 
-    def read_from(self, position: int, name: str, plain: Function) -> Function:
+    def read_from(self, position: int, name: str, original: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not self._has_changes or not is_path(path):
-                return plain(*args, **kwargs)
-            return call_with(plain, position, name, self._find(path), args, kwargs)
+                return original(*args, **kwargs)
+            return call_with(original, position, name, self._find(path), args, kwargs)
 
         return read
 
-    def make_open(self, plain: Function) -> Function:
+    def make_open(self, original: Function) -> Function:
         """Return an ``open`` that opens this rank's versions."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not self._is_active or not is_path(file) or kwargs.get("opener") is not None:
-                return plain(file, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             if not isinstance(mode, str) or set(mode).isdisjoint("wax+"):
                 actual = self._find(file) if self._has_changes else file
                 try:
-                    opened = plain(actual, mode, *args, **kwargs)
+                    opened = original(actual, mode, *args, **kwargs)
                 except FileNotFoundError:
                     if (now := self._find(file)) == actual:
                         raise
-                    opened = plain(now, mode, *args, **kwargs)  # rank 0 has removed it just now
+                    opened = original(now, mode, *args, **kwargs)  # rank 0 has removed it just now
                 if self._is_ahead(absolute(file)):  # rank 0 has created it just now
                     opened.close()
                     _raise_os_error(errno.ENOENT, file)
                 return opened
             if not self._redirects(file):
-                return plain(file, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             if "x" in mode and absolute(file) in self._files:
                 _raise_os_error(errno.EEXIST, file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
                 _raise_os_error(errno.ENOENT, file)
-            return plain(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
+            return original(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
 
         return open
 
-    def make_status(self, plain: Function) -> Function:
+    def make_status(self, original: Function) -> Function:
         """Return a function of `os` that reads or sets a path's status, such as ``stat``, for this rank's versions."""
-        reads_link, sets = plain.__name__ == "lstat", plain.__name__ in ("chmod", "utime")
+        reads_link, sets = original.__name__ == "lstat", original.__name__ in ("chmod", "utime")
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def status(path: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._has_changes or not is_path(path) or kwargs.get("dir_fd") is not None:
-                return plain(path, *args, **kwargs)
+                return original(path, *args, **kwargs)
             full = absolute(path)
             if full in self._folders and not _exists(full):
-                return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
+                return None if sets else original("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
-            result = (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
+            result = (_stat if reads_link and found is not path else original)(found, *args, **kwargs)
             if self._is_ahead(full):  # rank 0 has created it just now
                 _raise_os_error(errno.ENOENT, path)
             return result
 
         return status
 
-    def make_remove(self, plain: Function) -> Function:
+    def make_remove(self, original: Function) -> Function:
         """Return a function that removes this rank's version of a path, and hides the path from this rank."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not self._redirects(path):
-                plain(path, dir_fd=dir_fd)
+                original(path, dir_fd=dir_fd)
                 return
             full = absolute(path)
             if full not in self._files and full not in self._folders and self._is_removed(full):
@@ -346,31 +346,31 @@ class PrivateFiles(CellFiles):
 
         return remove
 
-    def make_rmtree(self, plain: Function) -> Function:
+    def make_rmtree(self, original: Function) -> Function:
         """Return an ``rmtree`` that hides a folder from this rank, and deletes the versions in it."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
-                plain(path, *args, **kwargs)
+                original(path, *args, **kwargs)
                 return
             self._hide(absolute(path))
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
-        vars(rmtree).update(vars(plain))
+        vars(rmtree).update(vars(original))
         return rmtree
 
-    def make_temporary(self, plain: Function) -> Function:
+    def make_temporary(self, original: Function) -> Function:
         """Return a function of `tempfile` that records the path, whose writes are not redirected.
 
         What is made in the usual folder is made in one below it, which is removed when this process ends.
         """
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
                 kwargs["dir"] = make_temporary_folder(self._pid)
-            made = plain(*args, **kwargs)
+            made = original(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):
                 self._temporary.add(absolute(path))
@@ -378,13 +378,13 @@ class PrivateFiles(CellFiles):
 
         return make
 
-    def make_rename(self, plain: Function) -> Function:
+    def make_rename(self, original: Function) -> Function:
         """Return a function that renames a path for this rank only."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
             if src_dir_fd is not None or dst_dir_fd is not None or not self._redirects(dst):
-                plain(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
             old, new = absolute(src), absolute(dst)
             if old not in self._files and old not in self._folders and self._is_removed(old):
@@ -406,13 +406,13 @@ class PrivateFiles(CellFiles):
 
         return rename
 
-    def make_mkdir(self, plain: Function) -> Function:
+    def make_mkdir(self, original: Function) -> Function:
         """Return a ``mkdir`` whose folder exists for this rank only; rank 0 makes the real one."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not self._redirects(path):
-                plain(path, mode, dir_fd=dir_fd)
+                original(path, mode, dir_fd=dir_fd)
                 return
             full = absolute(path)
             if full in self._folders or full in self._files:
@@ -422,37 +422,37 @@ class PrivateFiles(CellFiles):
 
         return mkdir
 
-    def make_chdir(self, plain: Function) -> Function:
+    def make_chdir(self, original: Function) -> Function:
         """Return a ``chdir`` that waits for rank 0 to make a folder that this rank has made, too."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def chdir(path: Any) -> None:
             if isinstance(path, str | os.PathLike) and (full := absolute(path)) in self._folders:
                 deadline = time.monotonic() + _MAX_WAIT_S
                 while not _exists(full) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
-            plain(path)
+            original(path)
 
         return chdir
 
-    def make_listdir(self, plain: Function) -> Function:
+    def make_listdir(self, original: Function) -> Function:
         """Return a ``listdir`` that includes this rank's changes of a folder."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def listdir(path: Any = ".") -> list[Any]:
             if not self._has_changes or not isinstance(path, str | os.PathLike):
-                return plain(path)
+                return original(path)
             return [entry.name for entry in self._entries(path)]
 
         return listdir
 
-    def make_scandir(self, plain: Function) -> Function:
+    def make_scandir(self, original: Function) -> Function:
         """Return a ``scandir`` that includes this rank's changes of a folder."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def scandir(path: Any = ".") -> Any:
             if not self._has_changes or not isinstance(path, str | os.PathLike):
-                return plain(path)
+                return original(path)
             return _Scan(self._entries(path))
 
         return scandir

@@ -83,7 +83,7 @@ class ShardedArithmetic:
     def enabled(self) -> Iterator[ShardedArithmetic]:
         """Compute all operations on sharded tensors by this object inside of the block."""
         owner: Any = DTensor
-        plain = owner.__torch_function__  # torch disables it
+        original = owner.__torch_function__  # torch disables it
 
         def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             with torch._C.DisableTorchFunctionSubclass():
@@ -93,7 +93,7 @@ class ShardedArithmetic:
         try:
             yield self
         finally:
-            owner.__torch_function__ = plain
+            owner.__torch_function__ = original
             self.flush(forget=True)
 
     @torch.no_grad()
