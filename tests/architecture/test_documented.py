@@ -92,6 +92,12 @@ def test_modules_that_the_architecture_names_exist(project: Path) -> None:
     assert [path for path in sorted(paths) if not (project / path).exists()] == []
 
 
+def test_the_package_of_model_division_lists_its_modules(project: Path) -> None:
+    folder = project / "accel_nb" / "accelerator" / "model_division"
+    listed = re.findall(r"`(\w+)`", (folder / "__init__.py").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+
+
 def _is_module(path: Path) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_plain_array
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects
-from accel_nb.pool.sync.objects.shared_memory import Place, array_address, place_of_array, place_of_tensor
+from accel_nb.pool.sync.objects.shared_memory import MemorySpan, array_address, span_of_array, span_of_tensor
 from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
 from accel_nb.runtime.distributed.sharded import gathered_from, is_sharded
 
@@ -24,7 +24,7 @@ _PLAIN_KINDS = "biufc"
 _CHECKSUM = struct.Struct("<cIIQq")
 """A letter for the kind, the number of the layout, the checksum, the memory, and the offset there in bytes."""
 
-_Data = tuple[tuple[Any, ...], Place, int]
+_Data = tuple[tuple[Any, ...], MemorySpan, int]
 """The layout of an array or tensor, its place in memory, and where the memory that it is a part of starts."""
 
 
@@ -71,7 +71,7 @@ def _describe_array(array: Any) -> _Data | None:
         return None
     while type(owner.base) is type(array):
         owner = owner.base
-    place, _ = place_of_array(array)
+    place, _ = span_of_array(array)
     return (dtype.str, array.shape, flags.writeable), place, place[0] if owner is array else array_address(owner)
 
 
@@ -80,7 +80,7 @@ def _describe_tensor(tensor: Any) -> _Data | None:
         return None
     if is_sharded(tensor) or gathered_from(tensor) is not None or tensor_attributes(tensor):
         return None
-    place = place_of_tensor(tensor)
+    place = span_of_tensor(tensor)
     if place is None or place[1] > _MAX_BYTES or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
     return (tensor.dtype, tuple(tensor.shape)), place, tensor.untyped_storage().data_ptr()
