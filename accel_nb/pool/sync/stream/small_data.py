@@ -1,6 +1,6 @@
 """Checksums of small arrays and tensors, of which a fingerprint consists in place of their reductions.
 
-A data set may be a list of a hundred thousand of them, and a reduction takes 50 times as long.
+A data set may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
 """
 
 from __future__ import annotations
