@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import accel_nb
-from accel_nb.compat.names.names import MODULES
+from accel_nb.compat.names.table import MODULES
 from accel_nb.telemetry.metrics import METRICS
 from accel_nb.telemetry.trackers import BUILT_IN
 
