@@ -62,8 +62,15 @@ def _first_words(tree: ast.AST) -> Iterator[Finding]:
         if match := FIRST_WORD.match(text):
             line = 1 if isinstance(node, ast.Module) else node.lineno
             yield Finding(line, f"docstring begins with {match.group()!r}: name the object, or the action as a verb")
+        elif isinstance(node, Definition) and text.startswith("Whether ") and not _is_property(node):
+            yield Finding(node.lineno, "docstring of a function begins with 'Whether': write 'Return whether'")
         elif isinstance(node, ast.Module) and (match := MODULE_START.match(text)):
             yield Finding(1, f"module docstring begins with {match.group()!r}: use a noun phrase")
+
+
+def _is_property(node: Definition) -> bool:
+    names = (ast.unparse(decorator) for decorator in node.decorator_list)
+    return any(name.endswith("property") for name in names)
 
 
 def _names(tree: ast.AST) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_nb.accelerator.components import Components
 from accel_nb.accelerator.prepare.preparer import collect_notes, describe_object
-from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.precision.choice import choose_precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.events import WorkerPrepared
 
@@ -82,7 +82,7 @@ def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
         notes.append(f"precision auto is {choose_precision(options.precision, device)} on this device")
     if options.data.non_blocking and not device_type(device).has_streams:
         notes.append(f"non_blocking has no effect: batches stay on the {device.type}")
-    if components.strategy.precision.policy.name == "bf16" and not has_real_bf16(device):
+    if components.strategy.precision.policy.name == "bf16" and not device_type(device).has_real_bf16(device):
         faster = "full precision (no)" if device_type(device).is_host else "fp16"
         notes.append(f"bf16 is emulated on this device, and slow: {faster} is faster")
     return notes

@@ -21,7 +21,7 @@ from accel_nb.accelerator.process.init_world import initialize_world
 from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
 from accel_nb.data.split import split_inputs
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.devices.device import choose_precision
+from accel_nb.precision.choice import choose_precision
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Communicator

@@ -55,7 +55,7 @@ class TrainingRun:
         self._loader_numbers = WeakKeyDictionary[DataLoader[Any], int]()
         self._next_number = itertools.count()
         self.schedule_observer: RatePreview | None = None
-        """Reports the future learning rates of schedules; on the main rank only, and if a sink receives its events."""
+        """Reports the future learning rates of schedules; on rank 0 only, and if a sink receives its events."""
 
     def start(self, state: TrainingState, preparer: Preparer) -> None:
         """Begin the first run, when the components that it calls exist."""

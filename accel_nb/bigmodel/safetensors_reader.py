@@ -153,7 +153,7 @@ class SafetensorsFile:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def can_lease(self) -> bool:
-        """Whether a lease can be acquired now."""
+        """Return whether a lease can be acquired now."""
         if not hasattr(fcntl, "F_SETLEASE"):
             return False
         try:
@@ -170,7 +170,7 @@ class SafetensorsFile:
             raise self._truncation_error(length)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Whether a range of bytes is in the page cache; only a sample of its pages is checked."""
+        """Return whether a range of bytes is in the page cache; only a sample of its pages is checked."""
         if self._direct is not None or not nbytes:
             return self._direct is None
         places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
@@ -240,7 +240,7 @@ class FileTensor:
         return flat.view(self.shape)
 
     def is_in_memory(self) -> bool:
-        """Whether it is in the page cache, so that reading it does not wait for a disk."""
+        """Return whether it is in the page cache, so that reading it does not wait for a disk."""
         return self.file.is_cached(self.offset, self.nbytes)
 
     def advise_read(self) -> None:
@@ -317,7 +317,7 @@ def _populate(pages: mmap.mmap) -> None:
 
 
 def _is_page_cached(fd: int, offset: int) -> bool:
-    """Whether a byte of a file is in the page cache; False if the system cannot report it."""
+    """Return whether a byte of a file is in the page cache; False if the system cannot report it."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
     query, result = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
@@ -426,7 +426,7 @@ def _checked(root: Path, name: str, index: Path) -> Path:
 
 
 def _in_cache(root: Path, real: Path) -> bool:
-    """Whether a link has the form of a Hugging Face cache: from snapshots/REVISION to the sibling folder blobs."""
+    """Return whether a link has the form of a Hugging Face cache: it leads from snapshots/REVISION to blobs."""
     return root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
 
 

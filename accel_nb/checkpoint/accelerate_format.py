@@ -60,7 +60,7 @@ class AccelerateState:
 
 
 def is_accelerate_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the files of ``accelerate``'s ``save_state``."""
+    """Return whether a folder has the files of ``accelerate``'s ``save_state``."""
     folder = Path(path)
     return any((folder / name).is_file() for name in ("random_states_0.pkl", "optimizer.bin"))
 

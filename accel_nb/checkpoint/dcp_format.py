@@ -154,7 +154,7 @@ class DcpWeights:
 
 
 def is_dcp_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the metadata of ``torch.distributed.checkpoint``."""
+    """Return whether a folder has the metadata of ``torch.distributed.checkpoint``."""
     return (Path(path) / METADATA).is_file()
 
 

@@ -49,7 +49,7 @@ def list_checkpoints(store: Store) -> list[str]:
 
 
 def is_complete(store: Store, name: str) -> bool:
-    """Whether a folder has a manifest, which is written last."""
+    """Return whether a folder has a manifest, which is written last."""
     return store.exists(name, MANIFEST)
 
 

@@ -36,14 +36,14 @@ class Region:
         return math.prod(self.shape)
 
     def is_inside(self, shape: Sequence[int]) -> bool:
-        """Whether the box is inside of a tensor of ``shape``."""
+        """Return whether the box is inside of a tensor of ``shape``."""
         return len(self.offsets) == len(self.shape) == len(shape) and all(
             start >= 0 and length >= 0 and start + length <= total
             for start, length, total in zip(self.offsets, self.shape, shape, strict=True)
         )
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two have a common element."""
+        """Return whether the two have a common element."""
         return all(
             start < their_start + their_length and their_start < start + length
             for start, length, their_start, their_length in zip(
@@ -58,7 +58,7 @@ def full_region(shape: Sequence[int]) -> Region:
 
 
 def covers_exactly(regions: Iterable[Region], shape: Sequence[int]) -> bool:
-    """Whether the regions cover a tensor of ``shape`` exactly once."""
+    """Return whether the regions cover a tensor of ``shape`` exactly once."""
     filled = sorted((region for region in regions if region.size), key=lambda region: region.offsets)
     if sum(region.size for region in filled) != math.prod(shape):
         return False

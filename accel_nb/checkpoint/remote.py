@@ -66,7 +66,7 @@ class RemoteStore:
             self._fs.pipe_file(self._path(folder, file), content)
 
     def exists(self, folder: str, file: str) -> bool:
-        """Whether a file exists."""
+        """Return whether a file exists."""
         self._fs.invalidate_cache()
         with _as_os_errors(self._format_url(folder, file)):
             return bool(self._fs.isfile(self._path(folder, file)))

@@ -64,7 +64,7 @@ class Store(Protocol):
         ...
 
     def exists(self, folder: str, file: str) -> bool:
-        """Whether a file exists."""
+        """Return whether a file exists."""
         ...
 
     def read(self, folder: str, file: str, limit: int) -> bytes:
@@ -171,7 +171,7 @@ class LocalStore:
         os.rename(self._root / folder / f"{file}.tmp", self._root / folder / file)
 
     def exists(self, folder: str, file: str) -> bool:
-        """Whether a file exists."""
+        """Return whether a file exists."""
         return (self._root / folder / file).is_file()
 
     def read(self, folder: str, file: str, limit: int) -> bytes:

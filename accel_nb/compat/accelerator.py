@@ -660,7 +660,7 @@ def _project(given: ProjectConfiguration | None, project_dir: str | os.PathLike[
 
 
 def _is_set(name: str, config: Any) -> bool:
-    """Whether an option is set by the code, by a cell's flags, by a file or by the environment."""
+    """Return whether an option is set by the code, by a cell's flags, by a file or by the environment."""
     if isinstance(config, str | os.PathLike):
         return True
     layers = ambient_layers() or (environment_layer(option_variables()),)

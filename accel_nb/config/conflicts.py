@@ -9,7 +9,7 @@ from accel_nb.config.schema import OPTIONS, STRATEGIES, STRATEGY_SECTIONS, WITH_
 
 
 @dataclass(frozen=True, slots=True)
-class OptionClash:
+class OptionConflict:
     """Options whose values are valid but cannot be combined; ``message`` is the reason and the remedy."""
 
     options: tuple[str, ...]
@@ -20,64 +20,64 @@ ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
 """Pairs of options that exclude each other; the option from the stronger layer replaces the other one."""
 
 
-def find_clashes(config: Config) -> list[OptionClash]:
+def find_conflicts(config: Config) -> list[OptionConflict]:
     """Return the combinations of options in a config that are not allowed."""
     found = [
-        OptionClash((first, second), "only one of the two can be given; remove one")
+        OptionConflict((first, second), "only one of the two can be given; remove one")
         for first, second in ALTERNATIVES
         if getattr(config, first) is not None and getattr(config, second) is not None
     ]
     if not config.bring_back and config.pull:
         found.append(
-            OptionClash(
+            OptionConflict(
                 ("pull", "bring_back"), "no names are returned to the notebook, so none can be pulled; remove one"
             )
         )
     if config.background and config.max_restarts:
         found.append(
-            OptionClash(
+            OptionConflict(
                 ("background", "max_restarts"), "a run in the background is not started again; remove one of the two"
             )
         )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
-        found.append(OptionClash(("fsdp.wrap",), "no classes are given; set fsdp.classes"))
+        found.append(OptionConflict(("fsdp.wrap",), "no classes are given; set fsdp.classes"))
     if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
         message = f"{config.fp8.recipe} scales weights in two ways, which needs the unrounded weights: use tensorwise"
-        found.append(OptionClash(("fp8.recipe", "fsdp.float8_gather"), message))
+        found.append(OptionConflict(("fp8.recipe", "fsdp.float8_gather"), message))
     if config.fsdp.float8_gather and config.fsdp.cpu_offload:
         message = "weights in host memory are gathered in the format of the computation; remove one of the two"
-        found.append(OptionClash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
+        found.append(OptionConflict(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:
         found.append(
-            OptionClash(
+            OptionConflict(
                 ("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)"
             )
         )
     if config.checkpoint.dir is None and config.checkpoint.resume == "auto":
         found.append(
-            OptionClash(
+            OptionConflict(
                 ("checkpoint.resume",),
                 "auto searches checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
             )
         )
     if config.engine.kind == "local" and config.engine.nodes > 1:
         message = "the local engine runs on this machine only; name another engine, such as --engine ssh"
-        found.append(OptionClash(("engine.nodes",), message))
+        found.append(OptionConflict(("engine.nodes",), message))
     if config.engine.hosts.count(LOCALHOST) > 1 and config.gpus is not None:
         message = "localhost is named several times, and its GPUs belong to one node; use cpus to try several nodes"
-        found.append(OptionClash(("engine.hosts", "gpus"), message))
+        found.append(OptionConflict(("engine.hosts", "gpus"), message))
     if config.engine.kind in ("ssh", "kubernetes") and not config.engine.hosts:
         message = "the machines are not named; give them with --engine.hosts HOST,HOST"
-        found.append(OptionClash(("engine.hosts",), message))
+        found.append(OptionConflict(("engine.hosts",), message))
     if config.engine.kind != "local" and config.gpus in (None, "all") and config.cpus is None:
         message = "the devices of other machines are not counted; give the workers of each node as --gpus N or --cpus N"
-        found.append(OptionClash(("engine.kind",), message))
-    found += _mesh_clashes(config)
+        found.append(OptionConflict(("engine.kind",), message))
+    found += _mesh_conflicts(config)
     size_from = "cpus" if config.gpus is None else "gpus"
     size = getattr(config, size_from)
     if isinstance(size, int) and (config.gpus is None or config.cpus is None):
         problems = world_problems(config, size * config.engine.nodes)
-        found += [OptionClash((option, size_from), message) for option, message in problems.items()]
+        found += [OptionConflict((option, size_from), message) for option, message in problems.items()]
     return found
 
 
@@ -103,8 +103,8 @@ _DIVIDED = {
 }
 
 
-def _mesh_clashes(config: Config) -> list[OptionClash]:
-    found: list[OptionClash] = []
+def _mesh_conflicts(config: Config) -> list[OptionConflict]:
+    found: list[OptionConflict] = []
     divided = [name for name in ("tp", "cp", "pp", "ep") if getattr(config.mesh, name) > 1]
     for option, (what, does) in _DIVIDED.items():
         if option.removeprefix("mesh.") not in divided:
@@ -112,21 +112,21 @@ def _mesh_clashes(config: Config) -> list[OptionClash]:
         if config.strategy in STRATEGIES and config.strategy not in WITH_DIVIDED_LAYERS:
             possible = ", ".join(WITH_DIVIDED_LAYERS)
             message = f"strategy {config.strategy} does not {does}; use {possible}, or remove {option}"
-            found.append(OptionClash(("strategy", option), message))
+            found.append(OptionConflict(("strategy", option), message))
         if config.tpus is not None:
-            found.append(OptionClash(("tpus", option), "on a TPU models are not divided; remove one of the two"))
+            found.append(OptionConflict(("tpus", option), "on a TPU models are not divided; remove one of the two"))
         if config.precision in ("fp16", "fp8"):
             message = f"{what} compute in no, bf16 or auto; change one of the two"
-            found.append(OptionClash(("precision", option), message))
+            found.append(OptionConflict(("precision", option), message))
         if config.compile.backend != "no":
             message = f"{what} are not compiled; remove one of the two"
-            found.append(OptionClash(("compile.backend", option), message))
+            found.append(OptionConflict(("compile.backend", option), message))
     if config.mesh.ep > 1 and config.mesh.pp > 1:
         message = "experts are not divided among workers of stages; set one of the two to 1"
-        found.append(OptionClash(("mesh.ep", "mesh.pp"), message))
+        found.append(OptionConflict(("mesh.ep", "mesh.pp"), message))
     if config.mesh.cp > 1 and config.mesh.pp > 1:
         message = "sequences are not divided among workers of stages; set one of the two to 1"
-        found.append(OptionClash(("mesh.cp", "mesh.pp"), message))
+        found.append(OptionConflict(("mesh.cp", "mesh.pp"), message))
     stages = config.mesh.pp * config.mesh.stages_per_rank
     if config.mesh.split_points and len(config.mesh.split_points) != stages - 1:
         message = f"{len(config.mesh.split_points)} split points make {len(config.mesh.split_points) + 1} stages"
@@ -134,10 +134,10 @@ def _mesh_clashes(config: Config) -> list[OptionClash]:
             message += f", and there are {stages}: {config.mesh.stages_per_rank} on each of {config.mesh.pp} workers"
         else:
             message += f", and mesh.pp is {config.mesh.pp}"
-        found.append(OptionClash(("mesh.split_points", "mesh.pp"), message))
+        found.append(OptionConflict(("mesh.split_points", "mesh.pp"), message))
     if config.mesh.stages_per_rank > 1 and config.mesh.pp == 1:
         message = "stages are divided among the workers of mesh.pp; set it to 2 or more, or remove mesh.stages_per_rank"
-        found.append(OptionClash(("mesh.stages_per_rank", "mesh.pp"), message))
+        found.append(OptionConflict(("mesh.stages_per_rank", "mesh.pp"), message))
     return found
 
 

@@ -26,7 +26,7 @@ NO_DISK = (
 
 
 def is_deepspeed(document: Mapping[str, Any]) -> bool:
-    """Whether a document has a top-level key of a DeepSpeed configuration."""
+    """Return whether a document has a top-level key of a DeepSpeed configuration."""
     return any(name in document for name in _KNOWN)
 
 

@@ -101,7 +101,7 @@ _RULES: Mapping[str, Rule] = {
     "state_dict_type": not_needed("a checkpoint contains each worker's shards, and save_model writes whole weights"),
     **dict.fromkeys(
         ("state_dict_config", "optim_state_dict_config"),
-        not_needed("get_state_dict and save_model gather whole weights in the main rank's host memory"),
+        not_needed("get_state_dict and save_model gather whole weights in rank 0's host memory"),
     ),
     "backward_prefetch": not_needed(_AHEAD),
     "forward_prefetch": not_needed(_AHEAD),

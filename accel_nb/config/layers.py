@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from accel_nb.config.conflicts import ALTERNATIVES, find_clashes, find_idle_options, rank_problems, world_problems
+from accel_nb.config.conflicts import ALTERNATIVES, find_conflicts, find_idle_options, rank_problems, world_problems
 from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.config.yaml_documents import read_options
@@ -264,9 +264,9 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
             notes += _drop_alternative(option, values, origins)
 
     config = Config.model_validate(nested(values))
-    for clash in find_clashes(config):
-        places = " and ".join(f"{option} from {origins[option]}" for option in clash.options if option in origins)
-        problems.append(f"{places}: {clash.message}")
+    for conflict in find_conflicts(config):
+        places = " and ".join(f"{option} from {origins[option]}" for option in conflict.options if option in origins)
+        problems.append(f"{places}: {conflict.message}")
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     notes += [
@@ -400,7 +400,7 @@ def _all_origins(given: Mapping[str, Origin]) -> Mapping[str, Origin]:
 
 
 def _drop_alternative(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:
-    """Drop the alternative of an option if a weaker layer set it, and return a note; equal layers clash later."""
+    """Drop the alternative of an option if a weaker layer set it, and return a note; equal layers conflict."""
     for pair in ALTERNATIVES:
         if option not in pair or values[option] is None:
             continue

@@ -161,8 +161,8 @@ class _Options(Section):
         "auto",
         "How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the "
         "models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, "
-        "for losses that are sums or means over samples. auto: data if no model can be divided and the loss provably "
-        "allows it, else model. none: every worker computes everything.",
+        "for losses that are sums or means over samples. auto: data in a cell that reads its rank, else model. none: "
+        "every worker computes everything.",
     )
     name: Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=64)] | None,
@@ -338,7 +338,7 @@ def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether the field is a section of options rather than an option."""
+    """Return whether the field is a section of options rather than an option."""
     kind = field.annotation
     # In Python 3.10 list[int] is an instance of type, and issubclass raises for it.
     return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class EndingIterator(Iterator[Any]):
-    """An iterator that knows whether it has ended; where one is in its course cannot be copied."""
+    """An iterator with a record of whether it has ended; the position of one that has not cannot be copied."""
 
     __slots__ = ("has_ended",)
 
@@ -16,5 +16,5 @@ class EndingIterator(Iterator[Any]):
 
     def _accel_nb_reduce(self) -> Any:
         if not self.has_ended:
-            raise TypeError("where it is in its course cannot be copied")
+            raise TypeError("its position cannot be copied")
         return iter, ((),)

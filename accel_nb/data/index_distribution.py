@@ -72,7 +72,7 @@ class DataShard:
     mode: ReadMode = field(default_factory=ReadMode)
 
     def drops_incomplete(self, drop_last: bool) -> bool:
-        """Whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
+        """Return whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
         return self.is_even and drop_last and self.group_size > 1
 
 
@@ -520,7 +520,7 @@ def length_of(items: Any) -> int | None:
 
 
 def _can_draw_everywhere(sampler: Any) -> bool:
-    """Whether every rank may iterate a sampler: it draws at the start, or from its own generator."""
+    """Return whether every rank may iterate a sampler: it draws at the start, or from its own generator."""
     if type(sampler) is BatchSampler:
         return _can_draw_everywhere(sampler.sampler)
     if isinstance(sampler, list | tuple | range | torch.Tensor | np.ndarray):
@@ -529,7 +529,7 @@ def _can_draw_everywhere(sampler: Any) -> bool:
 
 
 def _may_draw(sampler: Any) -> bool:
-    """Whether a torch sampler may draw from the global generator at the start."""
+    """Return whether a torch sampler may draw from the global generator at the start."""
     if type(sampler) is BatchSampler:
         return _may_draw(sampler.sampler)
     if isinstance(sampler, SeededOrder) or type(sampler) in (SequentialSampler, list, tuple, range):

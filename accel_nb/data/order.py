@@ -110,7 +110,7 @@ def flag_last(
 
 
 def is_short(sizes: Sequence[int], world: int, batch_size: int | None) -> bool:
-    """Whether a group has less than a full batch for each rank: too few batches, or too few samples."""
+    """Return whether a group has less than a full batch for each rank: too few batches, or too few samples."""
     return len(sizes) < world or (batch_size is not None and sum(sizes) < world * batch_size)
 
 

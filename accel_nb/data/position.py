@@ -183,7 +183,7 @@ class DatasetSnapshots(Iterator[Any]):
 
 
 def is_stateful(dataset: Any) -> bool:
-    """Whether a dataset has ``state_dict`` and ``load_state_dict``, by the convention of torchdata."""
+    """Return whether a dataset has ``state_dict`` and ``load_state_dict``, by the convention of torchdata."""
     return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
 
 

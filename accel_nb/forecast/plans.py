@@ -91,7 +91,7 @@ class Forecast:
 
 
 def has_checkpointing() -> bool:
-    """Whether this version has the option that recomputes activations."""
+    """Return whether this version has the option that recomputes activations."""
     return all(name in OPTIONS for name in CHECKPOINTING)
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.message_text import did_you_mean, quoted
@@ -121,13 +120,14 @@ def read_request(words: Sequence[str]) -> LaunchRequest:
             target, stored = check_target(rest)
         except ConfigError as error:
             problems += error.problems
-    if target is not None:
-        problems += _find_conflicts(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
-    if problems or target is None:
+    if target is None:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return LaunchRequest(
+    request = LaunchRequest(
         target, flags, stored, imported, machines, max_restarts, is_for_slurm, sbatch, emit, image, out
     )
+    if conflicts := _find_conflicts(request):
+        raise ConfigError(list(dict.fromkeys(conflicts)))
+    return request
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -254,16 +254,10 @@ class _FlagReader:
         return tuple(pairs)
 
 
-def _find_conflicts(
-    target: Target,
-    machines: Machines,
-    max_restarts: int,
-    is_for_slurm: bool,
-    emit: str | None,
-    image: str | None,
-    out: str | None,
-    sbatch: Any,
-) -> list[str]:
+def _find_conflicts(request: LaunchRequest) -> list[str]:
+    """Return the problems of flags that do not go together."""
+    target, machines, out = request.target, request.machines, request.out
+    is_for_slurm, emit = request.is_for_slurm, request.emit
     problems: list[str] = []
     is_submitted_later = is_for_slurm or emit is not None
     if target.kind == "notebook" and not machines.is_one:
@@ -284,9 +278,9 @@ def _find_conflicts(
         problems.append("a scheduler connects its machines itself; remove --rdzv-endpoint and --node-rank")
     if is_for_slurm and emit:
         problems.append("--slurm and --emit: only one of the two can be given; remove one")
-    if sbatch and not is_for_slurm:
+    if request.sbatch and not is_for_slurm:
         problems.append("--sbatch belongs to --slurm, which is not given")
-    if image and not emit:
+    if request.image and not emit:
         problems.append("--image belongs to --emit, which is not given")
     if out is not None and target.kind != "notebook":
         problems.append(f"--out is the file for a notebook's executed copy, and {target.name} is a {target.kind}")

@@ -1,6 +1,6 @@
 """Reports of a stall: each rank writes its own position to a file, and the launcher compares the positions.
 
-A script that calls a collective on the main rank alone would otherwise block silently until the group's timeout, half
+A script that calls a collective on rank 0 alone would otherwise block silently until the group's timeout, half
 an hour later.
 """
 

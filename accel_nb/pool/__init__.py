@@ -1,1 +1,1 @@
-"""Persistent worker processes behind an engine interface of six methods."""
+"""Persistent worker processes behind the interface of an engine."""

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from accel_nb.config.sections import AutocastOptions, ScalerOptions
 from accel_nb.errors import ConfigError
+from accel_nb.precision.choice import choose_precision
 from accel_nb.precision.policy import Precision, PrecisionPolicy
-from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.tensors.nested import map_tensors
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
@@ -142,7 +142,7 @@ class Float16:
         self._must_update = False
 
     def _were_gradients_dropped(self) -> bool:
-        """Whether the unscaled gradients were cleared without a step."""
+        """Return whether the unscaled gradients were cleared without a step."""
         return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
 
     def _steppable(self, optimizer: Optimizer) -> Any:
@@ -173,7 +173,7 @@ class _Steppable:
 
 
 def has_gradient(optimizer: Optimizer) -> bool:
-    """Whether any parameter of the optimizer has a gradient."""
+    """Return whether any parameter of the optimizer has a gradient."""
     return any(value.grad is not None for value in stepped_parameters(optimizer))
 
 

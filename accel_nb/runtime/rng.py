@@ -77,8 +77,8 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
         states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64, device="cpu")
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
-    if (accelerator := _accelerator(device)) is not None:
-        states["device"] = device_type(accelerator).get_rng_state(accelerator)
+    if (own := _not_host(device)) is not None:
+        states["device"] = device_type(own).get_rng_state(own)
     return states
 
 
@@ -124,8 +124,8 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
         np.random.set_state(("MT19937", key, position, has_gauss, states["numpy_gauss"].item()))
     if "torch" in states:
         torch.set_rng_state(states["torch"])
-    if "device" in states and (accelerator := _accelerator(device)) is not None:
-        device_type(accelerator).set_rng_state(states["device"], accelerator)
+    if "device" in states and (own := _not_host(device)) is not None:
+        device_type(own).set_rng_state(states["device"], own)
 
 
 @contextmanager
@@ -167,7 +167,8 @@ def _numpy_state() -> dict[str, Any]:
     return state
 
 
-def _accelerator(device: torch.device | str | None) -> torch.device | None:
+def _not_host(device: torch.device | str | None) -> torch.device | None:
+    """Return a device whose generators are not those of the host, else None."""
     if device is None:
         return None
     device = torch.device(device)

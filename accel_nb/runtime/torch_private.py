@@ -150,7 +150,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "divided layers and experts",
+        "divided_layers",
         (
             "strategies/block_calls.py",
             "strategies/expert_parallel/divided_experts.py",
@@ -250,7 +250,7 @@ PRIVATE_USES = (
         ),
     ),
     PrivateUse(
-        "ddp.outputs",
+        "ddp.loss",
         ("accelerator/training/loss_weighting.py",),
         ("torch.nn.parallel.distributed._DDPSink",),
     ),

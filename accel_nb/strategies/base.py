@@ -39,7 +39,7 @@ def _no_problem() -> None:
 class Capabilities:
     """The features of a strategy. The accelerator reads these fields; it never compares a strategy's name or type.
 
-    ``rank`` is the priority of the strategy with ``--strategy auto``: of those that fit the world, the highest is used.
+    ``priority``: with ``--strategy auto`` the strategy of the highest is used, of those that fit the world.
     ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
     precision's step; if it is False and no loss scaling is on, the optimizer's own step is called. ``keeps_local``:
     `Strategy.keep_local` is supported. ``divides_layers``: there is a method ``divide_layers`` and an attribute
@@ -53,10 +53,9 @@ class Capabilities:
 
     min_world: int = 1
     max_world: int | None = None
-    rank: int = 0
+    priority: int = 0
     device_types: frozenset[str] = frozenset({"cpu", "cuda"})
     shards_params: bool = False
-    native_precision: bool = False
     native_step: bool = False
     keeps_local: bool = True
     divides_layers: bool = False
@@ -68,7 +67,7 @@ class Capabilities:
     problem: Callable[[], str | None] = _no_problem
 
     def fits(self, world: World) -> bool:
-        """Whether the strategy can run in this world."""
+        """Return whether the strategy can run in this world."""
         return self.reason_against(world) is None
 
     def reason_against(self, world: World) -> str | None:

@@ -26,7 +26,7 @@ def with_chain_input(
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module, or one inside of it, has hooks, which could read or change its values."""
+    """Return whether a module, or one inside of it, has hooks, which could read or change its values."""
     return any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
         for part in module.modules()

@@ -31,8 +31,8 @@ def choose(requested: str, world: World, registry: StrategyRegistry) -> type[Str
                 f"use {' or '.join([AUTO, *fitting])}, or change the number of workers"
             )
         return chosen
-    ranked = sorted(map(registry.get, registry.names), key=lambda strategy: strategy.capabilities.rank, reverse=True)
-    for strategy in ranked:
+    installed = map(registry.get, registry.names)
+    for strategy in sorted(installed, key=lambda strategy: strategy.capabilities.priority, reverse=True):
         if strategy.capabilities.fits(world):
             return strategy
     reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]

@@ -20,7 +20,7 @@ class Single(ReplicaStrategy):
     """Trains as plain PyTorch does; a model is changed only if the precision needs it."""
 
     name: ClassVar[str] = "single"
-    capabilities: ClassVar[Capabilities] = Capabilities(max_world=1, rank=100)
+    capabilities: ClassVar[Capabilities] = Capabilities(max_world=1, priority=100)
 
     def open(self, world: World, comm: Communicator) -> None:
         """Start with no wrapped models; the world has one rank."""

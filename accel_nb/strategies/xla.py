@@ -71,7 +71,7 @@ class Xla(ReplicaStrategy):
     options: XlaOptions
     name: ClassVar[str] = "xla"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=10,
+        priority=10,
         device_types=frozenset({"cpu", "xla"}),
         native_step=True,
         places_batches=True,

@@ -52,7 +52,7 @@ class RingWriter:
 
     @staticmethod
     def can_write(event: Event) -> bool:
-        """Whether the event can be written: it is numeric, or a logged value with a name that fits into a slot."""
+        """Return whether the event can be written: it is numeric, or a logged value whose name fits into a slot."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())
         return isinstance(event, StepDone | MemorySample | EpochBegan | TimeUsed)

@@ -21,7 +21,7 @@ _SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 
 class ValidationMeter:
-    """Names the validation losses of a run, and reports them on the main rank.
+    """Names the validation losses of a run, and reports them on rank 0.
 
     Every rank reads all batches of a loop that does not train, so that each has the loss over the whole loader.
     """

@@ -7,7 +7,7 @@ import { Signal, type ISignal } from '@lumino/signaling';
 import { capText } from './chart/format';
 import { parseReply, parseSidebarState, type ISidebarState } from './model/sidebarState';
 
-export const COMM_TARGET = 'accel_nb.sidebar';
+const COMM_TARGET = 'accel_nb.sidebar';
 
 const RENEW_MS = 20_000;
 const MAX_PRINTED = 1 << 20;

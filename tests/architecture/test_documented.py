@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import accel_nb
-from accel_nb.compat.names.names import MODULES
+from accel_nb.compat.names.table import MODULES
 from accel_nb.telemetry.metrics import METRICS
 from accel_nb.telemetry.trackers import BUILT_IN
 
@@ -90,6 +90,12 @@ def test_modules_that_the_architecture_names_exist(project: Path) -> None:
     assert names
     assert [name for name in sorted(names) if not _is_module(package / name.replace(".", "/"))] == []
     assert [path for path in sorted(paths) if not (project / path).exists()] == []
+
+
+def test_the_package_of_model_division_lists_its_modules(project: Path) -> None:
+    folder = project / "accel_nb" / "accelerator" / "model_division"
+    listed = re.findall(r"`(\w+)`", (folder / "__init__.py").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
 def _is_module(path: Path) -> bool:

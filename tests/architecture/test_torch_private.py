@@ -103,6 +103,8 @@ def test_each_private_name_of_torch_is_in_the_table() -> None:
 
 
 def test_the_table_lists_nothing_that_is_not_used() -> None:
+    features = [use.feature for use in PRIVATE_USES]
+    assert sorted(set(features)) == sorted(features)
     for use in PRIVATE_USES:
         texts = [(PACKAGE / module).read_text() for module in use.modules]
         for name in use.names:

@@ -43,6 +43,12 @@ def test_docstrings_whose_subject_is_unclear(words, text):
     assert python_lines(words, f'\ndef f():\n    """{text}"""\n') == [2]
 
 
+def test_a_function_returns_whether_and_a_property_is_whether(words):
+    assert python_lines(words, 'def f():\n    """Whether it ends."""\n') == [1]
+    assert python_lines(words, '@property\ndef f(self):\n    """Whether it ends."""\n') == []
+    assert python_lines(words, '@functools.cached_property\ndef f(self):\n    """Whether it ends."""\n') == []
+
+
 def test_a_module_is_a_noun_phrase(words):
     assert python_lines(words, '"""Divides a batch."""\n') == [1]
     assert python_lines(words, 'class A:\n    """Divides a batch."""\n') == []

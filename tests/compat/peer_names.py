@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accel_nb.compat.names.names import MODULES, reason_for
 from accel_nb.compat.names.served import SERVED
+from accel_nb.compat.names.table import MODULES, reason_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "accelerate_names.md"
 

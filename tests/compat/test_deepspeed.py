@@ -198,3 +198,7 @@ def test_an_engine_saves_and_loads_the_training(tmp_path: Path) -> None:
     assert engine.load_checkpoint(tmp_path) == (str(tmp_path / "global_step0"), {})
     assert torch.equal(model.weight, before)
     assert engine.load_checkpoint(tmp_path / "none") == (None, None)
+    assert engine.save_checkpoint(tmp_path, 0, {"epoch": 3, "scores": [0.5, 0.25]})
+    assert engine.load_checkpoint(tmp_path, 0) == (str(tmp_path / "0"), {"epoch": 3, "scores": [0.5, 0.25]})
+    assert engine.load_checkpoint(tmp_path)[0] == str(tmp_path / "0")
+    assert engine.load_checkpoint(tmp_path, "global_step0")[1] == {}

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import accel_nb
 from accel_nb import compat
-from accel_nb.compat.names.names import MODULES, UNSUPPORTED_REASONS
+from accel_nb.compat.names.table import MODULES, UNSUPPORTED_REASONS
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
 from tests.compat.peer_names import PAGE, lacking_members, page, peer
 

@@ -16,12 +16,12 @@ from accel_nb.bigmodel.offload.weight_transfer import CudaCopyQueue
 from accel_nb.bigmodel.planning.sizes import get_max_memory
 from accel_nb.data.order import BatchShare
 from accel_nb.data.prefetch import BatchPrefetcher, StreamTransfer
+from accel_nb.precision.choice import choose_precision
 from accel_nb.runtime import rng
 from accel_nb.runtime.devices import registry
 from accel_nb.runtime.devices.accelerator import Accelerator
 from accel_nb.runtime.devices.base import DeviceType
 from accel_nb.runtime.devices.cuda import Cuda
-from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.devices.registry import default_type, device_type, is_meta, type_of_backend
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Capabilities

@@ -19,7 +19,7 @@ from tests.support.nightly import nightly
 
 CHUNK = 32
 """How many programs are one test."""
-MAX_NOT_EQUAL = 10
+MAX_NOT_EQUAL = 6
 """How many programs of a test may be told or refused."""
 NUM_PROGRAMS = int(os.environ.get("RANDOM_LOOPS", "100"))
 RUNS_ALL = "RANDOM_LOOPS" in os.environ

@@ -9,7 +9,7 @@ import torch
 
 from accel_nb.errors import ConfigError
 from accel_nb.precision import build_precision
-from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.precision.choice import choose_precision
 from accel_nb.runtime.devices.registry import device_type
 
 
@@ -23,7 +23,7 @@ def test_bf16_on_the_cpu_needs_its_instructions(
     monkeypatch: pytest.MonkeyPatch, capability: str, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert has_real_bf16("cpu") is expected
+    assert device_type("cpu").has_real_bf16("cpu") is expected
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")])

@@ -1,1 +1,11 @@
-"""Division of a model's calls among ranks: each rank computes some rows of a batch that all ranks have."""
+"""Division of a model's calls among ranks: each rank computes some rows of a batch that all ranks have.
+
+`divided_calls` divides a call. The other modules decide whether that is right, and keep its result that of one device:
+
+- Which dims hold rows: `row_layout`, by calls with a few rows; `near_zero_values`, `forward_only`.
+- When a layout holds: `calls_by_state`, `plain_state`, `reachable_state`.
+- Code that rules division out: `backward_code`, `call_observers`, `module_state`, `tensor_writes`, `value_reads`,
+  `random_reads`.
+- Equal results: `row_random`, `generators`, `batch_norm`, `related_outputs`.
+- torch.compile: `uncompiled_code`.
+"""

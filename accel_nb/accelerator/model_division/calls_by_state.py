@@ -79,6 +79,6 @@ class CallsByState:
 
 
 def _has_one_layout(of_signature: _Signature) -> bool:
-    """Whether all groups have the same layout; a refusal in one of them means that the state matters."""
+    """Return whether all groups have the same layout; a refusal in one of them means that the state matters."""
     layouts = [group.layout for group in of_signature.groups.values() if group.layout is not None]
     return all(layout == layouts[0] for layout in layouts)

@@ -444,7 +444,7 @@ class DividedCalls:
             )
 
     def _has_swapped_parameters(self, model: nn.Module) -> bool:
-        """Whether parameters are currently replaced by others, as in `torch.func.functional_call`."""
+        """Return whether parameters are currently replaced by others, as in `torch.func.functional_call`."""
         if self._stepper.strategy.capabilities.shards_params:  # it replaces them by gathered ones itself
             return any(not value.is_leaf for value in _trained_parameters(model))
         averaged = self._stepper.averaged_parameters
@@ -548,7 +548,7 @@ class _RecordedReads:
         self.values.append(value)
 
     def has_new(self, layout: RowLayout) -> bool:
-        """Whether a value is not among the accepted ones."""
+        """Return whether a value is not among the accepted ones."""
         return any(
             isinstance(accepted, tuple) and _code_of(value) not in map(_code_of, accepted)
             for accepted, value in zip(layout.reads, self.values, strict=False)

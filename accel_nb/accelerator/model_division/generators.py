@@ -11,7 +11,7 @@ import torch
 
 
 def is_generator(value: Any) -> bool:
-    """Whether a value is a random generator whose state can be read and set."""
+    """Return whether a value is a random generator whose state can be read and set."""
     if isinstance(value, random.Random | torch.Generator):
         return True
     numpy = sys.modules.get("numpy")
@@ -42,6 +42,6 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def has_state(generator: Any, state: Any) -> bool:
-    """Whether a generator has the state that `state_of` has returned."""
+    """Return whether a generator has the state that `state_of` has returned."""
     current = state_of(generator)
     return torch.equal(current, state) if isinstance(current, torch.Tensor) else repr(current) == repr(state)

@@ -159,7 +159,7 @@ def _copied(value: Any) -> Any:
 
 
 def _has_equal_values(value: Any, before: Any) -> bool:
-    """Whether a tensor or an array has the values of its earlier copy; NaN equals NaN."""
+    """Return whether a tensor or an array has the values of its earlier copy; NaN equals NaN."""
     if isinstance(value, Tensor):
         if value.shape != before.shape or value.dtype != before.dtype:
             return False
@@ -169,7 +169,7 @@ def _has_equal_values(value: Any, before: Any) -> bool:
 
 
 def _is_same(value: Any, content: Any) -> bool:
-    """Whether a container holds the same objects as its earlier copy."""
+    """Return whether a container holds the same objects as its earlier copy."""
     if len(value) != len(content):
         return False
     if isinstance(value, Mapping):

@@ -228,7 +228,7 @@ def _walk(model: nn.Module) -> Iterator[Reachable]:
 
 
 def has_values(value: Any) -> bool:
-    """Whether a value is a tensor or a NumPy array whose values can be copied."""
+    """Return whether a value is a tensor or a NumPy array whose values can be copied."""
     if type(value) is Tensor:
         return value.layout is torch.strided and not value.is_meta
     numpy = sys.modules.get("numpy")

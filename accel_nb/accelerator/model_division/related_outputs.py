@@ -41,27 +41,27 @@ class RelatedOutputs:
                 if rows.requires_grad:
                     self._rows[whole] = _Rows(rows, dim, tuple(sizes), whole._version)
 
-    def replace_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def replace_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``torch.autograd.grad`` of a list of inputs, some of which may be such outputs."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def grad(outputs: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
             known = [None if kwargs.get("is_grads_batched") else self._rows_of(item) for item in inputs]
             places = [item if rows is None else rows.tensor for item, rows in zip(inputs, known, strict=True)]
             return tuple(
                 gradient if rows is None or gradient is None else self._gather(rows, gradient)
-                for rows, gradient in zip(known, plain(outputs, places, *args, **kwargs), strict=True)
+                for rows, gradient in zip(known, original(outputs, places, *args, **kwargs), strict=True)
             )
 
         return grad
 
-    def replace_retain_grad(self, plain: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def replace_retain_grad(self, original: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """Return a ``Tensor.retain_grad``."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def retain_grad(tensor: Tensor) -> None:
             rows = self._rows_of(tensor)
-            plain(tensor)
+            original(tensor)
             if rows is None:
                 return
             reference, retained = weakref.ref(tensor), None
@@ -77,11 +77,11 @@ class RelatedOutputs:
 
         return retain_grad
 
-    def register_hook(self, plain: Callable[..., Any], tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+    def register_hook(self, original: Callable[..., Any], tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook on a tensor, which may be such an output; return its handle."""
         rows = self._rows_of(tensor)
         if rows is None:
-            return plain(tensor, hook)
+            return original(tensor, hook)
 
         @functools.wraps(hook)
         def call(gradient: Tensor) -> Tensor | None:
@@ -90,7 +90,7 @@ class RelatedOutputs:
                 return None
             return self._exchange.take(changed, rows.dim, rows.sizes) * self._exchange.num_ranks
 
-        return plain(rows.tensor, call)
+        return original(rows.tensor, call)
 
     def _rows_of(self, tensor: Any) -> _Rows | None:
         rows = self._rows.get(tensor) if isinstance(tensor, Tensor) else None

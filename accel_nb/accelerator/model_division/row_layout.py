@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_nb.accelerator.model_division.backward_code import BackwardCode, TrainsItself
-from accel_nb.accelerator.model_division.closed_gates import opened_gates
 from accel_nb.accelerator.model_division.module_state import ModuleSnapshot
+from accel_nb.accelerator.model_division.near_zero_values import random_where_near_zero
 from accel_nb.accelerator.model_division.random_reads import RandomReads
 from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
@@ -189,7 +189,7 @@ class _LayoutCheck:
         number = len(rows)
         half = number // 2
         try:
-            with contextlib.nullcontext() if self._shards_params else opened_gates(self._model):
+            with contextlib.nullcontext() if self._shards_params else random_where_near_zero(self._model):
                 runs = self._compute_parts(rows, half)
         except (AccelNbError, KeyboardInterrupt):
             raise
@@ -440,7 +440,7 @@ def _output_dim(whole: Tensor, first: Tensor, second: Tensor, half: int) -> int 
 
 
 def is_equal(one: Any, other: Any, tolerance: float, factor: float = 1.0) -> bool:
-    """Whether two nested values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
+    """Return whether values are equal within ``tolerance``, or ``factor`` times that of their dtypes if larger."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
             return False

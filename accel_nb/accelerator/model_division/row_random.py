@@ -172,7 +172,7 @@ class RowRandom(TorchDispatchMode):
 
 
 def _draws_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws random numbers: dropout in evaluation mode, and attention without dropout, do not."""
+    """Return whether a call draws random numbers: dropout in evaluation mode, and attention without dropout, do not."""
     names = [item.name for item in func._schema.arguments]
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
     if "dropout_p" in bound or "dropout_p" in names:

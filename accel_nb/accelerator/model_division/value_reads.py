@@ -41,10 +41,10 @@ def observed_reads(observe: Callable[[Any], object]) -> Iterator[None]:
             finally:
                 is_inside = False
 
-    def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            value = plain(tensor, *args, **kwargs)
+            value = original(tensor, *args, **kwargs)
             observe_outside(value if isinstance(value, list) else zlib.crc32(value.tobytes()))
             return value
 
@@ -79,7 +79,7 @@ class _ReadOperations(TorchDispatchMode):
 
 
 def is_shaped_by_values(func: Any, args: Any) -> bool:
-    """Whether the shape of an operation's result depends on values of its arguments."""
+    """Return whether the shape of an operation's result depends on values of its arguments."""
     if torch.Tag.dynamic_output_shape not in func.tags:
         return func.overloadpacket.__name__ in _SHAPED_BY_VALUES
     if func is not torch.ops.aten.index.Tensor:

@@ -142,7 +142,7 @@ class PlainCells:
         self._is_reported = True
         self._has_undivided_loop = False
         # By code and loader: the current loop, if it began in evaluation mode, and all such loops that called backward.
-        self._unproven_loop: tuple[types.CodeType, int] | None = None
+        self._evaluation_loop: tuple[types.CodeType, int] | None = None
         self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
         # The names of the current cell; and by location of a loop, the names of tensors in no module that it trains.
         self._names: tuple[str, ...] = ()
@@ -206,8 +206,8 @@ class PlainCells:
         """Replace functions of torch while the block runs, so that code for one device runs on many workers.
 
         ``loss.backward()`` calls the accelerator's backward, gradient clipping averages gradients first, and the device
-        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, the
-        first rank's version of a file that every rank writes is kept, and generators without a seed get the same seed
+        ``cuda`` is the device of this worker. Unless the cell ``may_depend_on_rank``, models are divided, rank
+        0's version of a file that every rank writes is kept, and generators without a seed get the same seed
         on all ranks, which pass the same ``entropy``.
         A cell that ``is_partial`` runs on some ranks only. The replacements apply to the whole process until the block
         ends.
@@ -215,7 +215,7 @@ class PlainCells:
         """
         self._writes_once = self._stepper.world.size > 1 and not may_depend_on_rank
         self._is_reported, self._has_undivided_loop, self._passes.needs_check = False, False, True
-        self._unproven_loop = self.last_share = None
+        self._evaluation_loop = self.last_share = None
         self._passes.has_unused_gradients = False
         self._used.clear()
         self._unmanaged_names.clear()
@@ -319,12 +319,12 @@ class PlainCells:
         """Replace a function by ``make(function)`` until the cell ends, and return both for each owner."""
         pairs: list[tuple[Any, Any]] = []
         for owner in owners:
-            plain = getattr(owner, name)
-            self._imported.add(plain, owner, name)
-            replacement = self._replacements.get((owner, name, plain))
+            original = getattr(owner, name)
+            self._imported.add(original, owner, name)
+            replacement = self._replacements.get((owner, name, original))
             if replacement is None:
-                replacement = self._replacements[owner, name, plain] = make(plain)
-            pairs.append((plain, replacement))
+                replacement = self._replacements[owner, name, original] = make(original)
+            pairs.append((original, replacement))
             self._replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
             setattr(owner, name, replacement)
         return pairs
@@ -428,10 +428,10 @@ class PlainCells:
 
         A loop in evaluation mode trains if an earlier loop with the same code and loader has called backward.
         """
-        self._unproven_loop = None
+        self._evaluation_loop = None
         if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
             return False
-        self._unproven_loop = code, id(loader)
+        self._evaluation_loop = code, id(loader)
         self._passes.needs_check = True
         return True
 
@@ -561,9 +561,9 @@ class PlainCells:
         if not self._is_reported and stepper.bundle.models:
             self._is_reported = True
             self._accelerator.report(self._used)
-        if self._unproven_loop is not None:
-            self._trains_in_evaluation_mode.add(self._unproven_loop)
-            self._unproven_loop = None
+        if self._evaluation_loop is not None:
+            self._trains_in_evaluation_mode.add(self._evaluation_loop)
+            self._evaluation_loop = None
             warn_evaluation_mode(self._accelerator)
         if self._has_undivided_loop and stepper.bundle.models:
             self._has_undivided_loop = False
@@ -583,25 +583,25 @@ class PlainCells:
     def _record_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._passes.has_unused_gradients = False
 
-    def _wrap_register_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_register_hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``Tensor.register_hook`` that records calls by the user's code, not those by torch."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
             if is_user_module(sys._getframe(1).f_globals.get("__name__")):
                 self._loss_check.record_hook()
                 if tensor.is_leaf:
                     self._divided_calls.clear_layouts()
-            return self._divided_calls.related.register_hook(plain, tensor, hook)
+            return self._divided_calls.related.register_hook(original, tensor, hook)
 
         return register_hook
 
-    def _wrap_optimizer_init(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_optimizer_init(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return an optimizer's constructor that registers the optimizer, so that it is prepared at its first use."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            plain(optimizer, *args, **kwargs)
+            original(optimizer, *args, **kwargs)
             self._pending[id(optimizer)] = optimizer
             self._passes.needs_check = True
             self._calls.set_before(self._prepare_pending)
@@ -617,21 +617,21 @@ class PlainCells:
 
         return construct
 
-    def _wrap_add_param_group(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_add_param_group(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a method that also prepares again models with new layers, whose parameters a group may hold."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            plain(optimizer, *args, **kwargs)
+            original(optimizer, *args, **kwargs)
             if optimizer in self._accelerator.components.preparer:
                 self._accelerator.components.preparer.refresh()
 
         return add
 
-    def _wrap_loader_iter(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def _wrap_loader_iter(self, original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Return an ``__iter__`` that shards a loader that no name of the cell references, if the loop trains."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             is_ours = (
@@ -643,7 +643,7 @@ class PlainCells:
             if not is_ours and (self._pending or self._accelerator.has_optimizers) and self.begin_loop(loader):
                 self._prepare([loader])
                 return iter(loader)
-            return plain(loader)
+            return original(loader)
 
         return __iter__
 

@@ -262,6 +262,6 @@ def _warn(accelerator: Accelerator, message: str) -> None:
 
 
 def _warn_on_main(world: World, message: str) -> None:
-    """Warn on the main rank, if there are several."""
+    """Warn on rank 0, if there are several."""
     if world.is_main and world.size > 1:
         warn_at_user_line(message)

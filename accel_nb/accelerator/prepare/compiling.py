@@ -59,15 +59,15 @@ class Compiler:
             restore_forward(model)
 
     def has_compiled(self, model: nn.Module) -> bool:
-        """Whether the model is compiled as a whole."""
+        """Return whether the model is compiled as a whole."""
         return self._compiled.get(id(model)) == []
 
     def has_compiled_any(self, model: nn.Module) -> bool:
-        """Whether the model or any of its blocks are compiled."""
+        """Return whether the model or any of its blocks are compiled."""
         return id(model) in self._compiled
 
     def has_compiled_blocks(self, model: nn.Module) -> bool:
-        """Whether blocks of the model are compiled."""
+        """Return whether blocks of the model are compiled."""
         return bool(self._compiled.get(id(model)))
 
     def describe(self, model: nn.Module) -> str | None:

@@ -11,9 +11,9 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 
 def align_parameters(optimizers: Iterable[Optimizer], models: Iterable[nn.Module], comm: Communicator) -> None:
-    """Put each group of parameters in the order that it has on the main rank. Every rank must call.
+    """Put each group of parameters in the order that it has on rank 0. Every rank must call.
 
-    Groups are left as they are if a parameter is in no model, or the main rank's group has other parameters.
+    Groups are left as they are if a parameter is in no model, or rank 0's group has other parameters.
     """
     parameters = [parameter for model in models for parameter in model.parameters()]
     places = {id(parameter): place for place, parameter in enumerate(parameters)}

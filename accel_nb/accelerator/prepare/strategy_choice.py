@@ -161,7 +161,7 @@ class StrategyPlanner:
 
 
 def _agrees(plan: Plan, given: Mapping[str, Any], checkpoints: bool | None) -> bool:
-    """Whether a plan does not contradict the given options."""
+    """Return whether a plan does not contradict the given options."""
     strategy = plan.layout.options["strategy"]
     own = (name for name in _PLANNED & given.keys() if OPTIONS[name].section in (strategy, None))
     return (checkpoints is None or plan.checkpoints == checkpoints) and all(

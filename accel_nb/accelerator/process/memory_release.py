@@ -30,7 +30,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the machine had no memory left when an error was raised, by its type and message."""
+    """Return whether the device or the machine had no memory left when an error was raised, by its type and message."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

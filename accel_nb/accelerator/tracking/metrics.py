@@ -67,7 +67,7 @@ class UndividedBatch:
         self.num_samples = num_samples
 
     def is_current(self, share: BatchShare | None) -> bool:
-        """Whether the recorded batch is still the latest one, and its iterator still exists."""
+        """Return whether the recorded batch is still the latest one, and its iterator still exists."""
         return self._iterator is not None and self._iterator() is not None and self._share is share
 
 

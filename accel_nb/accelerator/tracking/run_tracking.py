@@ -1,4 +1,4 @@
-"""Logging of values: to the panel on every rank, to experiment trackers on the main rank."""
+"""Logging of values: to the panel on every rank, to experiment trackers on rank 0."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TrackingMixin(ProcessView):
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of ``log_with``; every rank may call, only the main rank begins the run.
+        """Begin a run with the trackers of ``log_with``; every rank may call, only rank 0 begins the run.
 
         ``config`` is stored with the run, without values whose names indicate secrets. ``init_kwargs`` are keyword
         arguments for each tracker by its name. A separate thread opens, writes and closes the trackers, from the first
@@ -82,7 +82,7 @@ class TrackingMixin(ProcessView):
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with ``unwrap`` the backend's own object, for functions of that backend only.
 
-        Waits until the trackers are open. On ranks other than the main rank the tracker does nothing. Raises
+        Waits until the trackers are open. On ranks other than rank 0 the tracker does nothing. Raises
         `MisuseError` for a name that is not in ``log_with``, and before `init_trackers`.
         """
         if name not in self.log_with:
@@ -135,7 +135,7 @@ class TrackingMixin(ProcessView):
 
     @property
     def _accepts_texts(self) -> bool:
-        """Whether trackers run, on this rank or on the main rank."""
+        """Whether trackers run, on this rank or on rank 0."""
         return self._tracked.thread is not None or bool(self._tracker_choice and not self._world.is_main)
 
     def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
@@ -147,7 +147,7 @@ class TrackingMixin(ProcessView):
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Send images by name to the trackers that support them; every rank may call, the main rank's are used.
+        """Send images by name to the trackers that support them; every rank may call, rank 0's are used.
 
         An image is a PIL image, an array (height, width[, channels]) or a tensor ([channels, ]height, width), of bytes
         or of floats from 0 to 1; several are a list or a batch. They are copied in the call. ``log_kwargs`` are keyword
@@ -161,7 +161,7 @@ class TrackingMixin(ProcessView):
     def log_table(
         self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Send a table, as rows, to the trackers that support it; every rank may call, the main rank's is used."""
+        """Send a table, as rows, to the trackers that support it; every rank may call, rank 0's is used."""
         if self._tracked.thread is not None:
             rows = [list(row) for row in data]
             at = self._tracked_step(step)

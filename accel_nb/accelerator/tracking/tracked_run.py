@@ -35,7 +35,7 @@ class SavedRun:
 
 
 class TrackedRun:
-    """The run of an accelerator's trackers: open, resumed from a checkpoint, or ended. Trackers run on the main rank.
+    """The run of an accelerator's trackers: open, resumed from a checkpoint, or ended. Trackers run on rank 0.
 
     ``num_steps`` returns how many optimizer steps were made.
     """

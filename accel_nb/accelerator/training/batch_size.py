@@ -35,7 +35,7 @@ def find_executable_batch_size(
 
     With several ranks every rank must call. If memory runs out on any rank, all ranks abandon the attempt and start the
     next one together. Each attempt has a new process group, so build models, optimizers and everything else that
-    communicates between ranks inside of the function. Each failed attempt is logged as one line on the main rank, and
+    communicates between ranks inside of the function. Each failed attempt is logged as one line on rank 0, and
     its memory is freed.
 
     Args:

@@ -176,7 +176,7 @@ def _planned(scheduler: LRScheduler) -> list[Any]:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether the bits of a tensor can be summed: a dense, not empty tensor of floats, of no special subclass."""
+    """Return whether the bits of a tensor can be summed: it is a dense tensor of floats, not empty, of no subclass."""
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided
@@ -203,7 +203,7 @@ def _checksum(bits: Tensor) -> Tensor:
 
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
-    """Whether a plain gradient step is large enough to change even the largest value of a parameter."""
+    """Return whether a plain gradient step is large enough to change even the largest value of a parameter."""
     grad, value = local_part(value.grad), local_part(value)
     assert grad is not None, "only parameters with a gradient are checked"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_place, record_replaced
+from accel_nb.runtime.distributed.sharded import ParameterMemory, memory_layout, record_replaced
 from accel_nb.runtime.process.user_code import is_user_module, warn_at_user_line
 
 _MAX_DEPTH = 8
@@ -80,13 +80,13 @@ class _Replacing:
             view.data = whole.detach()
             record_replaced(value, view)
             return view
-        place = memory_place(value) if self._memory else None
-        if place is None or place[0] not in self._storages:
+        layout = memory_layout(value) if self._memory else None
+        if layout is None or layout[0] not in self._storages:
             return value
-        if place not in self._memory:
+        if layout not in self._memory:
             self._warn_of_part(value)
             return value
-        _, parameter = self._memory[place]
+        _, parameter = self._memory[layout]
         part = parameter.detach()
         self._views[part] = value, parameter
         record_replaced(value, part)

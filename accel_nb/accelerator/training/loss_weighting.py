@@ -193,7 +193,7 @@ class LossClassifier:
         return node, kind, scale
 
     def is_normalised(self, loss: Tensor, num_samples: int) -> bool:
-        """Whether a loss over ``num_samples`` samples is a sum that its program makes comparable among ranks itself.
+        """Return whether a loss over ``num_samples`` samples is a sum that the program itself normalises over ranks.
 
         So is a sum that is divided by another total than its own, as by the number of tokens on all ranks, and a loss
         to which such a sum is added; and a sum that is not divided, unless it is added to a mean.
@@ -266,7 +266,7 @@ def _has_one_target_each(node: Any, num_samples: int) -> bool:
 
 
 def _is_sum(node: Any, kind: str, num_samples: int) -> bool:
-    """Whether a term of a loss is a sum over samples or tokens, and not one of a few losses."""
+    """Return whether a term of a loss is a sum over samples or tokens, and not one of a few losses."""
     if kind == "sum":
         num_terms = math.prod(node._saved_self_sym_sizes)
         return num_terms > num_samples or num_terms % max(num_samples, 1) == 0
@@ -297,7 +297,7 @@ def _totals_of_targets(node: Any) -> tuple[int, float]:
 
 
 def _is_of_weights(node: Any) -> bool:
-    """Whether a value is computed from parameters alone, in a few operations, without samples."""
+    """Return whether a value is computed from parameters alone, in a few operations, without samples."""
     queue, seen = [node], 0
     for part in queue:
         if type(part).__name__ == "AccumulateGrad":
@@ -311,7 +311,7 @@ def _is_of_weights(node: Any) -> bool:
 
 
 def _is_number(factor: Tensor) -> bool:
-    """Whether a saved operand was a plain Python number, which takes no part in type promotion."""
+    """Return whether a saved operand was a plain Python number, which takes no part in type promotion."""
     probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8, device="cpu")
     return torch.result_type(factor, probe) != factor.dtype
 

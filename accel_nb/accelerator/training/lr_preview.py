@@ -50,8 +50,8 @@ _ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 class RatePreview:
     """Reports a `RatePlanned` once in a run, as soon as the interval between steps of the schedule is known.
 
-    It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on the
-    main rank only.
+    It is known at the first call if one step, or one epoch, was made before; otherwise at the second call. Runs on
+    rank 0 only.
     """
 
     def __init__(

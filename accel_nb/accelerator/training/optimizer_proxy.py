@@ -37,7 +37,7 @@ class StepHandler(Protocol):
         ...
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
-        """Whether the optimizer may clear its gradients now."""
+        """Return whether the optimizer may clear its gradients now."""
         ...
 
     def handle_zero_grad(self, proxy: OptimizerProxy) -> None:

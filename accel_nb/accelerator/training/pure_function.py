@@ -21,7 +21,7 @@ _MAX_DEPTH = 4
 
 
 def is_pure(function: Any, depth: int = 0) -> bool:
-    """Whether calling the function has no side effects, and returns the same value for the same arguments."""
+    """Return whether calling the function has no side effects, and returns the same value for the same arguments."""
     if isinstance(function, functools.partial):
         bound = (*function.args, *function.keywords.values())
         return all(map(_is_constant, bound)) and is_pure(function.func, depth)
@@ -68,7 +68,7 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is a number, a text, None, or a list of these, although a list can change later."""
+    """Return whether a value is a number, a text, None, or a list of these, although a list can change later."""
     if isinstance(value, tuple | list):
         return all(map(_is_constant, value))  # pyright: ignore[reportUnknownArgumentType]
     return value is None or type(value) in (bool, int, float, str)

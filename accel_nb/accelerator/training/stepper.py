@@ -305,7 +305,7 @@ class Stepper:
         return loss
 
     def computes_alone(self) -> bool:
-        """Whether the caller is another thread of a plain cell: it computes whole batches, and exchanges nothing."""
+        """Return whether the caller is another thread of a plain cell: it computes whole batches alone."""
         return self.computes_in_main_thread and is_in_other_thread()
 
     def step(self, proxy: OptimizerProxy, closure: Callable[[], Any] | None) -> Any:
@@ -352,7 +352,7 @@ class Stepper:
         return self.strategy.run_step(optimizer, step)
 
     def may_zero_grad(self, proxy: OptimizerProxy) -> bool:
-        """Whether an optimizer may clear its gradients: not while they belong to an open window."""
+        """Return whether an optimizer may clear its gradients: not while they belong to an open window."""
         window = self.window
         if window.counts_blocks_only and not window.is_in_block:
             return window.syncs_gradients
@@ -381,7 +381,7 @@ class Stepper:
         return norm
 
     def has_any_parameter(self, parameters: list[Tensor]) -> bool:
-        """Whether any of the parameters belongs to a prepared model, and the caller takes part in exchanges."""
+        """Return whether any of the parameters belongs to a prepared model, and the caller takes part in exchanges."""
         return not self.computes_alone() and any(id(parameter) in self._averaged_ids for parameter in parameters)
 
     def complete_gradients(self, parameters: list[Tensor]) -> Bundle | None:
@@ -565,7 +565,7 @@ class Stepper:
         ]
 
     def _needs_exchange(self, reduction: WeightedLoss) -> bool:
-        """Whether ranks exchange the weights of such losses; determined once for each kind, the same on every rank."""
+        """Return whether ranks exchange the weights of such losses, found once for each kind; every rank calls."""
         is_needed = self._exchanges_weights.get(reduction.key)
         if is_needed is None:
             own = torch.tensor([reduction.needs_exchange], dtype=torch.int32, device=reduction.total.device)

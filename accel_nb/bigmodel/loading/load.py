@@ -301,7 +301,7 @@ class ModelTensorSlot:
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
     def can_fill_in_place(self, device: torch.device) -> bool:
-        """Whether the model's tensor has the right device and dtype, so that it can be filled in place."""
+        """Return whether the model's tensor has the right device and dtype, so that it can be filled in place."""
         own = self.tensor
         return own.device == device and own.dtype == self.dtype and own.is_contiguous()
 
@@ -407,7 +407,7 @@ def _mismatch(slot: ModelTensorSlot, source: FileTensor) -> str | None:
 
 
 def _equal(first: FileTensor, second: FileTensor) -> bool:
-    """Whether two tensors hold the same bytes; reads them in chunks, unless they are the same object."""
+    """Return whether two tensors hold the same bytes; reads them in chunks, unless they are the same object."""
     if first is second:
         return True
     parts = zip(first.chunks(), second.chunks(), strict=True)

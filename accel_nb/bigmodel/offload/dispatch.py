@@ -146,7 +146,7 @@ def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def has_offloaded_params(model: nn.Module) -> bool:
-    """Whether a model has weights that are loaded for each forward."""
+    """Return whether a model has weights that are loaded for each forward."""
     handle = model.__dict__.get(_HANDLE)
     return handle is not None and bool(handle.weights)
 
@@ -274,7 +274,7 @@ class _Placement:
     sends_from_cpu: bool
 
     def is_offloaded(self, tensor: ModelTensor) -> bool:
-        """Whether a tensor is offloaded, and loaded for each forward."""
+        """Return whether a tensor is offloaded, and loaded for each forward."""
         place = str(find_place(tensor.name, self.device_map))
         if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
             return False
@@ -418,7 +418,7 @@ def _units(
 
 
 def _is_lookup(module: nn.Module) -> bool:
-    """Whether a module only looks up rows of its weight."""
+    """Return whether a module only looks up rows of its weight."""
     return type(module) is nn.Embedding and module.max_norm is None
 
 

@@ -48,7 +48,7 @@ def merge_ranges(tensors: Sequence[FileTensor]) -> Iterator[tuple[FileRange, lis
 
 
 def are_cached(tensors: Sequence[FileTensor]) -> bool:
-    """Whether all tensors are in the page cache, so that reading them does not wait for a disk."""
+    """Return whether all tensors are in the page cache, so that reading them does not wait for a disk."""
     return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in merge_ranges(tensors))
 
 
@@ -81,7 +81,7 @@ class PageLease:
 
 
 def can_lease(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Whether tensors are in the page cache, kernels compute the same from there, and files support leases.
+    """Return whether tensors are in the page cache, kernels compute the same from there, and files support leases.
 
     ``rows_only``: only few rows are looked up, which touches few pages and rounds nothing; only leases are needed then.
     """
@@ -111,7 +111,7 @@ def lease_pages(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Pa
 
 @functools.cache
 def is_alignment_irrelevant() -> bool:
-    """Whether matrix products are bitwise equal for every alignment of the matrix; measured on this processor.
+    """Return whether matrix products are bitwise equal for every alignment of the matrix; measured on this processor.
 
     Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's matrix-vector product with
     SSE4.2) add in another order if the address is not a multiple of 16.

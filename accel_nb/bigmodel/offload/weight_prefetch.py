@@ -366,7 +366,7 @@ class WeightPrefetcher:
         return self._transfer.fill(jobs, marks)
 
     def _can_lease(self, unit: WeightUnit) -> bool:
-        """Whether the unit can be used in place; its files cannot be written to meanwhile."""
+        """Return whether the unit can be used in place; its files cannot be written to meanwhile."""
         if unit.contains_units:
             return False
         return all(

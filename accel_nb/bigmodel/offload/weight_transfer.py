@@ -67,14 +67,14 @@ class WeightTransfer(Protocol):
         ...
 
     def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
-        """Whether kernels can use tensors in place, without a buffer; `lease_weights` returns them then.
+        """Return whether kernels can use tensors in place, without a buffer; `lease_weights` returns them then.
 
         ``rows_only``: only few rows of each are looked up.
         """
         ...
 
     def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
-        """Whether filling a buffer during the computation is faster than right before its use."""
+        """Return whether filling a buffer during the computation is faster than right before its use."""
         ...
 
     def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> Any:
@@ -117,13 +117,13 @@ class HostTransfer:
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
     def can_lease(self, sources: Sequence[WeightSource], *, rows_only: bool = False) -> bool:
-        """Whether mapped pages of the files, if any, can replace memory."""
+        """Return whether mapped pages of the files, if any, can replace memory."""
         return mmap_weights.can_lease(
             [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
         )
 
     def benefits_from_prefetch(self, sources: Sequence[WeightSource]) -> bool:
-        """Whether a disk must be read, which occupies no core."""
+        """Return whether a disk must be read, which occupies no core."""
         return not mmap_weights.are_cached([source for source in sources if isinstance(source, FileTensor)])
 
     def fill(self, jobs: Sequence[tuple[WeightSource, Tensor]], events: Sequence[Any]) -> None:

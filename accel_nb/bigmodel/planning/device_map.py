@@ -382,7 +382,7 @@ def _space_evenly(tree: ModuleTree, arranged: Arrangement, places: Sequence[Devi
 
 
 def _is_further(at: int, total: int, further: int) -> bool:
-    """Whether block ``at`` of ``total`` is one of the ``further`` ones, evenly spaced up to the last."""
+    """Return whether block ``at`` of ``total`` is one of the ``further`` ones, evenly spaced up to the last."""
     return (at + 1) * further // total > at * further // total
 
 

@@ -31,7 +31,7 @@ class ModuleTree:
         return sum(self.tensors[index].nbytes for index in indices)
 
     def is_block(self, name: str) -> bool:
-        """Whether a part is a module of a class that is not to be split."""
+        """Return whether a part is a module of a class that is not to be split."""
         return name in self.modules and type(self.modules[name]).__name__ in self._no_split
 
     def children(self, name: str) -> list[str]:
@@ -74,5 +74,5 @@ class ModuleTree:
 
 
 def is_within(name: str, part: str) -> bool:
-    """Whether ``name`` is ``part`` or a descendant of it."""
+    """Return whether ``name`` is ``part`` or a descendant of it."""
     return part in ("", name) or name.startswith(part + ".")

@@ -62,7 +62,7 @@ class Arrangement:
         self._from_largest = sorted(range(len(parts)), key=lambda at: -self._largest[at])
 
     def fits(self, places: Sequence[Device]) -> bool:
-        """Whether every place has memory for its parts, and the computing device for buffers too."""
+        """Return whether every place has memory for its parts, and the computing device for buffers too."""
         used = dict.fromkeys(self._room, 0)
         for part, place in zip(self.parts, places, strict=True):
             used[place] += part.nbytes
@@ -150,7 +150,7 @@ class Arrangement:
 
 
 def is_better(one: ForwardTime, other: ForwardTime) -> bool:
-    """Whether the forward of one arrangement is better than that of another."""
+    """Return whether the forward of one arrangement is better than that of another."""
     cost = other.seconds + _READING_WEIGHT * other.reading
     return one.seconds + _READING_WEIGHT * one.reading < cost * (1 - _LESS)
 

@@ -156,7 +156,7 @@ def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
 
 
 def _is_head(model: nn.Module, name: str) -> bool:
-    """Whether the last linear layer is outside of the repeated blocks."""
+    """Return whether the last linear layer is outside of the repeated blocks."""
     return not any(part.isdigit() for part in name.split("."))
 
 

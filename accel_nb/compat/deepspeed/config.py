@@ -50,24 +50,24 @@ class HfDeepSpeedConfig:
             raise ValueError(f"{ds_key_long} is not in the DeepSpeed configuration {self.config}")
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Whether a value is set and true."""
+        """Return whether a value is set and true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Whether a value is set and false."""
+        """Return whether a value is set and false."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 
     def is_zero2(self) -> bool:
-        """Whether gradients are sharded, and parameters are not."""
+        """Return whether gradients are sharded, and parameters are not."""
         return self._stage == 2
 
     def is_zero3(self) -> bool:
-        """Whether parameters are sharded."""
+        """Return whether parameters are sharded."""
         return self._stage == 3
 
     def is_offload(self) -> bool:
-        """Whether stage 2 or 3 keeps something in host memory or on disk."""
+        """Return whether stage 2 or 3 keeps something in host memory or on disk."""
         return self._offload
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from glob import glob
+from glob import escape, glob
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from accel_nb.runtime.process.serialization import decode, encode
+
 if TYPE_CHECKING:
     from accel_nb.compat.accelerator import Accelerator
+
+_CLIENT_STATE = "client_state.bin"
+"""The file of a checkpoint with the values that the program has passed."""
 
 
 class DeepSpeedEngine(nn.Module):
@@ -47,23 +53,41 @@ class DeepSpeedEngine(nn.Module):
         return float(self._accelerator._stepper.clip_norm(self.module.parameters(), math.inf, 2.0))
 
     def save_checkpoint(
-        self, save_dir: str | os.PathLike[str], tag: str | None = None, client_state: Any = None, **options: Any
+        self, save_dir: str | os.PathLike[str], tag: Any = None, client_state: Any = None, **options: Any
     ) -> bool:
-        """Save the state of the training to the folder ``tag`` of ``save_dir``, by default ``global_stepN``."""
-        name = tag or f"global_step{self._accelerator._stepper.num_steps}"
-        self._accelerator.components.state.save(os.path.join(save_dir, name), blocking=True)
+        """Save the state of the training to the folder ``tag`` of ``save_dir``, by default ``global_stepN``.
+
+        ``client_state`` has values of the program, as `serialization.encode` takes them. Every rank must call.
+        """
+        name = f"global_step{self._accelerator._stepper.num_steps}" if tag is None else str(tag)
+        content = encode(client_state or {})
+
+        def write(models: Any, weights: Any, folder: str) -> None:
+            if self._accelerator.is_main_process:
+                Path(folder, _CLIENT_STATE).write_bytes(content)
+
+        hook = self._accelerator.register_save_state_pre_hook(write)
+        try:
+            self._accelerator.components.state.save(os.path.join(save_dir, name), blocking=True)
+        finally:
+            hook.remove()
         return True
 
     def load_checkpoint(
-        self, load_dir: str | os.PathLike[str], tag: str | None = None, **options: Any
+        self, load_dir: str | os.PathLike[str], tag: Any = None, **options: Any
     ) -> tuple[str | None, Any]:
-        """Load what `save_checkpoint` has saved, by default the newest; return its folder, or None."""
-        found = glob(os.path.join(load_dir, tag or "global_step*"))
+        """Load what `save_checkpoint` has saved, by default the newest; return its folder and ``client_state``.
+
+        Both are None if there is none.
+        """
+        name = "*" if tag is None else escape(str(tag))
+        found = glob(os.path.join(escape(os.fspath(load_dir)), name, _CLIENT_STATE))
         if not found:
             return None, None
         newest = max(found, key=os.path.getmtime)
-        self._accelerator.load_state(newest)
-        return newest, {}
+        folder = os.path.dirname(newest)
+        self._accelerator.load_state(folder)
+        return folder, decode(Path(newest).read_bytes())
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Tensor]:
         """Return the whole weights; every rank must call."""

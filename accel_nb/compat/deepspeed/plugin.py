@@ -178,7 +178,7 @@ class DeepSpeedPlugin:
             (mismatches if mismatches is not None else []).append(line)
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Whether a value of the configuration is ``auto``."""
+        """Return whether a value of the configuration is ``auto``."""
         return self.get_value(ds_key_long) == AUTO
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:

@@ -19,7 +19,7 @@ _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, DeepSpeedEngi
 
 
 def is_compiled_module(module: nn.Module) -> bool:
-    """Whether a module is the result of ``torch.compile(module)``; a prepared model that compiles is not."""
+    """Return whether a module is the result of ``torch.compile(module)``; a prepared model that compiles is not."""
     return isinstance(module, torch._dynamo.OptimizedModule) if hasattr(module, "_orig_mod") else False
 
 
@@ -62,17 +62,17 @@ def _without_conversion(model: Any) -> Any:
 
 
 def has_compiled_regions(module: nn.Module) -> bool:
-    """Whether a part of a module is compiled."""
+    """Return whether a part of a module is compiled."""
     return any(is_compiled_module(part) for part in module.modules())
 
 
 def is_repeated_blocks(module: nn.Module) -> bool:
-    """Whether a module is a list of modules of one class."""
+    """Return whether a module is a list of modules of one class."""
     return isinstance(module, nn.ModuleList) and len({type(part) for part in module}) == 1
 
 
 def has_repeated_blocks(module: nn.Module) -> bool:
-    """Whether a module contains lists of modules of one class."""
+    """Return whether a module contains lists of modules of one class."""
     return any(is_repeated_blocks(part) for part in module.modules())
 
 
@@ -138,7 +138,7 @@ def get_pretty_name(obj: Any) -> str:
 
 
 def model_has_dtensor(model: nn.Module) -> bool:
-    """Whether a parameter of a model is a DTensor."""
+    """Return whether a parameter of a model is a DTensor."""
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -135,7 +135,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Whether a model, without what wraps it, is PEFT's."""
+    """Return whether a model, without what wraps it, is PEFT's."""
     from accel_nb.compat.names.availability import _is_available
 
     if not _is_available("peft"):
@@ -146,7 +146,7 @@ def is_peft_model(model: nn.Module) -> bool:
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Whether the configuration of a model of transformers ties weights."""
+    """Return whether the configuration of a model of transformers ties weights."""
     config = getattr(model, "config", None)
     flags = ("tie_word_embeddings", "tie_encoder_decoder")
     return any(getattr(config, flag, False) for flag in flags) and hasattr(model, "get_output_embeddings")
@@ -168,7 +168,7 @@ def check_tied_parameters_on_same_device(
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Whether an `AlignDevicesHook` brings the module's weights for each forward."""
+    """Return whether an `AlignDevicesHook` brings the module's weights for each forward."""
     from accel_nb.compat.models.align_hooks import AlignDevicesHook
 
     hook = getattr(module, "_hf_hook", None)

@@ -49,7 +49,7 @@ def save_with_torch(
 
 
 def has_absent_weights(model: nn.Module) -> bool:
-    """Whether a model has weights on the meta device, since they are offloaded."""
+    """Return whether a model has weights on the meta device, since they are offloaded."""
     return any(value.is_meta for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accel_nb.compat.names.names import MODULES, reason_for
+from accel_nb.compat.names.table import MODULES, reason_for
 from accel_nb.compat.names.unserved import PACKAGE
 from accel_nb.errors import MisuseError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from accel_nb.compat.names.names import UNSUPPORTED, reason_for
+from accel_nb.compat.names.table import UNSUPPORTED, reason_for
 from accel_nb.errors import MisuseError
 
 

@@ -46,7 +46,7 @@ def _apply(topic: str, body: dict[str, Any], kernel: Any) -> None:
 
 
 def _open(kernel: Any, body: dict[str, Any], buffers: list[bytes]) -> None:
-    """Open a comm to the page, and make the kernel's counterpart if it is a widget of a class that ipywidgets knows.
+    """Open a comm to the page, and make the kernel's counterpart if it is a widget of a class that can be imported.
 
     The counterpart is made first: the page ignores what it sends meanwhile, as its state without its children.
     """

@@ -234,7 +234,7 @@ def _targets_of_copies(name: str) -> list[str]:
 
 
 def _is_copied(target: str) -> bool:
-    """Whether the workers have a copy of a handler with this target."""
+    """Return whether the workers have a copy of a handler with this target."""
     return target in STREAMS or not target.startswith("<")
 
 

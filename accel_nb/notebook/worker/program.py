@@ -77,7 +77,8 @@ class CellProgram:
         self._variables: dict[str, str | None] = {}
         # Read before a cell, and again only if the cell or a request has changed any.
         self._settings: ChangedSettings | None = None
-        self._place: tuple[str, tuple[str, ...], dict[str, str | None]] | None = None
+        # The notebook's folder, import path and variables that were applied last.
+        self._environment: tuple[str, tuple[str, ...], dict[str, str | None]] | None = None
         self._sent_modules = SentModules()
         self._modules = WorkerModules(self._sent_modules)
         # Lines to show below the running cell, and the return value of the running call.
@@ -161,9 +162,9 @@ class CellProgram:
 
     def _apply_request(self, request: RunRequest, payloads: Payloads) -> None:
         """Apply the notebook's folder, settings, modules and values; raise ShippingError for values that fail."""
-        place = (request.cwd, request.sys_path, request.variables)
-        if place != self._place or payloads or request.settings or request.modules or request.reloaded:
-            self._place, self._settings = place, None
+        environment = (request.cwd, request.sys_path, request.variables)
+        if environment != self._environment or payloads or request.settings or request.modules or request.reloaded:
+            self._environment, self._settings = environment, None
         with suppress(FileNotFoundError):  # the notebook's folder may be absent on another machine
             os.chdir(request.cwd)
         sys.path[:] = request.sys_path
@@ -293,40 +294,11 @@ class CellProgram:
         shell = self._shell
         call = request.call
         self._accelerators.reset_share()
-        is_plain = request.is_plain or (
-            request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
-        )
         with ExitStack() as stack:
             stack.callback(close_event_writers)
             transformers: list[ast.NodeTransformer] = []
             if not request.is_empty and (request.uses_accelerator or call is None):
-                accelerator = self._accelerators.get(
-                    "plain" if is_plain else "explicit", resolved, is_partial=request.is_partial
-                )
-                self._accelerators.bind_name(accelerator)
-                checkpoint = resolved.config.checkpoint
-                for known in self._accelerators.open():
-                    if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
-                        release_unreachable(known, self._namespace)
-                    known.begin_run(checkpoint.resume)
-                if checkpoint.dir is not None:
-                    stack.enter_context(self._saving_on_sigterm())
-                if request.uses_accelerator and not (is_plain or call is not None or request.is_partial):
-                    stack.enter_context(warn_if_unprepared(self._worker.world))
-                if is_plain and resolved.config.prepare:
-                    cells = self._accelerators.get_plain_cells(accelerator)
-                    stack.enter_context(
-                        cells.run_cell(
-                            may_depend_on_rank=request.may_depend_on_rank,
-                            is_partial=request.is_partial,
-                            entropy=request.entropy,
-                            at_end=close_event_writers,
-                        )
-                    )
-                    transformers = [PrepareInserter()]
-                    names = [*request.used, *request.bound]
-                    bound = set(request.bound) - set(request.used)
-                    stack.enter_context(bound_prepare_function(lambda: cells.prepare(self._namespace, names, bound)))
+                transformers = self._open_accelerator(request, resolved, stack)
             if not request.is_empty:
                 self._accelerators.make_rng_equal(request, resolved.config.seed)
             if call is not None:
@@ -348,6 +320,43 @@ class CellProgram:
             shell.structured_traceback = [f"RuntimeError: {message}"]
             return RuntimeError(message)
         return error
+
+    def _open_accelerator(self, request: RunRequest, resolved: Resolved, stack: ExitStack) -> list[ast.NodeTransformer]:
+        """Open the accelerator of a cell or call, and the preparation of a plain cell, until ``stack`` is closed.
+
+        Return the transformers of the cell's code.
+        """
+        is_call = request.call is not None
+        is_plain = request.is_plain or (
+            request.only_reads_accelerator and not self._accelerators.has_prepared_explicitly()
+        )
+        kind = "plain" if is_plain else "explicit"
+        accelerator = self._accelerators.get(kind, resolved, is_partial=request.is_partial)
+        self._accelerators.bind_name(accelerator)
+        checkpoint = resolved.config.checkpoint
+        for known in self._accelerators.open():
+            if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain unreachable objects
+                release_unreachable(known, self._namespace)
+            known.begin_run(checkpoint.resume)
+        if checkpoint.dir is not None:
+            stack.enter_context(self._saving_on_sigterm())
+        if request.uses_accelerator and not (is_plain or is_call or request.is_partial):
+            stack.enter_context(warn_if_unprepared(self._worker.world))
+        if not (is_plain and resolved.config.prepare):
+            return []
+        cells = self._accelerators.get_plain_cells(accelerator)
+        stack.enter_context(
+            cells.run_cell(
+                may_depend_on_rank=request.may_depend_on_rank,
+                is_partial=request.is_partial,
+                entropy=request.entropy,
+                at_end=close_event_writers,
+            )
+        )
+        names = [*request.used, *request.bound]
+        bound = set(request.bound) - set(request.used)
+        stack.enter_context(bound_prepare_function(lambda: cells.prepare(self._namespace, names, bound)))
+        return [PrepareInserter()]
 
     def _finish_stopped_cell(self) -> BaseException | None:
         """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""

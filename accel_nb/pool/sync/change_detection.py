@@ -10,7 +10,7 @@ from typing import Any
 
 from accel_nb.pool.sync.long_containers import items_content
 from accel_nb.pool.sync.objects.module_gradients import gradients_of
-from accel_nb.pool.sync.objects.module_hooks import HookPlace, module_hook_ids
+from accel_nb.pool.sync.objects.module_hooks import HookKey, module_hook_ids
 from accel_nb.pool.sync.objects.object_kinds import (
     attributes_of,
     is_lazy,
@@ -66,7 +66,7 @@ class ModuleContent:
     """The fingerprints of the tensors; the flags ``training`` of submodules and ``requires_grad`` of tensors."""
     gradients: tuple[Any, ...]
     attributes: AttributesContent
-    hooks: dict[HookPlace, int]
+    hooks: dict[HookKey, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _tensor_content(tensor: Any) -> list[Any]:
 
 
 def _has_own_reduction(kind: type) -> bool:
-    """Whether a class of modules changes how `torch.nn.Module` is copied, by its attributes."""
+    """Return whether a class of modules changes how `torch.nn.Module` is copied, by its attributes."""
     base = training_kinds()[0]
     return any(
         getattr(kind, name, None) is not getattr(base, name, None)
@@ -108,7 +108,7 @@ def _has_own_reduction(kind: type) -> bool:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether an attribute refers to no object: a number, a text, an empty container, or a tuple of such."""
+    """Return whether an attribute refers to no object: a number, a text, an empty container, or a tuple of such."""
     if type(item) is tuple:
         return all(map(_is_plain, item))
     return isinstance(item, _PLAIN) or (type(item) in _CONTAINERS and not item)

@@ -110,7 +110,7 @@ class DeviceType(ABC):
 
     @abstractmethod
     def has_real_bf16(self, device: torch.device | str) -> bool:
-        """Whether a device computes bfloat16 in hardware, or at least no slower than torch's CPU kernels do."""
+        """Return whether a device computes bfloat16 in hardware, or at least no slower than torch's CPU kernels do."""
 
     @abstractmethod
     def get_rng_state(self, device: torch.device) -> torch.Tensor:

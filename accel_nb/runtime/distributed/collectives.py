@@ -69,7 +69,7 @@ class Collectives:
             _raise_if(problem)
             found = [leaf.detach() for leaf in leaves]
             return _rebuild(nested, [leaf if leaf.dim() or self.keeps_scalars else leaf.reshape(1) for leaf in found])
-        parts = self._gather_each("gather", leaves, nested, problem)
+        parts = self._gather_each(leaves, nested, problem)
         return _rebuild(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 
     def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
@@ -79,7 +79,7 @@ class Collectives:
             return [tensors]
         if len(tensors) == 1 and problem is None and self.blocked_reason is None and _is_small(tensors[0]):
             return [[part] for part in self._gather_one(tensors[0])]
-        return self._gather_each("gather", tensors, tensors, problem)
+        return self._gather_each(tensors, tensors, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
         """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
@@ -278,13 +278,11 @@ class Collectives:
             for head, memory in zip(heads, received, strict=True)
         ]
 
-    def _gather_each(
-        self, op: str, leaves: list[Tensor], nested: Any, problem: MisuseError | None
-    ) -> list[list[Tensor]]:
+    def _gather_each(self, leaves: list[Tensor], nested: Any, problem: MisuseError | None) -> list[list[Tensor]]:
         lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
         is_on_host = all(leaf.is_cpu for leaf in leaves)
         content = _host_bytes(leaves) if is_on_host and problem is None else None
-        rows, contents = self._exchange(op, describe(nested, any_rows=True), lengths, nested, problem, content)
+        rows, contents = self._exchange("gather", describe(nested, any_rows=True), lengths, nested, problem, content)
         shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
         return self._gather_content(leaves, shapes, contents if is_on_host else None)
 

@@ -64,7 +64,7 @@ class Communicator(Protocol):
         ...
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Whether `all_reduce` sends a tensor in one message, for which running it asynchronously gains nothing."""
+        """Return whether `all_reduce` sends a tensor in one message: to run it asynchronously gains nothing."""
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
@@ -223,7 +223,7 @@ class TorchComm:
         return tensor if work is tensor else overwrite(tensor, work)
 
     def sums_at_once(self, tensor: Tensor) -> bool:
-        """Whether `all_reduce` gathers a tensor and adds the ranks' values in their order, at the same cost as a sum.
+        """Return whether `all_reduce` gathers a tensor and adds in the order of ranks, at the cost of a sum.
 
         The result is then the same to the bit on one machine, through memory, and on several. Every rank must call.
         """

@@ -93,7 +93,7 @@ class MemoryExchange:
 
     @staticmethod
     def accepts(tensor: Tensor) -> bool:
-        """Whether a tensor can be exchanged: a small one on the host, with its elements one behind another."""
+        """Return whether a tensor can be exchanged: a small one on the host, with its elements one behind another."""
         return (
             tensor.is_cpu
             and type(tensor) in (Tensor, torch.nn.Parameter)
@@ -212,7 +212,7 @@ class MemoryExchange:
 
 
 def is_supported(num_ranks: int) -> bool:
-    """Whether so many ranks can exchange tensors through memory on this system."""
+    """Return whether so many ranks can exchange tensors through memory on this system."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and num_ranks <= _MAX_RANKS
 
 

@@ -33,14 +33,14 @@ def replacements(
 
 
 def _wrap(
-    gathers: Callable[[], bool], is_users: Callable[[str], bool], plain: Callable[[], bool]
+    gathers: Callable[[], bool], is_users: Callable[[str], bool], original: Callable[[], bool]
 ) -> Callable[[], bool]:
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def is_in_use() -> bool:
         if torch.compiler.is_compiling():  # which cannot compile a look at the caller
-            return plain()
+            return original()
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if not plain():
+        if not original():
             return False
         is_alone = caller == _NORMS or caller.partition(".")[0] in METRIC_LIBRARIES or is_users(caller)
         return not is_alone or gathers()

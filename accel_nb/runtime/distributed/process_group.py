@@ -40,7 +40,8 @@ GLOO_RELEASE_TIMEOUT_S = 2.0
 """How long gloo's threads may take to release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
-_NOTES = "accel_nb/notes"
+_KEYS = "accel_nb"
+"""The start of our keys in the store."""
 _OF_ALL = "default_pg"
 """torch's description of the default group."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -102,7 +103,7 @@ class DefaultGroup:
 
     @staticmethod
     def is_open() -> bool:
-        """Whether this process has a default group, opened here or by other code."""
+        """Return whether this process has a default group, opened here or by other code."""
         return dist.is_available() and dist.is_initialized()
 
     @staticmethod
@@ -173,12 +174,12 @@ class DefaultGroup:
     @staticmethod
     def set_flag(key: str) -> None:
         """Set a flag for all ranks in the store, which is kept when the group is destroyed; any rank may call."""
-        c10d._get_default_store().set(f"{_NOTES}/{key}", "1")
+        c10d._get_default_store().set(f"{_KEYS}/{key}", "1")
 
     @staticmethod
     def has_flag(key: str) -> bool:
         """Return whether any rank has set this flag, without waiting."""
-        return c10d._get_default_store().check([f"{_NOTES}/{key}"])
+        return c10d._get_default_store().check([f"{_KEYS}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
         """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
@@ -302,7 +303,7 @@ class DefaultGroup:
         """Open the memory of the group's ranks, if all are on this machine; every rank must call, and waits for all."""
         rank, size = self.world.rank, self.world.size
         is_local = self.world.local_size == size > 1 and is_supported(size)
-        store, key = c10d._get_default_store(), f"{_NOTES}/exchange"
+        store, key = c10d._get_default_store(), f"{_KEYS}/exchange"
         descriptor, exchange = None, None
         try:
             if is_local and rank == 0:
@@ -336,7 +337,7 @@ class DefaultGroup:
     def _file_store(self, path: str) -> Any:
         """Return a store over a file, with separate keys for each group that is opened over the same file."""
         store = dist.FileStore(path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
-        number = store.add(f"{_NOTES}/groups/{self.world.rank}", 1)
+        number = store.add(f"{_KEYS}/groups/{self.world.rank}", 1)
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _record_sockets_of_new_groups(self) -> None:

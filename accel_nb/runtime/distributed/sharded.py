@@ -96,18 +96,18 @@ def record_replaced(old: Any, new: Any) -> None:
 
 
 ParameterMemory = Mapping[Any, tuple[Any, Any]]
-"""By `memory_place`, the storage of a parameter that is replaced, and the replacement."""
+"""By `memory_layout`, the storage of a parameter that is replaced, and the replacement."""
 
 
-def memory_place(tensor: Any) -> Any:
-    """Return the place of a plain tensor in memory; None if it has none, or records a gradient."""
+def memory_layout(tensor: Any) -> Any:
+    """Return storage, offset, shape and strides of a plain tensor; None if it has none, or records a gradient."""
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)
     if type(tensor) not in kinds or tensor.layout is not torch.strided or tensor.is_meta or tensor.grad_fn is not None:
         return None
-    place = tensor.untyped_storage().data_ptr()
-    return (place, tensor.storage_offset(), tensor.shape, tensor.stride()) if place and tensor.numel() else None
+    storage = tensor.untyped_storage().data_ptr()
+    return (storage, tensor.storage_offset(), tensor.shape, tensor.stride()) if storage and tensor.numel() else None
 
 
 def record_gathered(whole: Any, parameter: Any) -> None:
@@ -136,7 +136,7 @@ def latest(value: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, without running code of its own, such as ``__getattr__``."""
+    """Return whether a value is a tensor, without running code of its own, such as ``__getattr__``."""
     return issubclass(type(value), sys.modules["torch"].Tensor)
 
 

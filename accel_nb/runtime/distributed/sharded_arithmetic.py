@@ -83,7 +83,7 @@ class ShardedArithmetic:
     def enabled(self) -> Iterator[ShardedArithmetic]:
         """Compute all operations on sharded tensors by this object inside of the block."""
         owner: Any = DTensor
-        plain = owner.__torch_function__  # torch disables it
+        original = owner.__torch_function__  # torch disables it
 
         def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             with torch._C.DisableTorchFunctionSubclass():
@@ -93,7 +93,7 @@ class ShardedArithmetic:
         try:
             yield self
         finally:
-            owner.__torch_function__ = plain
+            owner.__torch_function__ = original
             self.flush(forget=True)
 
     @torch.no_grad()
@@ -243,14 +243,14 @@ def _divide_like(target: DTensor) -> Callable[[Tensor], Tensor]:
 
 
 def _is_by_element(result: Any, tensor: Tensor) -> bool:
-    """Whether a result has the shape of a tensor, so that no parts of different length are averaged or added up."""
+    """Return whether a result has the shape of a tensor: no parts of different length were averaged or summed."""
     return not isinstance(result, DTensor) or (
         result.dim() > 0 and result.shape == tensor.shape and not _is_partial(result)
     )
 
 
 def _is_partial(tensor: Tensor) -> bool:
-    """Whether the parts of a tensor are still to be added up."""
+    """Return whether the parts of a tensor are still to be added up."""
     return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 

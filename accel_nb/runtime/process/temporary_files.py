@@ -1,4 +1,4 @@
-"""Temporary files of the ranks other than the first: they are in one folder, which is removed when the process ends."""
+"""Temporary files of the ranks other than rank 0, in one folder, which is removed when the process ends."""
 
 from __future__ import annotations
 

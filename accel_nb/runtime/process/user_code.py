@@ -17,7 +17,7 @@ _OWN = "accel_nb"
 
 
 def is_user_module(module: str | None) -> bool:
-    """Whether a module is the user's: the notebook, or a file outside of the standard library and of packages."""
+    """Return whether a module is the user's: the notebook, or a file of neither the standard library nor a package."""
     if module == "__main__":
         return True
     if module is None or module.partition(".")[0] == _OWN:
@@ -37,14 +37,14 @@ def modules_imported_after(module: str) -> list[str]:
 
 
 def is_in_other_thread() -> bool:
-    """Whether the calling thread is one that Python code has started; autograd starts threads for devices itself."""
+    """Return whether Python code has started the calling thread; autograd starts threads for devices itself."""
     if threading.get_ident() == threading.main_thread().ident:
         return False
     return not threading.current_thread().name.startswith("Dummy-")  # Python's name of a thread that it did not start
 
 
 def is_called_by_user() -> bool:
-    """Whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
+    """Return whether the nearest caller, other than torch and accel_nb, is code of the user and not of a library."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

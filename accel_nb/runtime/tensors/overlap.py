@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Whether a dim of the tensor has stride 0."""
+    """Return whether a dim of the tensor has stride 0."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

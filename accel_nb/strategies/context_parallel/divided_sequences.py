@@ -152,7 +152,7 @@ class SequenceDivision:
         return output
 
     def _warn_about_whole(self) -> None:
-        """Warn about modules that are not computed in cuts, once for each, on the main rank."""
+        """Warn about modules that are not computed in cuts, once for each, on rank 0."""
         facts = self.describe()
         if self._is_main and not facts.keys() <= self._reported:
             new = [f"{name} {why}" for name, why in facts.items() if name not in self._reported]

@@ -27,8 +27,8 @@ class ReachedParameters:
         """Record an output of the model, in which tensors are found as DDP finds them."""
         self._outputs.append(_nodes(_find_tensors(output)))
 
-    def take_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
-        """Whether the loss uses one of some parameters that no recorded output leads to; the outputs are forgotten."""
+    def uses_unreached(self, loss: Tensor, parameters: Iterable[Tensor]) -> bool:
+        """Return whether the loss uses one of ``parameters`` that no recorded output leads to; forget the outputs."""
         ends = [node for output in self._outputs for node in output]
         self._outputs.clear()
         own = set(map(id, parameters))

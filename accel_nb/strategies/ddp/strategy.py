@@ -41,7 +41,7 @@ class Ddp(ReplicaStrategy):
 
     options: DdpOptions
     name: ClassVar[str] = "ddp"
-    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50, replicates=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, priority=50, replicates=True)
 
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
         super().__init__(options or DdpOptions(), precision)
@@ -375,13 +375,13 @@ class _Replica:
         return unused if len(unused) < len(trainable) else []
 
     def uses_unreached(self, loss: Tensor) -> bool:
-        """Whether a loss uses parameters that DDP, which looks for unused ones, has taken for unused."""
+        """Return whether a loss uses parameters that DDP, which looks for unused ones, has taken for unused."""
         if self.ddp is None or not self.ddp.find_unused_parameters:
             return False
-        return self._reached.take_unreached(loss, self.parameters)
+        return self._reached.uses_unreached(loss, self.parameters)
 
     def has_finished(self) -> bool:
-        """Whether DDP has averaged all gradients that its latest forward pass prepared.
+        """Return whether DDP has averaged all gradients that its latest forward pass prepared.
 
         False if only some parameters got gradients: with a loss of derivatives, as in physics-informed models, or with
         a backward pass for each output of a model.

@@ -209,7 +209,7 @@ class ZeroModel:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def steps(self, parameter: nn.Parameter) -> bool:
-        """Whether the optimizer steps a parameter."""
+        """Return whether the optimizer steps a parameter."""
         return id(parameter) in self._parts
 
     def read_gradient(self, parameter: nn.Parameter) -> Tensor | None:
@@ -509,7 +509,7 @@ class ZeroModel:
 
     @staticmethod
     def _has_elements(name: str, places: list[_FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
-        """Whether an entry of the state has one number for each element of a parameter."""
+        """Return whether an entry of the state has one number for each element of a parameter."""
         found = [
             (place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)
         ]
@@ -623,7 +623,7 @@ def _gather_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str,
 
 
 def _is_single(value: Any, flat: Tensor) -> bool:
-    """Whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
+    """Return whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
     return not isinstance(value, Tensor) or value.shape != flat.shape
 
 

@@ -65,7 +65,7 @@ class Deepspeed(Stepping):
     options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
+        min_world=2, priority=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
         stepped_dtype=STEPPED_DTYPE, problem=_why_no_deepspeed,
     )  # fmt: skip
 

@@ -66,7 +66,7 @@ def plan_experts(model: nn.Module, size: int) -> list[str] | Refusal:
 
 
 def _has_experts(module: nn.Module) -> bool:
-    """Whether a module has stacked weights of experts, and nothing else."""
+    """Return whether a module has stacked weights of experts, and nothing else."""
     number = vars(module).get("num_experts")
     own = list(module.parameters(recurse=False))
     return (

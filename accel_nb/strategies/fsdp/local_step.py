@@ -54,7 +54,7 @@ class _Exchange:
         self._is_begun = False
 
     def is_possible(self) -> bool:
-        """Whether there is a sharded parameter, and gradients and state are divided like their parameters."""
+        """Return whether there is a sharded parameter, and gradients and state are divided like their parameters."""
         is_any = False
         for value, part in self._pairs():
             if part is value:

@@ -190,12 +190,12 @@ class ShardedModel:
 
     def parameter_memory(self) -> dict[Any, tuple[Any, nn.Parameter]]:
         """Return the replacements by the memory of the original parameters, which is kept until this is released."""
-        found = {sharded.memory_place(place.original): place for place in self._slots if place.original is not None}
+        found = {sharded.memory_layout(slot.original): slot for slot in self._slots if slot.original is not None}
         found.pop(None, None)
         return {
-            key: (place.original.untyped_storage(), self.changed[id(place.original)])
-            for key, place in found.items()
-            if id(place.original) in self.changed
+            key: (slot.original.untyped_storage(), self.changed[id(slot.original)])
+            for key, slot in found.items()
+            if id(slot.original) in self.changed
         }
 
     def commit(self) -> None:
@@ -423,7 +423,7 @@ class ShardedModel:
         self._classes = [type(unit) for unit in self._units]
 
     def _is_absent(self, module: nn.Module) -> bool:
-        """Whether other stages compute a module."""
+        """Return whether other stages compute a module."""
         return any(id(value) in self._absent for value in module.parameters())
 
     def _divide_stages(self, stages: StagePlan, groups: MeshGroups, device: torch.device, micro_batches: int) -> None:
@@ -445,7 +445,7 @@ class ShardedModel:
         return [value for value in self.replicated if value.requires_grad]
 
     def is_staged(self, parameter: Tensor) -> bool:
-        """Whether one stage alone holds a parameter."""
+        """Return whether one stage alone holds a parameter."""
         return id(parameter) in self._staged
 
     @property
@@ -584,7 +584,7 @@ def _forget_class(plain: type) -> None:
 
 
 def _is_pending(param: Any) -> bool:
-    """Whether this rank holds a gradient that is not averaged, in the dtype of averaging or of the parameter."""
+    """Return whether this rank holds a gradient that is not averaged, in the dtype of averaging or of the parameter."""
     return param.unsharded_accumulated_grad is not None or (
         hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None
     )

@@ -76,7 +76,7 @@ class Fsdp(Stepping):
     options: FsdpOptions
     name: ClassVar[str] = "fsdp"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        min_world=2, rank=40, shards_params=True, keeps_local=False, divides_layers=True
+        min_world=2, priority=40, shards_params=True, keeps_local=False, divides_layers=True
     )
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:

@@ -112,7 +112,7 @@ def _follow(model: nn.Module, own: Mapping[str, str], size: int, plan: DivisionP
 
 
 def _has_dropout(owner: nn.Module) -> bool:
-    """Whether a module may draw random numbers in training, by its dropout layers and its numbers."""
+    """Return whether a module may draw random numbers in training, by its dropout layers and its numbers."""
     rates = [part.p for part in owner.modules() if isinstance(part, _DROPOUT)]
     rates += [value for name, value in vars(owner).items() if "dropout" in name and isinstance(value, float)]
     return any(rate > 0 for rate in rates)

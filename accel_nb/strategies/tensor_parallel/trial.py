@@ -72,7 +72,7 @@ def try_group(owner: nn.Module, group: DividedGroup, width: int, size: int) -> b
 
 
 def _draws_in_parts(owner: nn.Module, group: DividedGroup, data: Tensor, size: int) -> bool:
-    """Whether a part draws other random numbers in training than the whole: then their generators end differently."""
+    """Return whether a part draws other random numbers in training than the whole: their generators end differently."""
     states: list[Tensor] = []
     part = _part(owner, group, 0, size)
     LayerDivision(part, [group], LayerExchange(_NoSum()), size)

@@ -17,7 +17,7 @@ class GeneralTracker:
     """Base class of trackers, which log the values of a run to a backend.
 
     Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override the methods that the
-    backend supports. All methods are called in one thread of the main rank, `start` first and `finish` last. An error
+    backend supports. All methods are called in one thread of rank 0, `start` first and `finish` last. An error
     is reported once, and the training continues without the tracker.
     """
 

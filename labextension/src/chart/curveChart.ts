@@ -13,7 +13,7 @@ import { SmoothedColumn } from './smooth';
 import type { ITheme } from './theme';
 
 /** Maximum number of ranks with a line; further ranks are in the mean only. */
-export const MAX_RANK_LINES = 16;
+const MAX_RANK_LINES = 16;
 
 /** Tick distances of axes that count steps or samples: whole numbers. */
 const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>

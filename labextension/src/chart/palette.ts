@@ -2,7 +2,7 @@
 
 import type { IMark } from '../generated/messages';
 
-export const RANK_COLORS = [
+const RANK_COLORS = [
   '#0072b2',
   '#d55e00',
   '#009e73',

@@ -295,7 +295,7 @@ export interface IOptions {
   seed?: number | null;
   /** Meaning of the loader's batch size: the batch of each worker, or of all workers together. If not set: global in a plain cell, per-worker in a cell that uses the accelerator. */
   batch?: 'per-worker' | 'global' | null;
-  /** How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, for losses that are sums or means over samples. auto: data if no model can be divided and the loss provably allows it, else model. none: every worker computes everything. */
+  /** How the batches of a plain cell are divided among the workers. model: each worker computes some rows in the models, and the cell has whole batches, outputs and losses. data: each worker reads and computes its share, for losses that are sums or means over samples. auto: data in a cell that reads its rank, else model. none: every worker computes everything. */
   divide?: 'auto' | 'data' | 'model' | 'none';
   /** Name of the run in trackers and in the sidebar. */
   name?: string | null;

@@ -1,6 +1,6 @@
 /** The `%%accelerate` line of a cell: finds it in the cell's text, and computes edits that set it. */
 
-export const MAGIC = '%%accelerate';
+const MAGIC = '%%accelerate';
 
 export type CellLine =
   /** A `%%accelerate` line; its flags are from `start` to `end` of the cell's text. */

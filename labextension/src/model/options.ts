@@ -28,7 +28,7 @@ type Node = Readonly<Record<string, unknown>>;
 
 const ROOT = schema as unknown as { properties: Record<string, Node>; $defs: Record<string, Node> };
 
-export const SWITCH_CHOICES = ['on', 'off'] as const;
+const SWITCH_CHOICES = ['on', 'off'] as const;
 
 export const OPTION_GROUPS: readonly IOptionGroup[] = readGroups();
 

@@ -42,7 +42,7 @@ export class StatusItem extends ReactWidget {
 }
 
 /** The item's text and title. The memory is the sum over all GPUs if there are any, else the machine's. */
-export function statusTexts(info: ISidebarState, trans: TranslationBundle): [string, string] {
+function statusTexts(info: ISidebarState, trans: TranslationBundle): [string, string] {
   const gpus = info.devices.filter(device => device.kind !== 'cpu');
   const devices = gpus.length > 0 ? gpus : info.devices;
   const total = devices.reduce((sum, device) => sum + device.totalBytes, 0);

@@ -238,7 +238,7 @@ function meanFirst(readings: readonly IReading[]): IReading[] {
 }
 
 /** The smoothing of a curve by its length: none up to 500 points, then one of few levels, so that it rarely changes. */
-export function automaticSmoothing(curve: ICurve): number {
+function automaticSmoothing(curve: ICurve): number {
   let numRows = 0;
   for (const table of curve.tables.values()) {
     numRows = Math.max(numRows, table.length);

@@ -12,7 +12,7 @@ import { rankName } from './header';
 import type { Action } from './runControls';
 
 /** Maximum number of ranks whose map is drawn. */
-export const MAX_MEMORY_MAPS = 8;
+const MAX_MEMORY_MAPS = 8;
 
 const CAPTION_HEIGHT = 20;
 const MIN_MAP_HEIGHT = 70;

@@ -27,7 +27,7 @@ def without_divided(objects: Iterable[Any]) -> list[Any]:
 
 
 def is_divided_loader(item: Any) -> bool:
-    """Whether an object is a loader with a `DistributedSampler`."""
+    """Return whether an object is a loader with a `DistributedSampler`."""
     if not isinstance(item, DataLoader):
         return False
     return isinstance(item.sampler, DistributedSampler) or isinstance(

@@ -21,7 +21,7 @@ _FUNCTIONS = "torch.nn.functional"
 
 
 def has_gradient_hooks(model: nn.Module) -> bool:
-    """Whether hooks that are no part of a model receive its gradients.
+    """Return whether hooks that are no part of a model receive its gradients.
 
     Reads ``_parameters``: in a sharded model ``model.parameters()`` may gather them, a collective of all ranks.
     """
@@ -33,7 +33,7 @@ def has_gradient_hooks(model: nn.Module) -> bool:
 
 
 def has_inner_hooks(model: nn.Module) -> bool:
-    """Whether hooks that are no part of a model receive its gradients or calls of its submodules or of all modules."""
+    """Return whether hooks that are no part of a model, or are on all modules, receive its gradients or inner calls."""
     parts = list(model.modules())
     names = ("_forward_hooks", "_forward_pre_hooks")
     hooks = (hook for part in parts if part is not model for name in names for hook in _hooks_of(part, name))
@@ -47,7 +47,7 @@ def _hooks_of(holder: Any, name: str) -> Iterable[Any]:
 
 
 def _has_foreign(hooks: Iterable[Any], packages: Collection[str] = ()) -> bool:
-    """Whether one of the hooks is the user's, or of a library other than those in ``packages``."""
+    """Return whether one of the hooks is the user's, or of a library other than those in ``packages``."""
     return any(_is_foreign(hook, packages) for hook in hooks)
 
 

@@ -33,7 +33,7 @@ class TrainingCode:
     scope: Mapping[str, Any]
 
     def reads_gradients(self) -> bool:
-        """Whether the code, or a function of the user that it calls, may read or change ``parameter.grad``."""
+        """Return whether the code, or a function of the user that it calls, may read or change ``parameter.grad``."""
         return _mentions(self.code, self.scope, _READS_GRADIENTS)
 
 
@@ -55,7 +55,7 @@ def find_training_code() -> TrainingCode | None:
 
 
 def _mentions(code: types.CodeType, scope: Mapping[str, Any], wanted: Set[str]) -> bool:
-    """Whether code, or a function of the user that it calls by a name in ``scope``, has a name of ``wanted``."""
+    """Return whether code, or a function of the user that it calls by a name in ``scope``, has a name of ``wanted``."""
     seen: set[types.CodeType] = set()
     queue = [(code, scope)]
     for part, names in queue:

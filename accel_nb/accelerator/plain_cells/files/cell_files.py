@@ -1,4 +1,4 @@
-"""Whether code that writes a file is the code of the plain cell that runs, or of a thread that the cell has started."""
+"""Calls of functions for files: which are those of the plain cell that runs, or of a thread that it has started."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class CellFiles:
         finally:
             self._writes_for_cell = False
 
-    def make_start(self, plain: Function) -> Function:
+    def make_start(self, original: Function) -> Function:
         """Return a ``Thread.start`` that records the threads that the cell's code starts."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def start(thread: threading.Thread) -> None:
             if self._is_active and self._is_called_by_cell():
                 self._threads.add(thread)
-            plain(thread)
+            original(thread)
 
         return start
 
     def _is_called_by_cell(self) -> bool:
-        """Whether the user's code, or a thread that it started, is nearer on the stack than any of `_MULTIPROCESS`."""
+        """Return whether the user's code, or a thread of it, is nearer on the stack than any of `_MULTIPROCESS`."""
         if self._writes_for_cell:
             return True
         frame = sys._getframe(1)
@@ -85,14 +85,14 @@ class CellFiles:
 
 
 def is_path(path: Any) -> bool:
-    """Whether a function for files takes it as a path."""
+    """Return whether a function for files takes it as a path."""
     return isinstance(path, str | bytes | os.PathLike)
 
 
 def is_database(path: Any) -> bool:
-    """Whether a path is that of an SQLite database which is small enough to be copied, or which does not exist yet.
+    """Return whether a database at a path is small enough to be copied, or does not exist yet.
 
-    False for one in memory, and in a child process such as a DataLoader's, which reads the database itself.
+    False for a database in memory, and in a child process such as a DataLoader's, which reads the database itself.
     """
     if not is_path(path) or os.fsdecode(path) in ("", ":memory:") or multiprocessing.parent_process() is not None:
         return False
@@ -113,9 +113,9 @@ def argument(position: int, name: str, args: Sequence[Any], kwargs: dict[str, An
 
 
 def call_with(
-    plain: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    original: Function, position: int, name: str, value: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Call a function with another value for one of its arguments."""
     if len(args) > position:
-        return plain(*args[:position], value, *args[position + 1 :], **kwargs)
-    return plain(*args, **{**kwargs, name: value})
+        return original(*args[:position], value, *args[position + 1 :], **kwargs)
+    return original(*args, **{**kwargs, name: value})

@@ -1,10 +1,11 @@
-"""Paths that the first rank changes in a plain cell, which for the other ranks are as before until they get there.
+"""Paths that rank 0 changes in a plain cell, which for the other ranks are as before until they get there.
 
 All ranks run ``if not os.path.exists(path): make(path)``, or read a file and then remove it. A rank that comes late
-would find what the first rank has made, and skip what draws random numbers there, or not find what it has removed. The
-first rank writes each path that it changes first to a memory file, with the number of collectives that it has started
-and a descriptor of what the path was. For another rank the path is that until this rank has started a later collective:
-then the first rank had changed it before.
+would find what rank 0 has made, and skip what draws random numbers there, or not find what it has removed.
+
+Rank 0 writes each path, before it changes it, to a memory file, with the number of collectives that it has started and
+a descriptor of what the path was. For another rank the path is that until this rank has started a later collective:
+then rank 0 had changed it before.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from accel_nb.runtime.distributed.process_group import DefaultGroup
 
 MAX_KEPT = 256
 _MAX_KEPT_BYTES = 1024**3
-"""How many files of before the first rank keeps until the next cell, and how many bytes of the disk they may take."""
+"""How many files, as they were before, rank 0 keeps until the next cell, and the bytes that they may take."""
 MAX_COPIED_BYTES = 64 * 1024**2
 """The largest file that is copied, since it is written in place."""
 
 
 class ChangedPaths:
-    """The paths that the first rank has changed in the current cell.
+    """The paths that rank 0 has changed in the current cell.
 
-    Every rank must create this, since the first one sends the place of its file. For ranks on other machines, which
+    Every rank must create this, since rank 0 sends the path of its file. For ranks on other machines, which
     cannot read the file, and with a backend that does not count collectives, every path is what it is now.
     """
 
@@ -46,14 +47,15 @@ class ChangedPaths:
         self._size = 0
         self._file: BinaryIO | None = None
         self._descriptors = ""
-        place: list[str] | None = None
+        # The folder of rank 0's descriptors, the number of that of its file, and the first line of the file.
+        address: list[str] | None = None
         if comm.world.is_main and DefaultGroup.num_collectives() is not None:
             self._file = os.fdopen(os.memfd_create("accel_nb_changed_paths"), "r+b", buffering=0)
-            place = [f"/proc/{self._process}/fd", str(self._file.fileno()), os.urandom(16).hex()]
-            self._file.write(f"{place[2]}\n".encode())
-        place = comm.broadcast_json(place)
-        if self._file is None and place is not None:
-            self._descriptors, number, key = place
+            address = [f"/proc/{self._process}/fd", str(self._file.fileno()), os.urandom(16).hex()]
+            self._file.write(f"{address[2]}\n".encode())
+        address = comm.broadcast_json(address)
+        if self._file is None and address is not None:
+            self._descriptors, number, key = address
             try:
                 self._file = open(f"{self._descriptors}/{number}", "rb", buffering=0)  # noqa: SIM115
             except OSError:
@@ -77,7 +79,7 @@ class ChangedPaths:
         self._kept_bytes = 0
 
     def record(self, path: str, *, is_in_place: bool = False) -> None:
-        """Record that the first rank is about to create, write, move or remove an absolute path.
+        """Record that rank 0 is about to create, write, move or remove an absolute path.
 
         A file that is written ``is_in_place`` is copied. What is too large, or one too many, is not kept.
         """
@@ -95,7 +97,7 @@ class ChangedPaths:
         self._file.write(json.dumps(line).encode() + b"\n")
 
     def find(self, path: str) -> str | None:
-        """Return where an absolute path is for this rank: a place to read what it was, or itself; None for nothing."""
+        """Return the path from which this rank reads a path: that of what was there, or itself; None for nothing."""
         self._read()
         if not self._changes or os.getpid() != self._process:  # a loader's process does not count collectives
             return path
@@ -111,7 +113,7 @@ class ChangedPaths:
             above = folder
 
     def entries_before(self, folder: str) -> Iterator[str]:
-        """Yield the paths in a folder that the first rank has changed, and that were there for this rank before."""
+        """Yield the paths in a folder that rank 0 has changed, and that were there for this rank before."""
         self._read()
         if not self._changes or os.getpid() != self._process:
             return
@@ -125,7 +127,7 @@ class ChangedPaths:
         self._changes.pop(path, None)
 
     def has_paths(self) -> bool:
-        """Whether the first rank has changed paths in this cell where this rank may not have got yet."""
+        """Return whether rank 0 has changed paths in this cell where this rank may not have got yet."""
         self._read()
         return bool(self._changes)
 

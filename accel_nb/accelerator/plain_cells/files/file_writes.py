@@ -1,11 +1,10 @@
 """Redirection of the files that a plain cell writes on every rank, so that each file is written once.
 
-All ranks run the code of a plain cell, so they all open the same paths for writing. The first rank writes to the paths
+All ranks run the code of a plain cell, so they all open the same paths for writing. Rank 0 writes to the paths
 themselves. Every other rank writes to anonymous temporary files, its *versions* of the paths, which are deleted when
 the cell ends. Where such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be
-written and read back in one cell without waiting for the first rank. A path that such a rank removes is hidden from
-this rank, and not removed. A path that the first rank has changed is as before for a rank that is not as far
-(`ChangedPaths`).
+written and read back in one cell without waiting for rank 0. A path that such a rank removes is hidden from this rank,
+and not removed. A path that rank 0 has changed is as before for a rank that is not as far (`ChangedPaths`).
 
 Python's functions for files, those of torch, safetensors and h5py, databases of ``sqlite3`` and the functions of
 `library_files` are redirected. Other files that a library writes in C code are not.
@@ -60,7 +59,7 @@ _MAX_FILES = 256
 """How many versions one rank keeps, each with a file descriptor. Beyond that the oldest ones are deleted."""
 
 _POLL_S, _MAX_WAIT_S = 0.002, 10.0
-"""How long a rank waits for a folder that the first one makes, which it may not on another machine."""
+"""How long a rank waits for a folder that rank 0 makes, which it may not on another machine."""
 
 _BEFORE_FOLDER = 2
 """How many arguments of the functions of `tempfile` come before the folder, at least."""
@@ -136,8 +135,8 @@ def _replacements_of_os(files: PrivateFiles) -> Iterator[tuple[Any, str, Make]]:
     yield os, "scandir", files.make_scandir
 
 
-def _make_static(make: Make, plain: Function) -> Any:
-    return staticmethod(make(plain))
+def _make_static(make: Make, original: Function) -> Any:
+    return staticmethod(make(original))
 
 
 class PrivateFiles(CellFiles):
@@ -160,8 +159,8 @@ class PrivateFiles(CellFiles):
         super().discard()
         for file in self._files.values():
             file.close()
-        for _, place in self._databases.values():
-            shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+        for _, version_path in self._databases.values():
+            shutil.rmtree(os.path.dirname(version_path), ignore_errors=True)
         self._databases.clear()
         self._files.clear()
         self._folders.clear()
@@ -172,7 +171,7 @@ class PrivateFiles(CellFiles):
         return {path: _signature(path) for path in {*self._files, *self._folders, *self._removed}}
 
     def refresh(self, before: dict[str, Any]) -> None:
-        """Update the versions of paths whose `signatures` were others before the first rank ran a command."""
+        """Update the versions of paths whose `signatures` were others before rank 0 ran a command."""
         for path, known in before.items():
             if (now := _signature(path)) == known:
                 continue
@@ -189,189 +188,189 @@ class PrivateFiles(CellFiles):
                     file.truncate()
                     shutil.copyfileobj(source, file)
 
-    def write_to(self, position: int, name: str, plain: Function) -> Function:
+    def write_to(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not self._redirects(path):
-                return plain(*args, **kwargs)
-            return call_with(plain, position, name, self._prepare(path), args, kwargs)
+                return original(*args, **kwargs)
+            return call_with(original, position, name, self._prepare(path), args, kwargs)
 
         return write
 
-    def write_copy(self, position: int, name: str, plain: Function) -> Function:
+    def write_copy(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes to this rank's version of its path, by way of a file with a name."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not (self._redirects(path) and os.path.isdir(os.path.dirname(absolute(path)))):
-                return plain(*args, **kwargs)
+                return original(*args, **kwargs)
             version = self._prepare(path)
             with tempfile.TemporaryDirectory(dir=make_temporary_folder(self._pid)) as folder:
-                place = os.path.join(folder, os.path.basename(absolute(path)))
-                result = call_with(plain, position, name, place, args, kwargs)
-                if os.path.exists(place):  # some libraries return that they cannot write, and raise nothing
-                    shutil.copyfile(place, version)
+                named = os.path.join(folder, os.path.basename(absolute(path)))
+                result = call_with(original, position, name, named, args, kwargs)
+                if os.path.exists(named):  # some libraries return that they cannot write, and raise nothing
+                    shutil.copyfile(named, version)
             return result
 
         return write
 
-    def make_of_library(self, function: FileFunction, plain: Function) -> Function:
+    def make_of_library(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that reads or writes this rank's version of its path."""
         if function.use == "open":
-            return self.make_open(plain)
+            return self.make_open(original)
         make = {"read": self.read_from, "write": self.write_to, "write by name": self.write_copy}[function.use]
-        return make(function.position, function.argument, plain)
+        return make(function.position, function.argument, original)
 
-    def make_connect(self, plain: Function) -> Function:
+    def make_connect(self, original: Function) -> Function:
         """Return a ``connect`` that opens this rank's version of a database."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_database(database) or kwargs.get("uri") or not self._redirects(database):
-                return plain(database, *args, **kwargs)
-            return plain(self._prepare_database(database), *args, **kwargs)
+                return original(database, *args, **kwargs)
+            return original(self._prepare_database(database), *args, **kwargs)
 
         return connect
 
-    def make_hdf5_init(self, plain: Function) -> Function:
+    def make_hdf5_init(self, original: Function) -> Function:
         """Return an ``__init__`` of h5py's file that opens this rank's version of its path."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def init(file: Any, name: Any, mode: str = "r", driver: Any = None, **kwargs: Any) -> None:
             if driver is not None or not is_path(name):
-                plain(file, name, mode, driver, **kwargs)
+                original(file, name, mode, driver, **kwargs)
             elif mode == "r" or not self._redirects(name):
-                plain(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
+                original(file, self._find(name) if self._has_changes else name, mode, driver, **kwargs)
             else:
                 exists = os.path.exists(name)
-                place = self._prepare_database(name)
+                version_path = self._prepare_database(name)
                 if not exists:  # the library creates the file itself
-                    _remove(place)
-                plain(file, place, mode, driver, **kwargs)
-                self._set_database(absolute(name), place)
+                    _remove(version_path)
+                original(file, version_path, mode, driver, **kwargs)
+                self._set_database(absolute(name), version_path)
 
         return init
 
     def _prepare_database(self, path: Any) -> str:
         """Return the path of this rank's version of a database. What the version held so far is kept."""
         full = absolute(path)
-        file, place = self._databases.get(full, (None, ""))
+        file, version_path = self._databases.get(full, (None, ""))
         if file is None or file is not self._files.get(full):
-            place = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
-            shutil.copyfile(self._prepare(path, keeps_content=True), place)
-            self._set_database(full, place)
-        return place
+            version_path = os.path.join(tempfile.mkdtemp(dir=make_temporary_folder(self._pid)), os.path.basename(full))
+            shutil.copyfile(self._prepare(path, keeps_content=True), version_path)
+            self._set_database(full, version_path)
+        return version_path
 
-    def _set_database(self, full: str, place: str) -> None:
+    def _set_database(self, full: str, version_path: str) -> None:
         self._files.pop(full).close()
-        self._files[full] = file = io.FileIO(place, "r+")
-        self._databases[full] = file, place
+        self._files[full] = file = io.FileIO(version_path, "r+")
+        self._databases[full] = file, version_path
 
-    def read_from(self, position: int, name: str, plain: Function) -> Function:
+    def read_from(self, position: int, name: str, original: Function) -> Function:
         """Return a function that reads this rank's version of its path, if there is one."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
             path = argument(position, name, args, kwargs)
             if not self._has_changes or not is_path(path):
-                return plain(*args, **kwargs)
-            return call_with(plain, position, name, self._find(path), args, kwargs)
+                return original(*args, **kwargs)
+            return call_with(original, position, name, self._find(path), args, kwargs)
 
         return read
 
-    def make_open(self, plain: Function) -> Function:
+    def make_open(self, original: Function) -> Function:
         """Return an ``open`` that opens this rank's versions."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not self._is_active or not is_path(file) or kwargs.get("opener") is not None:
-                return plain(file, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             if not isinstance(mode, str) or set(mode).isdisjoint("wax+"):
-                place = self._find(file) if self._has_changes else file
+                actual = self._find(file) if self._has_changes else file
                 try:
-                    opened = plain(place, mode, *args, **kwargs)
+                    opened = original(actual, mode, *args, **kwargs)
                 except FileNotFoundError:
-                    if (now := self._find(file)) == place:
+                    if (now := self._find(file)) == actual:
                         raise
-                    opened = plain(now, mode, *args, **kwargs)  # the first rank has removed it just now
-                if self._is_ahead(absolute(file)):  # the first rank has created it just now
+                    opened = original(now, mode, *args, **kwargs)  # rank 0 has removed it just now
+                if self._is_ahead(absolute(file)):  # rank 0 has created it just now
                     opened.close()
                     _raise_os_error(errno.ENOENT, file)
                 return opened
             if not self._redirects(file):
-                return plain(file, mode, *args, **kwargs)
+                return original(file, mode, *args, **kwargs)
             if "x" in mode and absolute(file) in self._files:
                 _raise_os_error(errno.EEXIST, file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
                 _raise_os_error(errno.ENOENT, file)
-            return plain(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
+            return original(self._prepare(file, keeps_content=keeps_content), mode.replace("x", "w"), *args, **kwargs)
 
         return open
 
-    def make_status(self, plain: Function) -> Function:
+    def make_status(self, original: Function) -> Function:
         """Return a function of `os` that reads or sets a path's status, such as ``stat``, for this rank's versions."""
-        reads_link, sets = plain.__name__ == "lstat", plain.__name__ in ("chmod", "utime")
+        reads_link, sets = original.__name__ == "lstat", original.__name__ in ("chmod", "utime")
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def status(path: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._has_changes or not is_path(path) or kwargs.get("dir_fd") is not None:
-                return plain(path, *args, **kwargs)
+                return original(path, *args, **kwargs)
             full = absolute(path)
             if full in self._folders and not _exists(full):
-                return None if sets else plain("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
+                return None if sets else original("/proc/self/fd", *args, **kwargs)  # stands for a folder of this rank
             found = self._find(path)
-            result = (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
-            if self._is_ahead(full):  # the first rank has created it just now
+            result = (_stat if reads_link and found is not path else original)(found, *args, **kwargs)
+            if self._is_ahead(full):  # rank 0 has created it just now
                 _raise_os_error(errno.ENOENT, path)
             return result
 
         return status
 
-    def make_remove(self, plain: Function) -> Function:
+    def make_remove(self, original: Function) -> Function:
         """Return a function that removes this rank's version of a path, and hides the path from this rank."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not self._redirects(path):
-                plain(path, dir_fd=dir_fd)
+                original(path, dir_fd=dir_fd)
                 return
             full = absolute(path)
             if full not in self._files and full not in self._folders and self._is_removed(full):
                 _raise_os_error(errno.ENOENT, path)
-            self._hide(full)  # the first rank removes the path itself
+            self._hide(full)  # rank 0 removes the path itself
 
         return remove
 
-    def make_rmtree(self, plain: Function) -> Function:
+    def make_rmtree(self, original: Function) -> Function:
         """Return an ``rmtree`` that hides a folder from this rank, and deletes the versions in it."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
-                plain(path, *args, **kwargs)
+                original(path, *args, **kwargs)
                 return
             self._hide(absolute(path))
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
-        vars(rmtree).update(vars(plain))
+        vars(rmtree).update(vars(original))
         return rmtree
 
-    def make_temporary(self, plain: Function) -> Function:
+    def make_temporary(self, original: Function) -> Function:
         """Return a function of `tempfile` that records the path, whose writes are not redirected.
 
         What is made in the usual folder is made in one below it, which is removed when this process ends.
         """
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             if self._is_active and len(args) <= _BEFORE_FOLDER and kwargs.get("dir") is None:
                 kwargs["dir"] = make_temporary_folder(self._pid)
-            made = plain(*args, **kwargs)
+            made = original(*args, **kwargs)
             path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
             if self._is_active and is_path(path):
                 self._temporary.add(absolute(path))
@@ -379,13 +378,13 @@ class PrivateFiles(CellFiles):
 
         return make
 
-    def make_rename(self, plain: Function) -> Function:
+    def make_rename(self, original: Function) -> Function:
         """Return a function that renames a path for this rank only."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
             if src_dir_fd is not None or dst_dir_fd is not None or not self._redirects(dst):
-                plain(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
             old, new = absolute(src), absolute(dst)
             if old not in self._files and old not in self._folders and self._is_removed(old):
@@ -398,7 +397,7 @@ class PrivateFiles(CellFiles):
             self._hide(old)
             if moved:
                 self._hide(new)
-            else:  # the first rank has renamed it already
+            else:  # rank 0 has renamed it already
                 self._removed.discard(new)
             self._files |= files
             self._add_folders(folders)
@@ -407,13 +406,13 @@ class PrivateFiles(CellFiles):
 
         return rename
 
-    def make_mkdir(self, plain: Function) -> Function:
-        """Return a ``mkdir`` whose folder exists for this rank only; the first rank makes the real one."""
+    def make_mkdir(self, original: Function) -> Function:
+        """Return a ``mkdir`` whose folder exists for this rank only; rank 0 makes the real one."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not self._redirects(path):
-                plain(path, mode, dir_fd=dir_fd)
+                original(path, mode, dir_fd=dir_fd)
                 return
             full = absolute(path)
             if full in self._folders or full in self._files:
@@ -423,37 +422,37 @@ class PrivateFiles(CellFiles):
 
         return mkdir
 
-    def make_chdir(self, plain: Function) -> Function:
-        """Return a ``chdir`` that waits for the first rank to make a folder that this rank has made, too."""
+    def make_chdir(self, original: Function) -> Function:
+        """Return a ``chdir`` that waits for rank 0 to make a folder that this rank has made, too."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def chdir(path: Any) -> None:
             if isinstance(path, str | os.PathLike) and (full := absolute(path)) in self._folders:
                 deadline = time.monotonic() + _MAX_WAIT_S
                 while not _exists(full) and time.monotonic() < deadline:
                     time.sleep(_POLL_S)
-            plain(path)
+            original(path)
 
         return chdir
 
-    def make_listdir(self, plain: Function) -> Function:
+    def make_listdir(self, original: Function) -> Function:
         """Return a ``listdir`` that includes this rank's changes of a folder."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def listdir(path: Any = ".") -> list[Any]:
             if not self._has_changes or not isinstance(path, str | os.PathLike):
-                return plain(path)
+                return original(path)
             return [entry.name for entry in self._entries(path)]
 
         return listdir
 
-    def make_scandir(self, plain: Function) -> Function:
+    def make_scandir(self, original: Function) -> Function:
         """Return a ``scandir`` that includes this rank's changes of a folder."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def scandir(path: Any = ".") -> Any:
             if not self._has_changes or not isinstance(path, str | os.PathLike):
-                return plain(path)
+                return original(path)
             return _Scan(self._entries(path))
 
         return scandir
@@ -490,7 +489,7 @@ class PrivateFiles(CellFiles):
         ]
 
     def _redirects(self, path: Any) -> bool:
-        """Whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
+        """Return whether a write to a path is redirected: the cell's code makes it, to a regular file or a folder."""
         if not (self._is_active and is_path(path) and self._is_called_by_cell()):
             return False
         full = absolute(path)
@@ -512,8 +511,8 @@ class PrivateFiles(CellFiles):
             folder = os.path.dirname(full)
             # In the path's own folder, if that exists for all ranks.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_removed(full) and _exists(place := self._find(full)):
-                with io.FileIO(place) as source:
+            if keeps_content and not self._is_removed(full) and _exists(actual := self._find(full)):
+                with io.FileIO(actual) as source:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
                 self._files.pop(next(iter(self._files))).close()
@@ -532,8 +531,8 @@ class PrivateFiles(CellFiles):
             return path
         if self._is_removed(full):
             _raise_os_error(errno.ENOENT, path)
-        place = full if self.changed is None else self.changed.find(full)
-        return path if place in (full, None) else place
+        actual = full if self.changed is None else self.changed.find(full)
+        return path if actual in (full, None) else actual
 
     def _require_folder(self, full: str, path: Any) -> None:
         folder = os.path.dirname(full)
@@ -557,7 +556,7 @@ class PrivateFiles(CellFiles):
         return any(_is_in(full, path) for path in self._removed) or self._is_ahead(full)
 
     def _is_ahead(self, full: str) -> bool:
-        """Whether the first rank has created a path that this rank has neither reached nor created itself."""
+        """Return whether rank 0 has created a path that this rank has neither reached nor created itself."""
         is_own = full in self._files or full in self._folders
         return self._is_active and self.changed is not None and not is_own and self.changed.find(full) is None
 
@@ -574,11 +573,11 @@ class _Entry:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         return not self._is_folder
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
+        """Return whether it is a folder."""
         return self._is_folder
 
     def is_symlink(self) -> bool:

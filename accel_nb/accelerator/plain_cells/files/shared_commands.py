@@ -1,4 +1,4 @@
-"""Commands that the code of a plain cell starts: the first rank runs them, and all ranks get the result.
+"""Commands that the code of a plain cell starts: rank 0 runs them, and all ranks get the result.
 
 All ranks run the code of a plain cell, so that each would append the same line to a log and download the same file.
 Before the command starts every rank has reached it, and no rank goes on before it has ended.
@@ -73,40 +73,40 @@ class SharedCommands:
         if (scripts := sys.modules.get("IPython.core.magics.script")) is not None:
             yield scripts.ScriptMagics, "shebang", self._make_script_shared
 
-    def _make_shared(self, plain: Function) -> Function:
-        @functools.wraps(plain)
+    def _make_shared(self, original: Function) -> Function:
+        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._is_called_by_cell():
-                return plain(*args, **kwargs)
-            return self._run(lambda: plain(*args, **kwargs), kwargs.get("args", args[0] if args else None))
+                return original(*args, **kwargs)
+            return self._run(lambda: original(*args, **kwargs), kwargs.get("args", args[0] if args else None))
 
         return run
 
-    def _make_reported(self, plain: Function) -> Function:
-        @functools.wraps(plain)
+    def _make_reported(self, original: Function) -> Function:
+        @functools.wraps(original)
         def start(*args: Any, **kwargs: Any) -> Any:
             if self._is_called_by_cell():
                 warn_background_process(self._comm.world)
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return start
 
-    def _make_script_shared(self, plain: Function) -> Function:
-        """Return a method that shares the scripts of cell magics, such as ``%%bash``; ``plain`` runs them all."""
+    def _make_script_shared(self, original: Function) -> Function:
+        """Return a method that shares the scripts of cell magics, such as ``%%bash``; ``original`` runs them all."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def shebang(magics: Any, line: str, cell: str) -> None:
             if not self._is_called_by_cell():
-                return plain(magics, line, cell)
+                return original(magics, line, cell)
             if "--bg" in line.split():
                 warn_background_process(self._comm.world)
-                return plain(magics, line, cell)
+                return original(magics, line, cell)
             names = magics.shell.user_ns
 
             def run() -> tuple[tuple[str, str], ...]:
                 """Run the script, and return the names that it has bound to its output, with the values."""
                 before = dict(names)
-                plain(magics, line, cell)
+                original(magics, line, cell)
                 return tuple((name, value) for name, value in names.items() if before.get(name) is not value)
 
             names.update(self._run(run, (cell if cell.endswith("\n") else f"{cell}\n").encode()))
@@ -140,7 +140,7 @@ class SharedCommands:
         self._comm.barrier()
 
     def _is_called_by_cell(self) -> bool:
-        """Whether the user's code calls, on the main thread of this process and not called by torch or a loader."""
+        """Return whether the user's code calls, on the main thread of this process, and not from torch or a loader."""
         if os.getpid() != self._process or threading.current_thread() is not threading.main_thread():
             return False
         modules = list(_calling_modules())
@@ -181,7 +181,7 @@ def _pack_error(error: Exception) -> dict[str, Any]:
 
 
 def _unpack(message: dict[str, Any], command: Any) -> Any:
-    """Return the result of the first rank's ``command``, or raise its error."""
+    """Return the result of rank 0's ``command``, or raise its error."""
     (kind, value), *_ = message.items()
     if kind == "result":
         return _unpack_result(value, command)

@@ -1,4 +1,4 @@
-"""The files that the first rank writes in a plain cell, which it records for the other ranks."""
+"""The files that rank 0 writes in a plain cell, which it records for the other ranks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from accel_nb.accelerator.plain_cells.files.library_files import FileFunction
 class SharedFiles(CellFiles):
     """The files of the rank that writes to the paths themselves. It records the changed ones for the other ranks."""
 
-    def rename_after(self, position: int, name: str, plain: Function) -> Function:
+    def rename_after(self, position: int, name: str, original: Function) -> Function:
         """Return a function that writes a temporary file and renames it, so that other ranks read complete files."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             target = argument(position, name, args, kwargs)
             if not is_path(target):
-                return plain(*args, **kwargs)
+                return original(*args, **kwargs)
             path = os.path.realpath(os.fsdecode(target))
             if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe
-                return plain(*args, **kwargs)
+                return original(*args, **kwargs)
             temporary = f"{path}.{os.getpid()}.tmp"
             try:
-                result = call_with(plain, position, name, temporary, args, kwargs)
+                result = call_with(original, position, name, temporary, args, kwargs)
                 if os.path.exists(temporary):  # the profiler logs that it cannot write, and raises nothing
                     self._record(path)
                     _replace(temporary, path)
@@ -50,99 +50,99 @@ class SharedFiles(CellFiles):
 
         return save
 
-    def make_of_library(self, function: FileFunction, plain: Function) -> Function:
+    def make_of_library(self, function: FileFunction, original: Function) -> Function:
         """Return a function of a library that records a file that it creates or changes."""
         if function.use == "open":
-            return self.make_open(plain)
+            return self.make_open(original)
         if function.use == "read":
-            return plain
+            return original
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             self._record(argument(function.position, function.argument, args, kwargs), is_in_place=True)
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return write
 
-    def make_connect(self, plain: Function) -> Function:
+    def make_connect(self, original: Function) -> Function:
         """Return a ``connect`` that records the file of a database, which the cell may change."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
             if is_database(database) and not kwargs.get("uri"):
                 self._record(database, is_in_place=True)
-            return plain(database, *args, **kwargs)
+            return original(database, *args, **kwargs)
 
         return connect
 
-    def make_hdf5_init(self, plain: Function) -> Function:
+    def make_hdf5_init(self, original: Function) -> Function:
         """Return an ``__init__`` of h5py's file that records a file that it creates or changes."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def init(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
             if mode != "r":
                 self._record(name, is_in_place=True)
-            plain(file, name, mode, *args, **kwargs)
+            original(file, name, mode, *args, **kwargs)
 
         return init
 
-    def make_open(self, plain: Function) -> Function:
+    def make_open(self, original: Function) -> Function:
         """Return an ``open`` that records a file that it creates or changes."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if isinstance(mode, str) and not set(mode).isdisjoint("wax+"):
                 self._record(file, is_in_place=True)
-            return plain(file, mode, *args, **kwargs)
+            return original(file, mode, *args, **kwargs)
 
         return open
 
-    def make_mkdir(self, plain: Function) -> Function:
+    def make_mkdir(self, original: Function) -> Function:
         """Return a ``mkdir`` that records a folder that it creates."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is None and not os.path.exists(path):
                 self._record(path)
-            plain(path, *args, **kwargs)
+            original(path, *args, **kwargs)
 
         return mkdir
 
-    def make_rename(self, plain: Function) -> Function:
+    def make_rename(self, original: Function) -> Function:
         """Return a ``rename`` that records both paths."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rename(src: Any, dst: Any, **kwargs: Any) -> None:
             if not kwargs:
                 self._record(src)
                 self._record(dst)
-            plain(src, dst, **kwargs)
+            original(src, dst, **kwargs)
 
         return rename
 
-    def make_remove(self, plain: Function) -> Function:
+    def make_remove(self, original: Function) -> Function:
         """Return a function that records a path before it removes it."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is None:
                 self._record(path)
-            plain(path, dir_fd=dir_fd)
+            original(path, dir_fd=dir_fd)
 
         return remove
 
-    def make_rmtree(self, plain: Function) -> Function:
+    def make_rmtree(self, original: Function) -> Function:
         """Return an ``rmtree`` that records a folder and what is in it."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is None and is_path(path):
                 for found in itertools.islice(_paths_in(os.fsdecode(path)), MAX_KEPT):
                     self._record(found)
-            plain(path, *args, **kwargs)
+            original(path, *args, **kwargs)
 
         # The attributes of shutil's function, such as avoids_symlink_attacks.
-        vars(rmtree).update(vars(plain))
+        vars(rmtree).update(vars(original))
         return rmtree
 
     def _record(self, path: Any, *, is_in_place: bool = False) -> None:

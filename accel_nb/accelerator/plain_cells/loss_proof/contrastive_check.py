@@ -50,7 +50,7 @@ def _num_rows(node: Any) -> int | None:
 
 
 def _is_weight(edge: tuple[Any, int]) -> bool:
-    """Whether an operand is a parameter, possibly transposed or cast, or has no gradient."""
+    """Return whether an operand is a parameter, possibly transposed or cast, or has no gradient."""
     node = edge[0]
     while node is not None and type(node).__name__ in _TRANSPOSES_AND_CASTS:
         node = node.next_functions[0][0]

@@ -1,7 +1,7 @@
 """Check on the first batches of a plain cell whether its losses can be computed from shares of a batch.
 
 A loss is *proven* if the trace of its operations shows that it is a sum or a mean over samples. For one that is not,
-the cell shows one warning, at the line that calls backward. Only the main rank checks, without communication.
+the cell shows one warning, at the line that calls backward. Only rank 0 checks, without communication.
 """
 
 from __future__ import annotations

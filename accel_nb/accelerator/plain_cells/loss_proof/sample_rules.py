@@ -380,7 +380,7 @@ def _loss(call: OperationCall, known: list[SampleDependence], output: Tensor) ->
 
 
 def _is_weighted(arguments: Mapping[str, Any]) -> bool:
-    """Whether a mean over targets has class weights or ignored targets."""
+    """Return whether a mean over targets has class weights or ignored targets."""
     has_ignored = bool((arguments["target"] == arguments["ignore_index"]).any())
     return arguments["weight"] is not None or has_ignored
 
@@ -500,7 +500,7 @@ def _indexed(call: OperationCall, known: list[SampleDependence], output: Tensor)
 
 
 def _selects_all_rows(index: Tensor, source: Tensor) -> bool:
-    """Whether an index selects every row of a tensor, in order."""
+    """Return whether an index selects every row of a tensor, in order."""
     size = source.shape[0]
     return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
 

@@ -222,7 +222,7 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tens
 
 
 def _is_reduced_by_torch(loss: Tensor) -> bool:
-    """Whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number.
+    """Return whether a loss that a model has computed is a sum, a mean or a loss of torch, possibly times a number.
 
     A divided call has combined those of the ranks' rows, which its check has shown to be right.
     """

@@ -33,11 +33,11 @@ class BackwardPasses:
         self.has_unused_gradients = False
         """Whether a backward pass has run since an optimizer, prepared or not, stepped last."""
 
-    def wrap_method(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def wrap_method(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a ``Tensor.backward`` that computes the gradients of one device."""
         stepper = self._stepper
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def backward(
             loss: Tensor,
             gradient: Tensor | None = None,
@@ -47,20 +47,20 @@ class BackwardPasses:
         ) -> None:
             is_prepared = not stepper.is_inside_backward and (gradient is None or _fits(loss, gradient))
             if not is_prepared or stepper.computes_alone():
-                plain(loss, gradient, retain_graph, create_graph, inputs)
+                original(loss, gradient, retain_graph, create_graph, inputs)
                 return
             stepper.meter.name_loss(sys._getframe(1), loss)
             total, problem = (loss, None) if gradient is None else (_total([loss], [gradient]), _GIVEN)
-            compute = functools.partial(plain, loss, gradient, retain_graph, create_graph, inputs)
+            compute = functools.partial(original, loss, gradient, retain_graph, create_graph, inputs)
             self._run(total, problem, compute, retain_graph, create_graph, inputs)
 
         return backward
 
-    def wrap_function(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def wrap_function(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a ``torch.autograd.backward`` that computes the gradients of one device."""
         stepper = self._stepper
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def backward(
             tensors: Any,
             grad_tensors: Any = None,
@@ -71,7 +71,7 @@ class BackwardPasses:
         ) -> None:
             caller = sys._getframe(1)
             compute = functools.partial(
-                plain, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+                original, tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
             )
             is_of_cell = not caller.f_globals.get("__name__", "").startswith(_NOT_OF_THE_CELL)
             if stepper.is_inside_backward or not is_of_cell or stepper.computes_alone():
@@ -83,7 +83,7 @@ class BackwardPasses:
             gradients = (
                 [given] * len(losses) if given is None else [given] if isinstance(given, Tensor) else list(given)
             )
-            compute = functools.partial(plain, losses, gradients, retain_graph, create_graph, inputs=inputs)
+            compute = functools.partial(original, losses, gradients, retain_graph, create_graph, inputs=inputs)
             if len(gradients) != len(losses) or not all(map(_fits, losses, gradients)):
                 compute()
                 return
@@ -134,16 +134,16 @@ class BackwardPasses:
         else:
             stepper.backward(loss, retain_graph=retain_graph, create_graph=create_graph)
 
-    def wrap_grad(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``torch.autograd.grad`` that averages the gradients of prepared parameters over ranks."""
         stepper, exchange = self._stepper, self._calls.exchange
-        grad_of_related = self._calls.related.replace_grad(plain)
+        grad_of_related = self._calls.related.replace_grad(original)
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             listed = _listed(inputs)
             if stepper.window.is_divided or self._calls.is_inside or stepper.computes_alone():
-                return plain(outputs, listed, *args, **kwargs)
+                return original(outputs, listed, *args, **kwargs)
             gradients = grad_of_related(outputs, listed, *args, **kwargs)
             averaged = stepper.averaged_parameters
             return tuple(
@@ -167,7 +167,7 @@ def _listed(inputs: Any) -> list[Any]:
 
 
 def _fits(loss: Any, gradient: Tensor | None) -> bool:
-    """Whether a backward pass can start from a tensor with this gradient; torch raises errors for the other ones."""
+    """Return whether a backward pass can start from a tensor with this gradient; for others torch raises errors."""
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         return False
     return loss.numel() == 1 if gradient is None else gradient.shape == loss.shape

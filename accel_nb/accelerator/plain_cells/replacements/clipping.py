@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from accel_nb.accelerator.core import Accelerator
 
 
-def replace_clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def replace_clip_norm(accelerator: Accelerator, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a `clip_grad_norm_` that completes and unscales the gradients of prepared parameters first."""
     stepper = accelerator.components.stepper
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if not stepper.has_any_parameter(clipped):
-            return plain(clipped, max_norm, norm_type, *args, **kwargs)
+            return original(clipped, max_norm, norm_type, *args, **kwargs)
         bundle = stepper.complete_gradients(clipped)
         if bundle is None:
             return stepper.clip_norm(clipped, max_norm, norm_type)
@@ -33,22 +33,22 @@ def replace_clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) ->
             if (args[0] if args else kwargs.get("error_if_nonfinite")) and not bool(norm.isfinite()):
                 raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}")
         else:
-            norm = plain(clipped, max_norm, norm_type, *args, **kwargs)
+            norm = original(clipped, max_norm, norm_type, *args, **kwargs)
         stepper.meter.report_norm(norm)
         return norm
 
     return clip_grad_norm_
 
 
-def replace_clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[..., None]:
+def replace_clip_value(accelerator: Accelerator, original: Callable[..., None]) -> Callable[..., None]:
     """Return a `clip_grad_value_` that completes and unscales the gradients of prepared parameters first."""
     stepper = accelerator.components.stepper
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if not stepper.has_any_parameter(clipped):
-            plain(clipped, clip_value, *args, **kwargs)
+            original(clipped, clip_value, *args, **kwargs)
             return
         bundle = stepper.complete_gradients(clipped)
         if bundle is None:
@@ -58,6 +58,6 @@ def replace_clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> 
         if stepper.strategy.capabilities.hides_gradients:
             stepper.strategy.clip_grad_value(bundle, clip_value, clipped)
         else:
-            plain(clipped, clip_value, *args, **kwargs)
+            original(clipped, clip_value, *args, **kwargs)
 
     return clip_grad_value_

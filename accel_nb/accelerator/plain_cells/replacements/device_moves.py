@@ -33,24 +33,24 @@ def make_mover(device: torch.device) -> Callable[[Any], Any]:
     return move
 
 
-def replace_to(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+def replace_to(move: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``to`` of tensors or modules that moves to the device of this worker."""
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
-            return plain(self, move(args[0]), *args[1:], **kwargs)
+            return original(self, move(args[0]), *args[1:], **kwargs)
         if kwargs.get("device") is not None:
             kwargs["device"] = move(kwargs["device"])
-        return plain(self, **kwargs)
+        return original(self, **kwargs)
 
     return to
 
 
-def replace_cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
+def replace_cuda(own: torch.device, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``cuda`` of tensors or modules that moves to the device of this worker."""
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         return self.to(own) if isinstance(self, nn.Module) else self.to(own, non_blocking=non_blocking, **kwargs)
 
@@ -66,13 +66,13 @@ def collect_factories() -> None:
         torch.empty(0, device="cpu")
 
 
-def replace_factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+def replace_factory(move: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that makes a tensor on the device of this worker."""
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = move(kwargs["device"])
-        return plain(*args, **kwargs)
+        return original(*args, **kwargs)
 
     return factory

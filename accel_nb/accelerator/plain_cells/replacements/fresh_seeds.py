@@ -55,37 +55,37 @@ class FreshSeeds:
         words = [rng.derive_seed(self._entropy, line, self._num_drawn[line], part) for part in parts]
         return sum(word << (_SEED_BITS * part) for part, word in zip(parts, words, strict=True)) & ((1 << num_bits) - 1)
 
-    def _make_python_seed(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def _make_python_seed(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a ``seed`` for `random.Random`, as a method or bound to the global generator."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def seed(*args: Any, **kwargs: Any) -> None:
             own = args[:1] if args and isinstance(args[0], random.Random) else ()
             given = [*args[len(own) :], *kwargs.values()]
             drawn = self._draw(2 * _SEED_BITS) if not given or given[0] is None else None
             if drawn is None:
-                plain(*args, **kwargs)
+                original(*args, **kwargs)
             else:
-                plain(*own, drawn)
+                original(*own, drawn)
 
         return seed
 
-    def _make_random_bits(self, plain: Callable[[int], int]) -> Callable[[int], int]:
+    def _make_random_bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
         """Return a ``secrets.randbits`` for NumPy, which takes its fresh seeds from it."""
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def randbits(k: int) -> int:
             drawn = self._draw(k)
-            return plain(k) if drawn is None else drawn
+            return original(k) if drawn is None else drawn
 
         return randbits
 
-    def _make_torch_seed(self, plain: Callable[[], int]) -> Callable[[], int]:
-        @functools.wraps(plain)
+    def _make_torch_seed(self, original: Callable[[], int]) -> Callable[[], int]:
+        @functools.wraps(original)
         def seed() -> int:
             drawn = self._draw(_SEED_BITS)
             if drawn is None:
-                return plain()
+                return original()
             torch.manual_seed(drawn)
             return drawn
 

@@ -38,13 +38,13 @@ class GradientData:
         # By address of a sharded tensor's part: what was read from its `data` and shares that memory.
         self._reads: dict[int, list[weakref.ref[Tensor]]] = {}
 
-    def make_property(self, plain: Any) -> property:
-        """Return the property to use in place of torch's attribute ``plain``."""
+    def make_property(self, original: Any) -> property:
+        """Return the property to use in place of torch's attribute ``original``."""
 
         def read(tensor: Tensor) -> Tensor:
             if self._counts_writes(tensor):
                 return tensor.detach()
-            value = plain.__get__(tensor)
+            value = original.__get__(tensor)
             if sharded.is_sharded(tensor) and not _is_called_by_strategy():
                 self._remember(value)
             return value
@@ -52,15 +52,15 @@ class GradientData:
         def assign(tensor: Tensor, value: Tensor) -> None:
             if sharded.is_sharded(tensor):
                 if _is_called_by_strategy():
-                    plain.__set__(tensor, value)
+                    original.__set__(tensor, value)
                 else:
-                    self._separate(tensor, value, plain)
+                    self._separate(tensor, value, original)
                     sharded.copy_into(tensor, value)
             elif self._counts_writes(tensor) or (self._is_in_bucket(tensor) and _fits(tensor, value)):
                 with torch.no_grad():
                     tensor.copy_(value)
             else:
-                plain.__set__(tensor, value)
+                original.__set__(tensor, value)
 
         return property(read, assign)
 
@@ -69,20 +69,20 @@ class GradientData:
         reads[:] = [known for known in reads if known() is not None]
         reads.append(weakref.ref(value))
 
-    def _separate(self, tensor: Tensor, value: Tensor, plain: Any) -> None:
+    def _separate(self, tensor: Tensor, value: Tensor, original: Any) -> None:
         """Copy what was read from a sharded tensor's ``data`` into memory of its own, unless it is what is assigned."""
         address = sharded.local_part(tensor).data_ptr()
         if sharded.is_sharded(value) and sharded.local_part(value).data_ptr() == address:
             return
         for known in self._reads.pop(address, ()):
             if (read := known()) is not None and (part := sharded.local_part(read)).data_ptr() == address:
-                plain.__set__(part, part.clone())
+                original.__set__(part, part.clone())
 
     def _counts_writes(self, tensor: Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) and self._is_gathered(tensor)
 
     def _is_in_bucket(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the gradient of a parameter, and a view of larger memory."""
+        """Return whether a tensor is the gradient of a parameter, and a view of larger memory."""
         if tensor.requires_grad or is_lazy(tensor) or not tensor._is_view():
             return False
         address = tensor.data_ptr()
@@ -95,7 +95,7 @@ class GradientData:
 
 
 def _is_called_by_strategy() -> bool:
-    """Whether a strategy makes the assignment, which gathers and divides parameters itself."""
+    """Return whether a strategy makes the assignment, which gathers and divides parameters itself."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith(_STRATEGIES)
 
 

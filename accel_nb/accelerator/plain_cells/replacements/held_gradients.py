@@ -37,23 +37,23 @@ class HeldGradients:
     def _holder(self) -> GradientHolding:
         return cast(GradientHolding, self._stepper.strategy)
 
-    def _make_property(self, plain: Any) -> property:
+    def _make_property(self, original: Any) -> property:
         def read(tensor: Tensor) -> Tensor | None:
             if not self._is_held(tensor):
-                return plain.__get__(tensor)
+                return original.__get__(tensor)
             if self._stepper.window.has_gradients and self._stepper.complete_gradients([tensor]) is None:
                 raise MisuseError(_INCOMPLETE)
             return self._holder.read_gradient(cast(nn.Parameter, tensor))
 
         def assign(tensor: Tensor, value: Tensor | None) -> None:
             if not self._is_held(tensor):
-                plain.__set__(tensor, value)
+                original.__set__(tensor, value)
                 return
             if value is not None and self._stepper.window.has_gradients:
                 self._stepper.complete_gradients([tensor])
             self._write(cast(nn.Parameter, tensor), value)
 
-        return property(read, assign, plain.__delete__)
+        return property(read, assign, original.__delete__)
 
     def _is_held(self, tensor: Tensor) -> bool:
         stepper = self._stepper
@@ -67,10 +67,10 @@ class HeldGradients:
         if value is None:
             self._stepper.record_dropped_gradients(parameter)
 
-    def _wrap_zero_grad(self, plain: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(plain)
+    def _wrap_zero_grad(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
         def zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
-            plain(module, set_to_none)
+            original(module, set_to_none)
             for parameter in module.parameters():
                 if id(parameter) in self._stepper.averaged_parameters:
                     self._write(parameter, None)

@@ -22,9 +22,9 @@ class ImportedNames:
         self._bound: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._is_done = False
 
-    def add(self, plain: Any, owner: Any, name: str) -> None:
-        """Record that the function ``plain`` is replaced where ``owner`` has it as ``name``."""
-        self._replaced.setdefault(id(plain), (plain, owner, name))
+    def add(self, original: Any, owner: Any, name: str) -> None:
+        """Record that the function ``original`` is replaced where ``owner`` has it as ``name``."""
+        self._replaced.setdefault(id(original), (original, owner, name))
 
     def apply(self, namespace: dict[str, Any]) -> None:
         """Bind the names of a notebook and of the user's modules; does nothing after the first time in a cell."""
@@ -34,21 +34,21 @@ class ImportedNames:
         for scope in (namespace, *_user_scopes()):
             for key, value in list(scope.items()):
                 if id(value) in self._replaced:
-                    plain, owner, name = self._replaced[id(value)]
-                    scope[key] = function = _forward_to(owner, name, plain)
-                    self._bound.append((scope, key, plain, function))
+                    original, owner, name = self._replaced[id(value)]
+                    scope[key] = function = _forward_to(owner, name, original)
+                    self._bound.append((scope, key, original, function))
 
     def restore(self) -> None:
         """Bind the names to the original functions again, except for those that the cell has bound to other values."""
-        for scope, key, plain, function in self._bound:
+        for scope, key, original, function in self._bound:
             if scope.get(key) is function:
-                scope[key] = plain
+                scope[key] = original
         self._bound.clear()
         self._replaced.clear()
         self._is_done = False
 
 
-def _forward_to(owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _forward_to(owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls what ``owner`` has as ``name`` at the time: it may be replaced again.
 
     A replacement with the attribute ``looks_at_caller`` is returned itself, so that its caller is the user's code.
@@ -57,7 +57,7 @@ def _forward_to(owner: Any, name: str, plain: Callable[..., Any]) -> Callable[..
     if getattr(replacement, "looks_at_caller", False):
         return replacement
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         return getattr(owner, name)(*args, **kwargs)
 

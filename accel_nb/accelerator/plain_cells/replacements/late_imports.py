@@ -45,11 +45,11 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _observe(self, loader: Any) -> None:
-        plain = loader.exec_module
+        original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
-            plain(module)
+            original(module)
             self._on_import()
 
         with suppress(AttributeError):  # a loader with slots

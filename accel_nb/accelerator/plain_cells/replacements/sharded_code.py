@@ -43,28 +43,28 @@ def adapt_to_sharding(
         stack.callback(register_optimizer_step_pre_hook(lambda *_: arithmetic.flush(forget=True)).remove)
 
 
-def _refuse_functional_call(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
+def _refuse_functional_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def functional_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(sharded.is_sharded(value) for part in module.modules() for value in part._parameters.values()):
             raise MisuseError(_REFUSED.format(what=f"functional_call of a {type(module).__name__}", why=_GATHERS))
-        return plain(module, *args, **kwargs)
+        return original(module, *args, **kwargs)
 
     return functional_call
 
 
-def _refuse_hooks(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
+def _refuse_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def register(tensor: Tensor, hook: Callable[..., Any]) -> Any:
         if tensor.is_leaf and sharded.is_sharded(tensor) and is_user_module(sys._getframe(1).f_globals.get("__name__")):
             raise MisuseError(_REFUSED.format(what="a hook on a parameter", why=_IN_PARTS))
-        return plain(tensor, hook)
+        return original(tensor, hook)
 
     return register
 
 
-def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
+def _check_gradients(keep_graph: Callable[[], object], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         names = dict(zip(("grad_outputs", "retain_graph", "create_graph"), args, strict=False)) | kwargs
         if names.get("create_graph"):
@@ -72,12 +72,12 @@ def _check_gradients(keep_graph: Callable[[], object], plain: Callable[..., Any]
         listed = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         parts = [number for number, value in enumerate(listed) if sharded.is_sharded(value)]
         if not parts:
-            return plain(outputs, inputs, *args, **kwargs)
+            return original(outputs, inputs, *args, **kwargs)
         fills = kwargs.pop("materialize_grads", False)
         if fills:
             kwargs["allow_unused"] = True
         try:
-            gradients = plain(outputs, inputs, *args, **kwargs)
+            gradients = original(outputs, inputs, *args, **kwargs)
         except RuntimeError as error:
             raise _gradients_refusal() from error
         if all(gradients[number] is None for number in parts):  # with allow_unused

@@ -25,7 +25,7 @@ def compile_replacements_as_torch(replaced: Iterable[tuple[Any, Any]]) -> Iterat
     replacement.
     """
     table = _builtins._get_builtin_table()
-    added = {id(function): table[id(plain)] for plain, function in replaced if id(plain) in table}
+    added = {id(function): table[id(original)] for original, function in replaced if id(original) in table}
     table.update(added)
     try:
         yield
@@ -45,23 +45,23 @@ def replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         yield owner, name, functools.partial(_compile_plain_model, position=position)
 
 
-def _compile_plain_model(plain: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Return a ``plain`` that replaces a prepared model, its argument at ``position``, by a plain view of the model.
+def _compile_plain_model(original: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """Return ``original``, changed to replace a prepared model, its argument at ``position``, by a plain view of it.
 
     It raises `MisuseError` for a sharded model, whose parameters are whole in the notebook only.
     """
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:
         model = args[position] if len(args) > position else None
         if not isinstance(model, nn.Module):
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
         if any(map(sharded.is_sharded, model.parameters())):
             raise MisuseError(
-                f"{plain.__module__}.{plain.__name__} of a {type(model).__name__} needs whole parameters, of which "
-                "each worker holds a part: call it in a cell without workers, after this one"
+                f"{original.__module__}.{original.__name__} of a {type(model).__name__} needs whole parameters, of "
+                "which each worker holds a part: call it in a cell without workers, after this one"
             )
         is_prepared = plain_class(model) is not type(model)
-        return plain(*args[:position], plain_view(model) if is_prepared else model, *args[position + 1 :], **kwargs)
+        return original(*args[:position], plain_view(model) if is_prepared else model, *args[position + 1 :], **kwargs)
 
     return compile_plainly

@@ -30,11 +30,11 @@ FLAGS = {
 """Attributes with the numbers of hooks that are called in another way, each with the attribute that has these hooks."""
 _KIND = "_is_full_backward_hook"
 
-HookPlace = tuple[str, str, int]
+HookKey = tuple[str, str, int]
 """The path of a submodule or parameter, the attribute that has the hook, and its number."""
 
 
-def module_hooks(module: Any) -> Iterator[tuple[HookPlace, Any]]:
+def module_hooks(module: Any) -> Iterator[tuple[HookKey, Any]]:
     """Yield the user's hooks of a module, its submodules and its parameters."""
     for path, part in module.named_modules():
         own = vars(part)
@@ -46,12 +46,12 @@ def module_hooks(module: Any) -> Iterator[tuple[HookPlace, Any]]:
             yield from (((path, name, number), hook) for number, hook in held.items())
 
 
-def module_hook_ids(module: Any) -> dict[HookPlace, int]:
+def module_hook_ids(module: Any) -> dict[HookKey, int]:
     """Return the identities of the user's hooks of a module, valid in this process."""
-    return {place: id(hook) for place, hook in module_hooks(module)}
+    return {key: id(hook) for key, hook in module_hooks(module)}
 
 
-def changed_module_hooks(module: Any, before: Mapping[HookPlace, int]) -> dict[str, dict[str, Any]]:
+def changed_module_hooks(module: Any, before: Mapping[HookKey, int]) -> dict[str, dict[str, Any]]:
     """Return the user's hooks of a module by path and attribute; those of ``before`` are None."""
     known = {(name, number, code) for (_, name, number), code in before.items()}
     found: dict[str, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from accel_nb.pool.sync.objects.module_hooks import FLAGS, HOOKS
 from accel_nb.pool.sync.objects.object_kinds import is_module, is_optimizer, is_plain_array, is_tensor, parameters_of
-from accel_nb.pool.sync.objects.shared_memory import Place, SharedMemory, layout_of, place_of
+from accel_nb.pool.sync.objects.shared_memory import MemorySpan, SharedMemory, layout_of, span_of
 from accel_nb.pool.sync.objects.user_hooks import GRADIENT_HOOKS, OPTIMIZER_HOOKS
 from accel_nb.runtime.distributed.sharded import is_sharded
 
@@ -57,9 +57,9 @@ class SharedObjects(dict[int, SharedId]):
         parts = [key for key in self.owners if key in self and self[key][0] in ("parameter", "buffer")]
         return SharedMemory(self.owners[key] for key in dict.fromkeys([*parts, *self.owners]))
 
-    def find_owner(self, place: Place) -> tuple[Any, int] | None:
-        """Return the object whose memory contains a place, and the offset there in bytes; None if there is none."""
-        found = self.memory.find(place)
+    def find_owner(self, span: MemorySpan) -> tuple[Any, int] | None:
+        """Return the object whose memory contains a span, and the offset there in bytes; None if there is none."""
+        found = self.memory.find(span)
         return None if found is None or self.get(id(found[0])) is None else found
 
     def select(self, keep: Callable[[SharedId], bool]) -> SharedObjects:
@@ -76,8 +76,8 @@ class SharedObjects(dict[int, SharedId]):
 
         A tensor in the state of an optimizer is one too: its content is that of the optimizer.
         """
-        place = place_of(value)
-        found = None if place is None else self.find_owner(place)
+        span = span_of(value)
+        found = None if span is None else self.find_owner(span)
         if found is None or (found[0] is value and self[id(value)][0] != "state"):
             return None
         layout = layout_of(value) if is_tensor(value) else (str(value.dtype), value.shape, value.strides)

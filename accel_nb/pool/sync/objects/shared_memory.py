@@ -17,8 +17,8 @@ from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_p
 
 _START = operator.itemgetter(0)
 
-Place = tuple[int, int]
-"""The first address and the number of bytes of what a tensor or array spans in memory."""
+MemorySpan = tuple[int, int]
+"""The first address of a tensor or array, and the number of bytes from there to its end."""
 Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
 """The dtype, size and strides (in elements) of a tensor."""
 
@@ -44,7 +44,7 @@ class SharedMemory:
     """Tensors and arrays by their memory. Of those in the same memory, the largest, or else the first, is kept."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        found = [(place, value) for value in objects if (place := _owned_place(value)) is not None]
+        found = [(span, value) for value in objects if (span := _owned_span(value)) is not None]
         found.sort(key=lambda item: -item[0][1])
         self._spans: list[tuple[int, int, Any]] = []
         for (start, num_bytes), value in found:
@@ -53,17 +53,17 @@ class SharedMemory:
             if is_free and (at == len(self._spans) or start + num_bytes <= self._spans[at][0]):
                 self._spans.insert(at, (start, start + num_bytes, value))
 
-    def find(self, place: Place) -> tuple[Any, int] | None:
-        """Return the object whose memory contains a place, and the offset there in bytes; None if there is none."""
-        start, num_bytes = place
+    def find(self, span: MemorySpan) -> tuple[Any, int] | None:
+        """Return the object whose memory contains a span, and the offset there in bytes; None if there is none."""
+        start, num_bytes = span
         at = bisect.bisect_right(self._spans, start, key=_START) - 1
         if at < 0 or not num_bytes or start + num_bytes > self._spans[at][1]:
             return None
         return self._spans[at][2], start - self._spans[at][0]
 
 
-def place_of_tensor(tensor: Any) -> Place | None:
-    """Return the place of a tensor, or of this rank's part of a sharded one; None if it has no memory with strides."""
+def span_of_tensor(tensor: Any) -> MemorySpan | None:
+    """Return the span of a tensor, or of this rank's part of a sharded one; None if it has no memory with strides."""
     torch = sys.modules["torch"]
     held = local_part(tensor)
     if is_lazy(held) or held.layout is not torch.strided or held.is_meta or held.is_quantized or not held.numel():
@@ -78,8 +78,8 @@ def place_of_tensor(tensor: Any) -> Place | None:
     return start, (1 + sum((length - 1) * stride for length, stride in spans)) * held.element_size()
 
 
-def place_of_array(array: Any) -> tuple[Place, int]:
-    """Return the place of an array, and how many bytes of it are before the first element."""
+def span_of_array(array: Any) -> tuple[MemorySpan, int]:
+    """Return the span of an array, and how many bytes of it are before the first element."""
     start = array_address(array)
     if array.flags.contiguous:
         return (start, array.nbytes), 0
@@ -93,19 +93,19 @@ def array_address(array: Any) -> int:
     return array.__array_interface__["data"][0]
 
 
-def place_of(value: Any) -> Place | None:
-    """Return the place of a tensor or array; None if it has no plain memory."""
+def span_of(value: Any) -> MemorySpan | None:
+    """Return the span of a tensor or array; None if it has no plain memory."""
     if is_tensor(value):
-        return place_of_tensor(value)
-    return place_of_array(value)[0] if value.nbytes and not value.dtype.hasobject else None
+        return span_of_tensor(value)
+    return span_of_array(value)[0] if value.nbytes and not value.dtype.hasobject else None
 
 
-def _owned_place(value: Any) -> Place | None:
-    """Return the place of a tensor or array that has all the memory which it spans."""
+def _owned_span(value: Any) -> MemorySpan | None:
+    """Return the span of a tensor or array that has all the memory which it spans."""
     if not is_tensor(value):
-        return place_of(value) if value.flags.c_contiguous else None
-    place = place_of_tensor(value)
-    return place if place is not None and place[1] == local_part(value).nbytes else None
+        return span_of(value) if value.flags.c_contiguous else None
+    span = span_of_tensor(value)
+    return span if span is not None and span[1] == local_part(value).nbytes else None
 
 
 class SharedBlock:

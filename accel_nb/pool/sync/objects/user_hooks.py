@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from accel_nb.pool.sync.objects.object_kinds import is_optimizer
+
 _HOOKING_PACKAGES = frozenset({"accel_nb", "deepspeed", "torch"})
 """Packages whose hooks are valid in one process only."""
 
@@ -160,9 +162,11 @@ def is_of_engine(method: Any) -> bool:
     return getattr(method, "__globals__", {}).get("__name__", "").partition(".")[0] in _HOOKING_PACKAGES
 
 
-def is_replacement(method: types.MethodType) -> bool:
-    """Return whether an engine has set a method on an object in place of that of its class."""
-    return is_of_engine(method) and method.__func__ is not getattr(type(method.__self__), method.__name__, None)
+def is_replacement(value: Any) -> bool:
+    """Return whether a value is a method that an engine has set on an optimizer in place of that of its class."""
+    if not (isinstance(value, types.MethodType) and is_optimizer(value.__self__) and is_of_engine(value)):
+        return False
+    return value.__func__ is not getattr(type(value.__self__), value.__name__, None)
 
 
 def replaced_method(optimizer: Any, name: str, method: Any) -> Any:

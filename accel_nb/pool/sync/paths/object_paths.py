@@ -63,7 +63,14 @@ from accel_nb.pool.sync.reductions.iterators import (
 from accel_nb.pool.sync.reductions.loader_state import loader_attributes, set_loader_attributes
 from accel_nb.pool.sync.reductions.locks import is_lock
 from accel_nb.pool.sync.reductions.memory_views import is_whole_view
-from accel_nb.pool.sync.reductions.open_files import FilePlace, file_content, file_of, is_csv_writer, is_file, set_place
+from accel_nb.pool.sync.reductions.open_files import (
+    FilePosition,
+    file_content,
+    file_of,
+    is_csv_writer,
+    is_file,
+    set_position,
+)
 from accel_nb.pool.sync.reductions.process_objects import is_of_process
 from accel_nb.pool.sync.reductions.weak_collections import is_weak_collection
 from accel_nb.runtime.container_items import items_of
@@ -490,8 +497,8 @@ def set_content(value: Any, content: Any) -> None:
         _set_attributes(value, own)
     elif is_notebook_class(value):
         set_class_content(value, content)
-    elif isinstance(content, FilePlace):
-        set_place(value, content)
+    elif isinstance(content, FilePosition):
+        set_position(value, content)
     elif is_generator(value):
         set_generator_state(value, content)
     elif isinstance(value, functools.partial):

@@ -10,9 +10,24 @@ from typing import Any
 import cloudpickle
 
 
-def rebuild_code(arguments: tuple[Any, ...], filename: str) -> types.CodeType:
-    """Return a code object with the name of its cell, which cloudpickle leaves out since 3.1.3."""
+def is_code(value: Any) -> bool:
+    """Return whether a value is a code object."""
+    return isinstance(value, types.CodeType)
+
+
+def reduce_code(code: types.CodeType) -> Any:
+    """Reduce a code object with the name of its cell, which cloudpickle leaves out since 3.1.3."""
+    reduced: Any = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return _rebuild_code, (reduced[1], code.co_filename)
+
+
+def _rebuild_code(arguments: tuple[Any, ...], filename: str) -> types.CodeType:
     return types.CodeType(*arguments).replace(co_filename=filename)
+
+
+def is_closure_cell(value: Any) -> bool:
+    """Return whether a value is a variable that a function shares with another one."""
+    return isinstance(value, types.CellType)
 
 
 def reduce_cell(cell: types.CellType) -> Any:
@@ -28,11 +43,31 @@ def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
 
 
-def rebuild_cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    """Rebuild a function that has an ``lru_cache``, with an empty cache; pickle would look it up by name."""
+def is_cached_function(value: Any) -> bool:
+    """Return whether a value is a function of a cell with an ``lru_cache``, which pickle would look up by name."""
+    return isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__"
+
+
+def reduce_cached_function(function: Any) -> Any:
+    """Reduce a function that has an ``lru_cache`` to one with an empty cache."""
+    own = {name: value for name, value in vars(function).items() if name not in ("__wrapped__", "cache_parameters")}
+    return _rebuild_cached, (function.__wrapped__, function.cache_parameters(), own)
+
+
+def _rebuild_cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
     made = functools.lru_cache(**parameters)(function)
     vars(made).update(attributes)
     return made
+
+
+def is_cached_property(value: Any) -> bool:
+    """Return whether a value is a ``functools.cached_property``, which has a lock up to Python 3.11."""
+    return type(value) is functools.cached_property
+
+
+def reduce_cached_property(value: Any) -> Any:
+    """Reduce a cached property to its function and name."""
+    return functools.cached_property, (value.func,), {"attrname": value.attrname}
 
 
 def _main_namespace() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Generators and iterators of loaders in a pickle stream, as long as nothing has been read from them.
 
 A generator that has not started is sent as its function and the arguments. An iterator of a loader without worker
-processes refers to such a generator. Where one is in its course cannot be copied: it goes on where it is.
+processes refers to such a generator. The position of any other cannot be copied: it goes on where it is.
 """
 
 from __future__ import annotations

@@ -13,7 +13,13 @@ from pickle import PickleBuffer
 from typing import Any
 
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects
-from accel_nb.pool.sync.objects.shared_memory import Place, SharedBlock, array_address, place_of_array, place_of_tensor
+from accel_nb.pool.sync.objects.shared_memory import (
+    MemorySpan,
+    SharedBlock,
+    array_address,
+    span_of_array,
+    span_of_tensor,
+)
 
 _LARGE_BYTES = 2**20
 """Blocks above this size are not sent for a view of less than half of them."""
@@ -90,8 +96,8 @@ class MemoryBlocks:
 
     def share_tensor(self, tensor: Any) -> tuple[SharedBlock, tuple[int, tuple[int, ...], tuple[int, ...]]] | None:
         """Return the block of a tensor in the memory of an object that the receiver holds, and its place there."""
-        place = place_of_tensor(tensor)
-        block, offset = self._find_shared(place) if place is not None else (None, 0)
+        span = span_of_tensor(tensor)
+        block, offset = self._find_shared(span) if span is not None else (None, 0)
         if block is None or offset % tensor.element_size():
             return None
         return block, (offset // tensor.element_size(), tuple(tensor.size()), tensor.stride())
@@ -119,7 +125,7 @@ class MemoryBlocks:
         if array.dtype.hasobject or not array.nbytes:
             return None
         is_writeable = array.flags.writeable
-        (first, num_bytes), before = place_of_array(array)
+        (first, num_bytes), before = span_of_array(array)
         block, offset = (None, 0) if as_data else self._find_shared((first, num_bytes))
         if block is None:
             block, offset = self._find(first, num_bytes)
@@ -139,8 +145,8 @@ class MemoryBlocks:
             return (block, array.dtype, array.shape, offset) if offset else (block, array.dtype, array.shape)
         return block, array.dtype, array.shape, offset, array.strides, is_writeable
 
-    def _find_shared(self, place: Place) -> tuple[SharedBlock | None, int]:
-        found = self._objects.find_owner(place)
+    def _find_shared(self, span: MemorySpan) -> tuple[SharedBlock | None, int]:
+        found = self._objects.find_owner(span)
         if found is None:
             return None, 0
         owner, offset = found

@@ -1,7 +1,7 @@
 """Arrays that NumPy maps from files: the receiver maps the same file.
 
 Ranks > 0 get a copy of an array that can be written, since each rank of a plain cell writes to it: an update of one
-rank must not be read by another. The first rank writes to the file, and the notebook maps that file.
+rank must not be read by another. Rank 0 writes to the file, and the notebook maps that file.
 """
 
 from __future__ import annotations

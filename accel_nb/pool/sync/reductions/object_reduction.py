@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,9 +27,14 @@ def _cached_for_class(function: Callable[[type], bool]) -> Callable[[type], bool
     return find
 
 
+def is_inverse_transform(value: Any) -> bool:
+    """Return whether a value is the inverse of a `torch.distributions` transform: pickle leaves out the transform."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is _inverse_transform_type(torch)
+
+
 @functools.cache
-def inverse_transform_type(torch: Any) -> type:
-    """Return the class of inverses of `torch.distributions` transforms, whose copies by pickle have no transform."""
+def _inverse_transform_type(torch: Any) -> type:
     return type(torch.distributions.ExpTransform().inv)
 
 
@@ -55,14 +61,21 @@ _WITH_FIELDS = (OSError, ImportError, UnicodeError, SyntaxError, StopIteration, 
 """Exceptions whose built-in ``__init__`` stores arguments outside of ``args``."""
 
 
-def is_rebuilt_by_init(kind: type[BaseException]) -> bool:
-    """Return whether pickle calls an exception's own ``__init__`` with ``args``, which may be other arguments."""
+def is_rebuilt_by_init(value: Any) -> bool:
+    """Return whether a value is an exception whose own ``__init__`` pickle calls with ``args``, which may not fit."""
+    kind = type(value)
     return (
-        isinstance(kind.__init__, types.FunctionType)
+        isinstance(value, BaseException)
+        and isinstance(kind.__init__, types.FunctionType)
         and kind.__reduce__ is BaseException.__reduce__
         and kind.__reduce_ex__ is BaseException.__reduce_ex__
         and not issubclass(kind, _WITH_FIELDS)
     )
+
+
+def reduce_exception(error: BaseException) -> Any:
+    """Reduce an exception to its ``args`` and attributes; the receiver does not call ``__init__``."""
+    return copyreg.__newobj__, (type(error), *error.args), attributes_of(error) or None  # type: ignore[attr-defined]
 
 
 def probes_attributes(kind: type) -> bool:

@@ -1,8 +1,8 @@
 """Open files of the notebook that cells use on the workers, and files of cells that the notebook goes on with.
 
-The receiver opens the file's path at the same place. Only the first rank writes to the file itself: each other rank of
-a plain cell writes the same, and gets a file of no name for it. Every rank reads the file itself. After a cell the
-notebook's file is moved to where the first rank's is.
+The receiver opens the file's path at the same position. Only rank 0 writes to the file itself: each other rank of a
+plain cell writes the same, and gets a file without a name for it. Every rank reads the file itself. After a cell the
+position of the notebook's file is set to that of rank 0's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DIALECT = (
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
-    """The place that a file is at, as its ``tell`` returns it; None for a closed one."""
+class FilePosition:
+    """The position of a file, as its ``tell`` returns it; None for a closed one."""
 
-    place: int | None
+    position: int | None
 
 
 def is_any_file(value: Any) -> bool:
@@ -62,50 +62,50 @@ def _is_at(path: str, file: Any) -> bool:
     return stat.S_ISREG(known.st_mode) and os.path.samestat(known, found)
 
 
-def file_content(file: Any) -> tuple[Any, FilePlace] | None:
-    """Return ``(kind, place)`` of a file, after its content was written; None while a loop reads its lines."""
+def file_content(file: Any) -> tuple[Any, FilePosition] | None:
+    """Return ``(kind, position)`` of a file, after its content was written; None while a loop reads its lines."""
     kind = (type(file), file.name, _mode_of(file))
     if file.closed:
-        return kind, FilePlace(None)
+        return kind, FilePosition(None)
     try:
         if file.writable():
             file.flush()
-        return kind, FilePlace(file.tell())
+        return kind, FilePosition(file.tell())
     except OSError:
         return None
 
 
-def set_place(file: Any, content: FilePlace) -> None:
-    """Move a file to where that of another process is, or close it."""
-    if content.place is None:
+def set_position(file: Any, content: FilePosition) -> None:
+    """Set a file to the position of that of another process, or close it."""
+    if content.position is None:
         file.close()
     else:
-        file.seek(content.place)
+        file.seek(content.position)
 
 
 def reduce_file(file: Any) -> Any:
-    """Reduce a file to its path, how it is open, and where it is.
+    """Reduce a file to its path, its mode and settings, and its position.
 
     Raise TypeError while a loop reads its lines, and for a file that is no `is_file`.
     """
     if not is_file(file):
         raise TypeError("it is no file at a path that is open for reading only or for writing only")
     if (content := file_content(file)) is None:
-        raise TypeError("a loop reads its lines, and where it is cannot be copied")
-    (_, path, mode), place = content[0], content[1].place
-    if place is None:
+        raise TypeError("a loop reads its lines, and its position cannot be copied")
+    (_, path, mode), position = content[0], content[1].position
+    if position is None:
         return _open_closed, (path, mode)
     options: dict[str, Any] = {}
     has_line_buffer = False
     if isinstance(file, io.TextIOWrapper):
-        options = {"encoding": file.encoding, "errors": file.errors, "newline": _newline_of(file, place)}
+        options = {"encoding": file.encoding, "errors": file.errors, "newline": _newline_of(file, position)}
         has_line_buffer = file.line_buffering
     elif isinstance(file, io.FileIO):
         options = {"buffering": 0}
-    return _open, (path, mode, options, has_line_buffer, os.fstat(file.fileno()).st_ino, place)
+    return _open, (path, mode, options, has_line_buffer, os.fstat(file.fileno()).st_ino, position)
 
 
-def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, number: int, place: int) -> Any:
+def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, number: int, position: int) -> Any:
     status = os.stat(path)
     if status.st_ino != number:
         raise OSError(f"{path!r} is another file here")
@@ -120,7 +120,7 @@ def _open(path: str, mode: str, options: dict[str, Any], has_line_buffer: bool, 
     file: Any = open(path, mode, opener=open_there, **options)  # noqa: SIM115
     if has_line_buffer:
         file.reconfigure(line_buffering=True)
-    file.seek(place)
+    file.seek(position)
     return file
 
 
@@ -135,10 +135,10 @@ def _mode_of(file: Any) -> str:
     return file.mode if isinstance(file, io.TextIOWrapper | io.FileIO) else file.raw.mode
 
 
-def _newline_of(file: io.TextIOWrapper, place: int) -> str | None:
+def _newline_of(file: io.TextIOWrapper, position: int) -> str | None:
     """Return the argument ``newline`` that a file was opened with, to which it refers."""
     if file.readable():
-        file.seek(place)  # what was read ahead may look like it
+        file.seek(position)  # what was read ahead may look like it
     return next((item for item in gc.get_referents(file) if item in _LINE_ENDS), None)
 
 

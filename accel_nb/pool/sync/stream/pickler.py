@@ -18,7 +18,6 @@ from typing import Any
 import cloudpickle
 
 from accel_nb.pool.sync.objects.object_kinds import (
-    attributes_of,
     is_data_parallel,
     is_loader,
     is_module,
@@ -46,11 +45,16 @@ from accel_nb.pool.sync.reductions.event_writers import is_event_writer, reduce_
 from accel_nb.pool.sync.reductions.function_reduction import (
     ModuleNamespaceReference,
     NamespaceReference,
+    is_cached_function,
+    is_cached_property,
+    is_closure_cell,
+    is_code,
     is_of_ipython,
     module_of,
-    rebuild_cached,
-    rebuild_code,
+    reduce_cached_function,
+    reduce_cached_property,
     reduce_cell,
+    reduce_code,
     set_function_state,
     with_binding,
 )
@@ -69,12 +73,13 @@ from accel_nb.pool.sync.reductions.memory_views import reduce_memory_view
 from accel_nb.pool.sync.reductions.module_constants import constants_of
 from accel_nb.pool.sync.reductions.object_reduction import (
     adds_items_itself,
-    inverse_transform_type,
+    is_inverse_transform,
     is_made_with_arguments,
     is_rebuilt_by_init,
     may_change_itself,
     probes_attributes,
     reduce_by_class,
+    reduce_exception,
     reduce_inverse,
     reduce_unchanged,
     reduce_with_items,
@@ -129,13 +134,66 @@ _VARY_WITHIN_TYPE = (
 """Types whose objects are not all reduced in the same way."""
 
 
-def _is_trained(value: Any) -> bool:
-    """Return whether a value is an object of training, which others hold too: a weak reference does not keep it."""
-    return is_tensor(value) or is_module(value) or is_optimizer(value)
+def _is_torch_generator(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Generator)
 
 
-def _is_imported(module: types.ModuleType) -> bool:
-    return sys.modules.get(module.__name__) is module
+def _is_module_subclass(value: Any) -> bool:
+    """Return whether a value is an imported module of a class of its own, as ``torch.backends.cudnn`` is one.
+
+    cloudpickle sends the other modules that a function uses.
+    """
+    is_of_subclass = isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
+    return is_of_subclass and sys.modules.get(value.__name__) is value
+
+
+def _reduce_module(module: types.ModuleType) -> Any:
+    return importlib.import_module, (module.__name__,)
+
+
+def _is_weak_reference(value: Any) -> bool:
+    """Return whether a value is a weak reference to an object of training, which others hold too."""
+    if type(value) is not weakref.ref:
+        return False
+    held = value()
+    return is_tensor(held) or is_module(held) or is_optimizer(held)
+
+
+def _reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
+    return weakref.ref, (reference(),)
+
+
+def _has_started_workers(value: Any) -> bool:
+    return is_loader(value) and has_started_workers(value)
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
+    (is_lock, reduce_lock),
+    (_is_torch_generator, reduce_generator),
+    (is_closure_cell, reduce_cell),
+    (is_code, reduce_code),
+    (_is_module_subclass, _reduce_module),
+    (is_inverse_transform, reduce_inverse),
+    (is_cached_function, reduce_cached_function),
+    (is_cached_property, reduce_cached_property),
+    (is_rebuilt_by_init, reduce_exception),
+    (is_any_file, reduce_file),
+    (is_hdf5_object, reduce_hdf5_object),
+    (is_custom_operator, reduce_custom_operator),
+    (is_csv_writer, reduce_csv_writer),
+    (is_event_writer, reduce_event_writer),
+    (is_scheduler, reduce_scheduler),
+    (is_optimizer, reduce_optimizer),
+    (is_replacement, reduce_replacement),
+    (_is_weak_reference, _reduce_weak_reference),
+    (is_hook_handle, reduce_hook_handle),
+    (is_parametrized, reduce_parametrized),
+    (is_generator_iterator, reduce_generator_iterator),
+    (is_loader_iterator, reduce_loader_iterator),
+    (_has_started_workers, reduce_loader),
+)
+"""The kinds of objects that pickle copies wrongly or not at all, each with its reduction."""
 
 
 class _Reductions(dict[type, Callable[[Any], Any]]):
@@ -229,6 +287,23 @@ class Pickler(cloudpickle.Pickler):
             return NotImplemented
         if is_tensor(obj) or is_module(obj):
             self._sent[id(obj)] = obj
+        if (reduced := self._reduce_data(obj)) is not None:
+            return reduced
+        if hasattr(type(obj), "_accel_nb_reduce"):
+            return obj._accel_nb_reduce()
+        if is_of_process(obj):
+            is_returned = self._is_returned
+            return reduce_widget(obj, is_returned=is_returned) if is_widget(obj) else reduce_of_process(obj)
+        if is_weak_collection(obj):
+            return reduce_weak_collection(obj, is_returned=self._is_returned)
+        for is_kind, reduce in _KINDS:
+            if is_kind(obj):
+                return reduce(obj)
+        self._refuse_bound(obj)
+        return self._reduce_other(obj)
+
+    def _reduce_data(self, obj: Any) -> Any:
+        """Reduce a tensor, an array or a view of memory; return None for any other object."""
         if is_plain_array(obj):
             return self._reduce_array(obj)
         if type(obj) is OwnData:
@@ -239,83 +314,39 @@ class Pickler(cloudpickle.Pickler):
             return reduce_memory_map(obj, omits_data=self._is_returned and not self._by_identity)
         if type(obj) is memoryview:
             return reduce_memory_view(obj)
-        torch = sys.modules.get("torch")
+        if not is_tensor(obj):
+            return None
         if (parameter := gathered_from(obj)) is not None and can_read_full():
-            obj = parameter.detach()
-            if (view := reduce_sharded_view(obj, self._blocks)) is not None:
+            if (view := reduce_sharded_view(parameter.detach(), self._blocks)) is not None:
                 return view
             return reduce_tensor(full_tensor(parameter), self._blocks, omits_gradient=True)
-        if is_sharded(obj) and (view := reduce_sharded_view(obj, self._blocks)) is not None:
-            return view
         if is_sharded(obj):
-            is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
-            found = full_tensor(obj)
-            held = torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found  # type: ignore[union-attr]
-            if not self._omits_gradient(obj) and obj.grad is not None:
-                held.grad = full_tensor(obj.grad)
-            return reduce_tensor(held, self._blocks, omits_gradient=False)
-        if hasattr(type(obj), "_accel_nb_reduce"):
-            return obj._accel_nb_reduce()
-        if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
+            return self._reduce_sharded(obj)
+        torch = sys.modules["torch"]
+        if type(obj) in (torch.Tensor, torch.nn.Parameter):
             return reduce_tensor(obj, self._blocks, omits_gradient=self._omits_gradient(obj))
-        if is_of_process(obj):
-            is_returned = self._is_returned
-            return reduce_widget(obj, is_returned=is_returned) if is_widget(obj) else reduce_of_process(obj)
-        if is_lock(obj):
-            return reduce_lock(obj)
-        if torch is not None and isinstance(obj, torch.Generator):
-            return reduce_generator(obj)
-        if isinstance(obj, types.CellType):
-            return reduce_cell(obj)
-        if isinstance(obj, types.CodeType):
-            reduced = self.dispatch_table[types.CodeType](obj)
-            return rebuild_code, (reduced[1], obj.co_filename)
-        # cloudpickle sends the modules that a function uses, but no subclasses, as which `torch.backends.cudnn` is one.
-        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and _is_imported(obj):
-            return importlib.import_module, (obj.__name__,)
-        if torch is not None and type(obj) is inverse_transform_type(torch):
-            return reduce_inverse(obj)
-        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
-            own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
-            return rebuild_cached, (obj.__wrapped__, obj.cache_parameters(), own)
-        if type(obj) is functools.cached_property:  # it has a lock up to Python 3.11
-            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
-        if isinstance(obj, BaseException) and is_rebuilt_by_init(type(obj)):
-            return copyreg.__newobj__, (type(obj), *obj.args), attributes_of(obj) or None  # type: ignore[attr-defined]
-        if is_any_file(obj):
-            return reduce_file(obj)
-        if is_hdf5_object(obj):
-            return reduce_hdf5_object(obj)
-        if is_custom_operator(obj):
-            return reduce_custom_operator(obj)
-        if is_csv_writer(obj):
-            return reduce_csv_writer(obj)
-        if is_event_writer(obj):
-            return reduce_event_writer(obj)
-        if is_scheduler(obj):
-            return reduce_scheduler(obj)
-        if is_optimizer(obj):
-            return reduce_optimizer(obj)
-        if isinstance(obj, types.MethodType) and is_optimizer(obj.__self__) and is_replacement(obj):
-            return reduce_replacement(obj)
-        if type(obj) is weakref.ref and _is_trained(obj()):
-            return weakref.ref, (obj(),)
-        if is_hook_handle(obj):
-            return reduce_hook_handle(obj)
-        if is_parametrized(obj):
-            return reduce_parametrized(obj)
-        if is_weak_collection(obj):
-            return reduce_weak_collection(obj, is_returned=self._is_returned)
-        if is_generator_iterator(obj):
-            return reduce_generator_iterator(obj)
-        if is_loader_iterator(obj):
-            return reduce_loader_iterator(obj)
-        if is_loader(obj) and has_started_workers(obj):
-            return reduce_loader(obj)
+        return None
+
+    def _reduce_sharded(self, tensor: Any) -> Any:
+        """Reduce a sharded tensor to a view of one that the receiver holds, or to the full tensor."""
+        if (view := reduce_sharded_view(tensor, self._blocks)) is not None:
+            return view
+        held, torch = full_tensor(tensor), sys.modules["torch"]
+        if isinstance(tensor, torch.nn.Parameter):
+            held = torch.nn.Parameter(held, tensor.requires_grad)
+        if not self._omits_gradient(tensor) and tensor.grad is not None:
+            held.grad = full_tensor(tensor.grad)
+        return reduce_tensor(held, self._blocks, omits_gradient=False)
+
+    def _refuse_bound(self, obj: Any) -> None:
+        """Raise TypeError for an object that is of use in this process only."""
         if type(obj).__module__ == "accelerate.accelerator":
             raise TypeError(_PROCESS_BOUND.format(name=type(obj).__name__))
         if self._is_returned and is_data_parallel(obj):
             raise TypeError("it is, or holds, a DistributedDataParallel, which needs the workers' process group")
+
+    def _reduce_other(self, obj: Any) -> Any:
+        """Reduce a class, a function, or an object by the methods of its class."""
         reduced = super().reducer_override(obj)
         if isinstance(obj, type):
             if reduced is NotImplemented:

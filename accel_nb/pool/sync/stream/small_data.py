@@ -1,6 +1,6 @@
 """Checksums of small arrays and tensors, of which a fingerprint consists in place of their reductions.
 
-A data set may be a list of a hundred thousand of them, and a reduction takes 50 times as long.
+A data set may be a list of tens of thousands of them, and to reduce a tensor takes six times as long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_plain_array
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects
-from accel_nb.pool.sync.objects.shared_memory import Place, array_address, place_of_array, place_of_tensor
+from accel_nb.pool.sync.objects.shared_memory import MemorySpan, array_address, span_of_array, span_of_tensor
 from accel_nb.pool.sync.objects.user_attributes import tensor_attributes
 from accel_nb.runtime.distributed.sharded import gathered_from, is_sharded
 
@@ -22,16 +22,16 @@ _PLAIN_KINDS = "biufc"
 """The kinds of dtypes of arrays whose elements are numbers."""
 
 _CHECKSUM = struct.Struct("<cIIQq")
-"""A letter for the kind, the number of the layout, the checksum, the memory, and the offset there in bytes."""
+"""``v`` (view) or ``c`` (content), the layout, the sum of the content, the base or storage, and the offset in it."""
 
-_Data = tuple[tuple[Any, ...], Place, int]
-"""The layout of an array or tensor, its place in memory, and where the memory that it is a part of starts."""
+_Data = tuple[tuple[Any, ...], MemorySpan, int]
+"""The layout of an array or tensor, its span of memory, and the address at which its base or storage starts."""
 
 
 class Checksums:
     """The checksums of one stream, which are equal for equal content that is shared among its objects alike.
 
-    Of a view of an object in ``shared``, that object and the place in it are part of the checksum, not the content.
+    That of a view of an object in ``shared`` consists of the object's id and the offset in it, without the content.
     """
 
     def __init__(self, shared: SharedObjects) -> None:
@@ -71,8 +71,8 @@ def _describe_array(array: Any) -> _Data | None:
         return None
     while type(owner.base) is type(array):
         owner = owner.base
-    place, _ = place_of_array(array)
-    return (dtype.str, array.shape, flags.writeable), place, place[0] if owner is array else array_address(owner)
+    span, _ = span_of_array(array)
+    return (dtype.str, array.shape, flags.writeable), span, span[0] if owner is array else array_address(owner)
 
 
 def _describe_tensor(tensor: Any) -> _Data | None:
@@ -80,7 +80,7 @@ def _describe_tensor(tensor: Any) -> _Data | None:
         return None
     if is_sharded(tensor) or gathered_from(tensor) is not None or tensor_attributes(tensor):
         return None
-    place = place_of_tensor(tensor)
-    if place is None or place[1] > _MAX_BYTES or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    span = span_of_tensor(tensor)
+    if span is None or span[1] > _MAX_BYTES or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
-    return (tensor.dtype, tuple(tensor.shape)), place, tensor.untyped_storage().data_ptr()
+    return (tensor.dtype, tuple(tensor.shape)), span, tensor.untyped_storage().data_ptr()
