@@ -22,7 +22,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
     is_sparse,
     is_tensor,
 )
-from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, group_parts, state_parts
+from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects, optimizer_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.objects.user_attributes import attribute_owners, tensor_attributes, user_attributes
 from accel_nb.pool.sync.objects.user_hooks import method_ids, optimizer_hook_ids
@@ -100,9 +100,7 @@ def fingerprint_of(value: Any, namespace: dict[str, Any], refs: SharedObjects) -
         attributes = digest((own_values(value, namespace, refs), keyed_values(value)), namespace=namespace, shared=refs)
         hooks, methods = optimizer_hook_ids(value), method_ids(value)
         tensors = tensor_fingerprints(state_tensors(value))
-        # A receiver's group is changed in place, whichever object it is here.
-        state = {part: id(tensor) for part, tensor in state_parts(value).items()} | dict.fromkeys(group_parts(value), 0)
-        content = OptimizerContent(tensors, groups, attributes, hooks, methods, state)
+        content = OptimizerContent(tensors, groups, attributes, hooks, methods, optimizer_parts(value))
         return Fingerprint(group_sizes(value), content)
     if is_scheduler(value):
         return Fingerprint("scheduler", digest(value.state_dict(), namespace=namespace, shared=refs))

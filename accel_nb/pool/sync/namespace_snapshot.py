@@ -25,7 +25,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
     is_tensor,
     is_training_object,
 )
-from accel_nb.pool.sync.objects.shared_ids import SharedObjects, has_identity, shared_ids
+from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedObjects, has_identity, shared_ids
 from accel_nb.pool.sync.paths.function_caches import cached_functions
 from accel_nb.pool.sync.paths.object_paths import content_of, is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
@@ -160,12 +160,12 @@ class NamespaceSnapshot:
         changed = self._with_other_names(changed, objects)
         unchanged = {path: value for path, value in objects.items() if path not in changed}
         fingerprints = {path: held.fingerprint for path, held in self.objects.items() if held.is_tracked}
-        states = {
-            path: found.content.state if (found := fingerprints[path]) else {}
+        parts = {
+            path: found.content.parts if (found := fingerprints[path]) else OptimizerParts()
             for path, value in unchanged.items()
             if path in fingerprints and is_optimizer(value)
         }
-        found = self.imported.merge(shared_ids(unchanged, states))
+        found = self.imported.merge(shared_ids(unchanged, parts))
         return self.parts.shared_ids(changed).merge(found) if changed else found
 
     def contents(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
-from accel_nb.pool.sync.objects.shared_ids import DIVIDED, SharedId, StatePart, state_parts
+from accel_nb.pool.sync.objects.shared_ids import DIVIDED, OptimizerParts, SharedId, state_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
 from accel_nb.pool.sync.objects.user_attributes import has_tensor_keys, optimizer_attributes
 from accel_nb.pool.sync.objects.user_hooks import (
@@ -40,8 +40,7 @@ class OptimizerContent:
     attributes: bytes
     hooks: tuple[HookId, ...]
     methods: tuple[tuple[str, int], ...]
-    state: dict[StatePart, int]
-    """The ids of the tensors in the state, and the places of the groups."""
+    parts: OptimizerParts
 
 
 def group_sizes(optimizer: Any) -> tuple[int, ...]:
@@ -118,7 +117,7 @@ def _own_tensor(value: Any) -> Any:
 
 def _held_places(optimizer: Any, before: OptimizerContent) -> list[str]:
     """Return the places in the state that have the same tensors as before."""
-    return [part[0] for part, tensor in state_parts(optimizer).items() if before.state.get(part) == id(tensor)]
+    return [part[0] for part, tensor in state_parts(optimizer).items() if before.parts.tensors.get(part) == id(tensor)]
 
 
 def inner_optimizers(optimizer: Any) -> list[tuple[str, Any]]:

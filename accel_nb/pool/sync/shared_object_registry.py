@@ -36,7 +36,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
     is_tensor,
     is_training_object,
 )
-from accel_nb.pool.sync.objects.shared_ids import OUTDATED, SharedId, SharedObjects, shared_ids
+from accel_nb.pool.sync.objects.shared_ids import OUTDATED, OptimizerParts, SharedId, SharedObjects, shared_ids
 from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, method_ids
 from accel_nb.pool.sync.optimizer_states import optimizer_state
 from accel_nb.pool.sync.paths.object_paths import (
@@ -114,12 +114,12 @@ class SharedObjectRegistry:
     def shared_ids(self) -> SharedObjects:
         """Return the ids of the objects that both sides hold."""
         entries = {path: entry for path, entry in self._entries.items() if not entry.is_worker_only}
-        states = {
-            path: entry.fingerprint.content.state if entry.fingerprint else {}
+        parts = {
+            path: entry.fingerprint.content.parts if entry.fingerprint else OptimizerParts()
             for path, entry in entries.items()
             if is_optimizer(entry.value)
         }
-        held = shared_ids({path: entry.value for path, entry in entries.items()}, states)
+        held = shared_ids({path: entry.value for path, entry in entries.items()}, parts)
         outdated = SharedObjects(dict.fromkeys(self._outdated_iterators, OUTDATED))
         return self.imported.merge(outdated).merge(held)
 

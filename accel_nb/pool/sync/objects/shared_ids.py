@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -28,10 +29,21 @@ OUTDATED: SharedId = ("outdated", "", "")
 """The id of an iterator of the notebook that workers have read from: it is referred to, and never sent again."""
 
 StatePart = tuple[str, str, tuple[int, ...]]
-"""A tensor in the state of an optimizer: its place, as ``0:exp_avg``, its dtype and shape. Or the place of a group."""
+"""A tensor in the state of an optimizer: its place, as ``0:exp_avg``, its dtype and its shape."""
 
 _OWN_CONTAINERS = ("param_groups", "state", "defaults")
 """The attributes of an optimizer that `copy.copy` of it has too."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerParts:
+    """The parts of an optimizer that both sides hold."""
+
+    groups: int = 0
+    """How many groups: each is changed in place, whichever dict it is here."""
+    tensors: Mapping[StatePart, int] = field(default_factory=dict[StatePart, int])
+    """The ids of the tensors in the state."""
+
 
 ObjectId = tuple[Literal["id"], Any]
 """The `id` of an object: that of a `SharedId`, or of an object in the stream."""
@@ -94,13 +106,11 @@ class SharedObjects(dict[int, SharedId]):
         return owner.device != value.device if is_tensor(value) else not owner.is_cpu
 
 
-def shared_ids(
-    objects: Mapping[str, Any], states: Mapping[str, Mapping[StatePart, int]] | None = None
-) -> SharedObjects:
+def shared_ids(objects: Mapping[str, Any], held: Mapping[str, OptimizerParts] | None = None) -> SharedObjects:
     """Return ids for ``objects`` (by name) and their parts.
 
     These are the submodules, parameters and buffers of modules, the dicts that hold these and hooks, and the groups of
-    optimizers and the tensors in their states: of one in ``states`` only those of then, which the receiver holds too.
+    optimizers and the tensors in their states: of an optimizer in ``held`` only those that the receiver holds too.
     """
     ids: dict[int, SharedId] = {}
     owners: list[Any] = []
@@ -116,15 +126,21 @@ def shared_ids(
             for attribute in (*OPTIMIZER_HOOKS, *_OWN_CONTAINERS):
                 if attribute in vars(value):
                     ids.setdefault(id(vars(value)[attribute]), ("attribute", name, attribute))
-            for part, group in group_parts(value).items():
-                if states is None or part in states.get(name, (part,)):
-                    ids.setdefault(id(group), ("group", name, part[0].rpartition(":")[2]))
+            parts = None if held is None else held.get(name)
+            for number, group in enumerate(value.param_groups[: None if parts is None else parts.groups]):
+                ids.setdefault(id(group), ("group", name, str(number)))
             for part, tensor in state_parts(value).items():
-                is_held = states is None or name not in states or states[name].get(part) == id(tensor)
+                is_held = parts is None or parts.tensors.get(part) == id(tensor)
                 if is_held and ids.get(id(tensor), ("name",))[0] == "name":  # a name of a part of the state
                     ids[id(tensor)] = "state", name, part[0]
                     owners.append(tensor)
     return SharedObjects(ids, owners)
+
+
+def optimizer_parts(optimizer: Any) -> OptimizerParts:
+    """Return the parts of an optimizer, as they are now."""
+    tensors = {part: id(tensor) for part, tensor in state_parts(optimizer).items()}
+    return OptimizerParts(len(optimizer.param_groups), tensors)
 
 
 def state_parts(optimizer: Any) -> dict[StatePart, Any]:
@@ -139,11 +155,6 @@ def state_parts(optimizer: Any) -> dict[StatePart, Any]:
             if is_tensor(value):
                 found[f"{number}:{key}", str(value.dtype), tuple(value.shape)] = value
     return found
-
-
-def group_parts(optimizer: Any) -> dict[StatePart, Any]:
-    """Return the groups of an optimizer, by their places."""
-    return {(f"group:{number}", "", ()): group for number, group in enumerate(optimizer.param_groups)}
 
 
 def resolve_state_part(optimizer: Any, place: str) -> Any:
