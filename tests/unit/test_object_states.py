@@ -2,8 +2,8 @@
 
 import pytest
 
-from accel_nb.pool.sync.paths.object_paths import content_of, set_content
-from accel_nb.pool.sync.paths.object_states import ObjectState, has_own_state, kept_attributes
+from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
+from accel_nb.pool.sync.contents.object_states import ObjectState, has_own_state, kept_attributes
 
 
 def as_of_the_notebook(kind):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from accel_nb.pool.sync.change_detection import module_state, set_module_state
-from accel_nb.pool.sync.paths.object_paths import content_of, set_content
+from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
 from accel_nb.runtime.tensors.overlap import overwrite
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, content_of
+from accel_nb.pool.sync.contents.long_items import changeable_items
 from accel_nb.pool.sync.long_containers import items_content
 from accel_nb.pool.sync.objects.module_gradients import gradients_of
 from accel_nb.pool.sync.objects.module_hooks import HookKey, module_hook_ids
@@ -34,7 +36,6 @@ from accel_nb.pool.sync.optimizer_states import (
     own_values,
     state_tensors,
 )
-from accel_nb.pool.sync.paths.object_paths import ObjectAttributes, changeable_items, content_of
 from accel_nb.pool.sync.stream.pickling import copyable_values, digest
 from accel_nb.runtime.distributed.sharded import copy_into as fill_tensor
 from accel_nb.runtime.distributed.sharded import full_shape, is_sharded, local_part

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
+from accel_nb.pool.sync.contents.plain_objects import is_plain_object
 from accel_nb.pool.sync.objects.object_kinds import is_plain_array, is_tensor, is_training_object
 from accel_nb.pool.sync.objects.shared_ids import IMPORTED, SharedObjects
-from accel_nb.pool.sync.paths.object_paths import content_of, is_plain_object, set_content
 from accel_nb.pool.sync.stream.pickling import dump
 from accel_nb.runtime.process.user_code import is_user_module
 

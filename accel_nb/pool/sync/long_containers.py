@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from accel_nb.pool.sync.contents.content_kinds import content_of, set_content
 from accel_nb.pool.sync.objects.shared_ids import ITEM, SharedId, SharedObjects
-from accel_nb.pool.sync.paths.object_paths import content_of, set_content
 from accel_nb.pool.sync.stream.pickling import digest
 
 

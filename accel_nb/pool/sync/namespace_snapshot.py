@@ -15,6 +15,7 @@ from accel_nb.pool.sync.change_detection import (
     is_state_sharded,
     module_structure,
 )
+from accel_nb.pool.sync.contents.content_kinds import content_of
 from accel_nb.pool.sync.namespace_sync import Namespace
 from accel_nb.pool.sync.objects.module_parts import RecordedParts, can_set_parts
 from accel_nb.pool.sync.objects.object_kinds import (
@@ -27,7 +28,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
 )
 from accel_nb.pool.sync.objects.shared_ids import OptimizerParts, SharedObjects, has_identity, shared_ids
 from accel_nb.pool.sync.paths.function_caches import cached_functions
-from accel_nb.pool.sync.paths.object_paths import content_of, is_below_training_object, referenced_objects, root_name
+from accel_nb.pool.sync.paths.object_paths import is_below_training_object, referenced_objects, root_name
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.runtime.distributed.sharded import latest
 

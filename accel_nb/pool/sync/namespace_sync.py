@@ -17,6 +17,8 @@ from accel_nb.pool.sync.change_detection import (
     set_module_attributes,
     set_module_state,
 )
+from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, set_content
+from accel_nb.pool.sync.contents.long_items import changeable_items
 from accel_nb.pool.sync.imported_attributes import ImportedAttributes
 from accel_nb.pool.sync.long_containers import set_item_contents
 from accel_nb.pool.sync.objects.module_gradients import set_gradients
@@ -33,12 +35,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
 from accel_nb.pool.sync.objects.shared_ids import SharedId
 from accel_nb.pool.sync.objects.user_hooks import next_number, reserve_numbers
 from accel_nb.pool.sync.optimizer_states import set_optimizer_state
-from accel_nb.pool.sync.paths.object_paths import (
-    ObjectAttributes,
-    changeable_items,
-    resolve_path,
-    set_content,
-)
+from accel_nb.pool.sync.paths.object_paths import resolve_path
 from accel_nb.pool.sync.stream.pickling import copyable_values
 from accel_nb.pool.sync.stream.sections import dump_sections, load_sections
 

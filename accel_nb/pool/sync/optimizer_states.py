@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole, set_attribute
 from accel_nb.pool.sync.objects.object_kinds import is_optimizer, is_tensor, is_training_object, parameters_of
 from accel_nb.pool.sync.objects.shared_ids import DIVIDED, OptimizerParts, SharedId, state_parts
 from accel_nb.pool.sync.objects.shared_memory import OwnData, data_of
@@ -22,7 +23,6 @@ from accel_nb.pool.sync.objects.user_hooks import (
     set_own_methods,
     without_hooks,
 )
-from accel_nb.pool.sync.paths.object_paths import content_of, is_replaced_whole, set_attribute
 from accel_nb.pool.sync.reductions.optimizer_reduction import is_property
 from accel_nb.pool.sync.stream.pickling import copyable_values
 from accel_nb.runtime.distributed.sharded import full_tensor, is_sharded, shard_state

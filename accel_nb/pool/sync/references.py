@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accel_nb.pool.sync.change_detection import is_compared_by_identity
+from accel_nb.pool.sync.contents.content_kinds import content_of
 from accel_nb.pool.sync.objects.object_kinds import is_module, is_tensor, training_kinds
 from accel_nb.pool.sync.objects.shared_ids import SharedObjects, shared_ids
-from accel_nb.pool.sync.paths.object_paths import content_of, referenced_objects, root_name
+from accel_nb.pool.sync.paths.object_paths import referenced_objects, root_name
 from accel_nb.pool.sync.stream.pickling import dump
 
 Namespace = dict[str, Any]

@@ -45,6 +45,9 @@ from accel_nb.pool.sync.change_detection import (
     module_tensors,
     set_module_state,
 )
+from accel_nb.pool.sync.contents.content_kinds import ObjectAttributes, content_of
+from accel_nb.pool.sync.contents.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.contents.plain_objects import is_plain_object
 from accel_nb.pool.sync.long_containers import changed_contents, item_ids
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot, RecordedObject, tracked_fingerprint
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta, describe_failures
@@ -65,16 +68,7 @@ from accel_nb.pool.sync.objects.shared_ids import SharedId, SharedObjects
 from accel_nb.pool.sync.optimizer_states import optimizer_bytes, optimizer_state
 from accel_nb.pool.sync.paths.function_caches import cached_functions, has_changeable_results
 from accel_nb.pool.sync.paths.items_before import ItemsBefore
-from accel_nb.pool.sync.paths.object_paths import (
-    ObjectAttributes,
-    attribute_path,
-    content_of,
-    is_at_or_below,
-    is_plain_object,
-    resolve_path,
-    root_name,
-)
-from accel_nb.pool.sync.paths.object_states import ObjectState, kept_attributes
+from accel_nb.pool.sync.paths.object_paths import attribute_path, is_at_or_below, resolve_path, root_name
 from accel_nb.pool.sync.reductions.iterators import WAS_READ, is_generator_iterator, is_iterator
 from accel_nb.pool.sync.stream.pickling import Trial, copyable_values
 from accel_nb.pool.sync.stream.sections import SectionError

@@ -22,6 +22,7 @@ from accel_nb.pool.sync.change_detection import (
     module_attributes,
     module_state,
 )
+from accel_nb.pool.sync.contents.content_kinds import content_of, is_replaced_whole
 from accel_nb.pool.sync.long_containers import ItemsContent, changed_contents, item_ids
 from accel_nb.pool.sync.namespace_sync import Namespace, NamespaceDelta
 from accel_nb.pool.sync.objects.module_gradients import gradient_state
@@ -39,14 +40,7 @@ from accel_nb.pool.sync.objects.object_kinds import (
 from accel_nb.pool.sync.objects.shared_ids import OUTDATED, OptimizerParts, SharedId, SharedObjects, shared_ids
 from accel_nb.pool.sync.objects.user_hooks import gradient_hooks, method_ids
 from accel_nb.pool.sync.optimizer_states import optimizer_state
-from accel_nb.pool.sync.paths.object_paths import (
-    content_of,
-    is_below_training_object,
-    is_replaced_whole,
-    referenced_objects,
-    resolve_path,
-    root_name,
-)
+from accel_nb.pool.sync.paths.object_paths import is_below_training_object, referenced_objects, resolve_path, root_name
 from accel_nb.pool.sync.reductions.iterators import is_iterator
 from accel_nb.pool.sync.references import ReferenceRecorder
 from accel_nb.pool.sync.stream.pickling import dump

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from accel_nb.pool.sync.contents.plain_objects import is_plain_object
 from accel_nb.pool.sync.objects.class_attributes import is_notebook_class
 from accel_nb.pool.sync.objects.object_kinds import is_tensor, is_training_object
-from accel_nb.pool.sync.paths.object_paths import is_plain_object
 
 
 def cached_functions(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from accel_nb.pool.sync.contents.long_items import changeable_items
 from accel_nb.pool.sync.objects.object_kinds import attributes_of, is_module
 from accel_nb.pool.sync.objects.shared_ids import has_identity
-from accel_nb.pool.sync.paths.object_paths import changeable_items, readable_path, resolve_path
+from accel_nb.pool.sync.paths.object_paths import readable_path, resolve_path
 from accel_nb.runtime.container_items import items_of
 
 _COLLECTIONS = (list, tuple, set, frozenset, deque)

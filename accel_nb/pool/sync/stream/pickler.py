@@ -17,6 +17,8 @@ from typing import Any
 
 import cloudpickle
 
+from accel_nb.pool.sync.contents.content_kinds import is_replaced_whole
+from accel_nb.pool.sync.contents.long_items import changeable_items
 from accel_nb.pool.sync.objects.object_kinds import (
     is_data_parallel,
     is_loader,
@@ -37,7 +39,7 @@ from accel_nb.pool.sync.objects.shared_ids import (
 )
 from accel_nb.pool.sync.objects.shared_memory import OwnData
 from accel_nb.pool.sync.objects.user_hooks import gradient_hook_dict, is_hook_handle, is_replacement, reduce_hook_handle
-from accel_nb.pool.sync.paths.object_paths import changeable_items, is_replaced_whole, resolve_path
+from accel_nb.pool.sync.paths.object_paths import resolve_path
 from accel_nb.pool.sync.reductions.cell_classes import reduce_class
 from accel_nb.pool.sync.reductions.class_bodies import with_members_of_the_body
 from accel_nb.pool.sync.reductions.custom_operators import is_custom_operator, reduce_custom_operator
