@@ -1,1 +1,1 @@
-"""What the content of an object is, and how it is read and set in place."""
+"""The content of objects that are changed in place, and which objects these are."""
