@@ -557,3 +557,45 @@ def test_a_lock_is_sent_as_a_new_one_unless_a_thread_holds_it(sides):
     sides.kernel["held"] = held
     with held, pytest.raises(ShippingError, match="a thread of this process holds the lock"):
         sides.ship("held")
+
+
+def test_an_object_without_content_stays_one_where_the_list_around_it_changes(sides):
+    missing = object()
+    sides.kernel.update(items=[missing, 1], others=[missing])
+    sides.ship("items", "others")
+    assert sides.worker["items"][0] is sides.worker["others"][0]
+    before = sides.snapshot("items")
+    sides.worker["items"].append(2)
+    assert not sides.bring_back(before)
+    assert sides.kernel["items"] == [missing, 1, 2]
+    sides.kernel["items"].append(3)
+    assert sides.ship("items") == ["items"]
+    assert sides.worker["items"][0] is sides.worker["others"][0]
+
+
+def test_a_group_of_an_optimizer_has_the_keys_of_the_notebook_in_their_order(sides):
+    sides.kernel["optimizer"] = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    sides.ship("optimizer")
+    group = sides.kernel["optimizer"].param_groups[0]
+    group["lr"] = group.pop("lr")
+    group["note"] = "last"
+    del group["nesterov"]
+    sides.ship("optimizer")
+    assert list(sides.worker["optimizer"].param_groups[0]) == list(group)
+    assert group["params"][0].shape == sides.worker["optimizer"].param_groups[0]["params"][0].shape
+
+
+def test_a_dict_of_an_object_with_another_attribute_stays_one_on_both_sides(sides):
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    sides.kernel["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sides.ship("scheduler")
+    before = sides.snapshot("scheduler", rebound=("held",))
+    sides.worker["held"] = {"scheduler": sides.worker["scheduler"]}
+    sides.bring_back(before)
+    optimizer.step()
+    sides.kernel["scheduler"].step()  # it sets a new list of rates
+    sides.ship("held")
+    before = sides.snapshot("held", rebound=("items",))
+    sides.worker["items"] = [sides.worker["held"]]
+    sides.bring_back(before)
+    assert sides.kernel["items"][0] is sides.kernel["held"]

@@ -49,8 +49,8 @@ def group_sizes(optimizer: Any) -> tuple[int, ...]:
 
 
 def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the optimizer's groups without their parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    """Return the optimizer's groups, in which None stands for the parameters."""
+    return [{key: None if key == "params" else value for key, value in group.items()} for group in optimizer.param_groups]
 
 
 def state_tensors(optimizer: Any) -> list[Any]:
@@ -131,14 +131,13 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     groups = optimizer.param_groups
     del groups[len(state["params"]) :]
     groups += [{} for _ in state["params"][len(groups) :]]
-    for group, params in zip(groups, state["params"], strict=True):
-        if params is not None:
-            group["params"] = params
+    for group, params, values in zip(groups, state["params"], state["groups"], strict=True):
+        own = {**values, "params": group["params"] if params is None else params}
+        group.clear()
+        group.update(own)
     vars(optimizer).update(state["own"])
     for name, value in state["keyed"].items():
         set_attribute(optimizer, name, _with_keys(value, dict(enumerate(parameters_of(optimizer)))))
-    for group, values in zip(groups, state["groups"], strict=True):
-        group.update(values)
     if state["state"] is not None:
         parameters = parameters_of(optimizer)
         # A wrapper may not have called `Optimizer.__init__`: this adds the attributes that torch needs.

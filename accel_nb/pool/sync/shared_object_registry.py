@@ -246,7 +246,8 @@ class SharedObjectRegistry:
     def record_sent(self, paths: Iterable[str], namespace: Namespace) -> None:
         """Record that the workers now hold the notebook's values of the names of ``paths``."""
         names = list(dict.fromkeys(root_name(path) for path in paths))
-        self.forget(names)
+        moved = self.forget(names)
+        self._drop_parts([path for path in moved if not self._is_in_place(path, namespace)])
         known = {id(entry.value): path for path, entry in self._entries.items()}
         fresh: list[str] = []
         for name in names:
@@ -328,14 +329,17 @@ class SharedObjectRegistry:
         self._outdated_iterators[id(value)] = value
         return True
 
-    def forget(self, names: Iterable[str] | None = None) -> None:
-        """Drop the records of some names, or of all: a cell that uses them sends them again."""
+    def forget(self, names: Iterable[str] | None = None) -> list[str]:
+        """Drop the records of some names, or of all: a cell that uses them sends them again.
+
+        Return the paths below other names to which records of their parts have moved.
+        """
         if names is None:
             self._entries.clear()
             self._parts.clear()
             self._aliases.clear()
             self.record_outdated([name for name, value in self._bindings.items() if value is not _ABSENT])
-            return
+            return []
         names = dict.fromkeys(names)
         for others in self._aliases.values():
             for path in [path for path in others if root_name(path) in names]:
@@ -345,6 +349,7 @@ class SharedObjectRegistry:
             for path in (name, *self._parts.pop(name, ())):
                 if (entry := self._entries.pop(path, None)) is not None:
                     lost[path] = entry
+        moved: list[str] = []
         for path, entry in lost.items():
             others = self._aliases.pop(path, {})
             successor = next((other for other in others if root_name(other) in self._entries), None)
@@ -352,6 +357,8 @@ class SharedObjectRegistry:
                 self._entries[successor] = entry
                 self._parts.setdefault(root_name(successor), []).append(successor)
                 self._aliases[successor] = {other: None for other in others if other != successor}
+                moved.append(successor)
+        return moved
 
     def record_deleted(self, names: Iterable[str]) -> None:
         """Record that the workers have deleted some names."""

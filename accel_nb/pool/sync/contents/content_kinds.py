@@ -326,6 +326,19 @@ def _write_loader(value: Any, content: ObjectAttributes) -> None:
     set_loader_attributes(value, content.values)
 
 
+def _is_bare(value: Any) -> bool:
+    """Return whether a value has its identity only, as the ``object()`` that code compares others with."""
+    return type(value) is object
+
+
+def _read_bare(value: Any) -> tuple[Any, Any]:
+    return object, None
+
+
+def _write_bare(value: Any, content: Any) -> None:
+    """Change nothing: there is nothing in the object."""
+
+
 def _has_own_state(value: Any) -> bool:
     return has_own_state(value) and not is_training_object(value)
 
@@ -353,6 +366,7 @@ _KINDS = (
     ContentKind(is_loader, _read_loader, _write_loader),
     ContentKind(is_plain_object, _read_object, _write_object),
     ContentKind(is_lock, _read_lock, _write_object),
+    ContentKind(_is_bare, _read_bare, _write_bare),
     ContentKind(_has_own_state, _read_state, set_object_state),
 )
 """The kinds, of which the first that matches a value is its kind."""
