@@ -50,7 +50,9 @@ def group_sizes(optimizer: Any) -> tuple[int, ...]:
 
 def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
     """Return the optimizer's groups, in which None stands for the parameters."""
-    return [{key: None if key == "params" else value for key, value in group.items()} for group in optimizer.param_groups]
+    return [
+        {key: None if key == "params" else value for key, value in group.items()} for group in optimizer.param_groups
+    ]
 
 
 def state_tensors(optimizer: Any) -> list[Any]:
