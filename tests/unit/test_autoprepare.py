@@ -45,6 +45,10 @@ def test_cuda_means_the_workers_device_and_torch_is_put_back() -> None:
     with PlainCells(accelerator).run_cell():
         x = torch.zeros(2, device="cuda")
         tensors = [x, x.cuda(), x.to("cuda:0"), x.to(device="cuda"), x.to(torch.device("cuda", 3)), x.cuda(1)]
+        tensors += [torch.normal(0.0, 1.0, (2,), device="cuda"), torch.hann_window(4, device="cuda:0")]
+        tensors += [torch.asarray([1.0], device="cuda"), torch.empty_strided((2,), (1,), device="cuda:1")]
+        tensors += [torch.eye(2).to_sparse(), torch.sparse_coo_tensor([[0]], [1.0], (2,), device="cuda")]
+        tensors += [x.new_zeros(2, device="cuda"), x.new_tensor([1.0], device="cuda:0"), x.new_full((1,), 2.0)]
         assert {tensor.device.type for tensor in tensors} == {"cpu"}
         assert x.to(torch.float64).dtype == torch.float64
         assert x.to(x.double()).dtype == torch.float64

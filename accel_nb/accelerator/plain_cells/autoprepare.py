@@ -53,6 +53,7 @@ from accel_nb.accelerator.plain_cells.replacements.backward_passes import Backwa
 from accel_nb.accelerator.plain_cells.replacements.clipping import replace_clip_norm, replace_clip_value
 from accel_nb.accelerator.plain_cells.replacements.device_moves import (
     FACTORIES,
+    METHODS,
     collect_factories,
     make_mover,
     replace_cuda,
@@ -288,6 +289,8 @@ class PlainCells:
         self._held_gradients.replace_functions(stack, replace)
         collect_factories()
         factories = [replace((torch,), name, functools.partial(replace_factory, move)) for name in FACTORIES]
+        for name in METHODS:
+            replace((Tensor,), name, functools.partial(replace_factory, move))
         stack.enter_context(torchscript.compile_replacements_as_torch(list(chain(*factories))))
         for owner, name, make in torchscript.replacements():
             replace((owner,), name, make)

@@ -12,11 +12,16 @@ from torch import nn
 from accel_nb.runtime.devices.registry import device_type
 
 FACTORIES = (
-    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
-    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
-    "tril_indices", "triu_indices", "zeros", "zeros_like",
+    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window", "kaiser_window", "linspace",
+    "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like",
+    "randperm", "scalar_tensor", "sparse_compressed_tensor", "sparse_coo_tensor", "sparse_csc_tensor",
+    "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
 """The functions of torch that make tensors on a device."""
+
+METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+"""The methods of tensors that do."""
 
 
 def make_mover(device: torch.device) -> Callable[[Any], Any]:
@@ -67,7 +72,7 @@ def collect_factories() -> None:
 
 
 def replace_factory(move: Callable[[Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes a tensor on the device of this worker."""
+    """Return a function or method that makes a tensor on the device of this worker."""
 
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
