@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "accel_nb"
-FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+from tests.support.sources import FILES, PACKAGE, dotted, nodes_of
 
 KERNEL_SIDE = [
     "accel_nb",
@@ -43,11 +41,6 @@ KERNEL_SIDE = [
 ]
 
 
-@functools.cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
 def mentions(path: Path, name: str) -> bool:
     """Whether a module imports ``name`` or something below it, at any depth of nesting."""
     text = path.read_text()
@@ -58,7 +51,7 @@ def mentions(path: Path, name: str) -> bool:
             return True
         if isinstance(node, ast.ImportFrom) and ((node.module or "") + ".").startswith(name + "."):
             return True
-        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(name):
+        if isinstance(node, ast.Attribute) and dotted(node).startswith(name):
             return True
     return False
 
@@ -114,7 +107,7 @@ def test_new_tensors_do_not_depend_on_the_default_device():
 def factory_calls(nodes: list[ast.AST]) -> list[ast.Call]:
     """Return the calls that make tensors, without draws: samplers draw on the default device, as those of torch do."""
     drawn = {node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "random_"}
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in _FACTORIES]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and dotted(node.func) in _FACTORIES]
     return [call for call in calls if call not in drawn]
 
 
@@ -138,9 +131,11 @@ def names_device_type(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         has_type = any(isinstance(side, ast.Attribute) and side.attr in ("type", "device_type") for side in sides)
+        if not has_type:
+            return False
         words = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
         is_of_device = any(".device" in f".{ast.unparse(side)}" for side in sides)
-        return has_type and (is_of_device or not words.isdisjoint(_DEVICE_NAMES))
+        return is_of_device or not words.isdisjoint(_DEVICE_NAMES)
     if isinstance(node, ast.Attribute):
         is_of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch"
         return node.attr in ("is_cuda", "is_xla", "is_xpu", "is_mps") or (

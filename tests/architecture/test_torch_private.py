@@ -11,8 +11,8 @@ import pytest
 
 from accel_nb.runtime import torch_private
 from accel_nb.runtime.torch_private import PRIVATE_USES, is_checked
+from tests.support.sources import FILES, PACKAGE, nodes_of
 
-PACKAGE = Path(__file__).parents[2] / "accel_nb"
 TABLE = "runtime/torch_private.py"
 _PRIVATE = re.compile(r"_[A-Za-z][A-Za-z0-9_]*")
 
@@ -48,8 +48,8 @@ PARTS = {
 def own_names() -> set[str]:
     """Return the private names that the package defines itself."""
     found: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in FILES:
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -69,7 +69,7 @@ def listed_names(path: str | None = None) -> set[str]:
 
 def names_in(path: Path, own: set[str]) -> Iterator[tuple[int, str]]:
     """Yield line and name of each private name in a module, but not those that its own objects define."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             for name in ((node.module or "").split("."), [alias.name for alias in node.names]):
                 yield from ((node.lineno, part) for part in name)
@@ -86,7 +86,7 @@ def names_in(path: Path, own: set[str]) -> Iterator[tuple[int, str]]:
 def test_each_private_name_of_torch_is_in_the_table() -> None:
     own, missing = own_names(), []
     others = (own - listed_names()) | SHARED | OTHERS | PARTS
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in FILES:
         where = path.relative_to(PACKAGE).as_posix()
         if where == TABLE:
             continue

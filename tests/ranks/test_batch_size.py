@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,8 @@ def train(world: World, batch_size: int, fails: bool, where: str) -> tuple[int, 
 
 def retries(world: World, unlucky: list[int], where: str, path: str) -> list[Any]:
     handler = logging.FileHandler(path)
-    logging.getLogger("accel_nb.accelerator.training.batch_size").addHandler(handler)
+    logger = logging.getLogger("accel_nb.accelerator.training.batch_size")
+    logger.addHandler(handler)
     found = find_executable_batch_size(
         lambda batch_size: train(world, batch_size, batch_size > 4 and world.rank in unlucky, where), 16
     )()
@@ -51,25 +53,33 @@ def retries(world: World, unlucky: list[int], where: str, path: str) -> list[Any
     )()
     plain = train(world, 4, False, where)
     accelerator = Accelerator(world=world, cpu=True)
-    return [found, again, plain, accelerator.gather(torch.tensor(world.rank)).tolist()]
+    gathered = accelerator.gather(torch.tensor(world.rank)).tolist()
+    accelerator.close()
+    logger.removeHandler(handler)
+    return [found, again, plain, gathered]
 
 
-@pytest.mark.parametrize("where", ["before", "forward", "backward", "after"])
+PLACES = ("before", "forward", "backward", "after")
+
+
+def retries_everywhere(world: World, unlucky: list[int], folder: str) -> list[list[Any]]:
+    return [retries(world, unlucky, where, f"{folder}/{where}") for where in PLACES]
+
+
 @pytest.mark.parametrize(("size", "unlucky"), [(2, [1]), (3, [0]), (3, [0, 1, 2])])
-def test_all_ranks_try_again_when_memory_runs_out_on_any(
-    size: int, unlucky: list[int], where: str, tmp_path: Any
-) -> None:
-    results = run_ranks(retries, size, unlucky, where, str(tmp_path / "log"))
-    for found, again, plain, gathered in results:
-        assert found == again == plain == results[0][0]
-        assert found[0] == 4
-        assert gathered == list(range(size))
-    lines = (tmp_path / "log").read_text().splitlines()
+def test_all_ranks_try_again_when_memory_runs_out_on_any(size: int, unlucky: list[int], tmp_path: Path) -> None:
+    per_rank = run_ranks(retries_everywhere, size, unlucky, str(tmp_path))
     ranks = f"rank{'s' if len(unlucky) > 1 else ''} {', '.join(map(str, unlucky))}"
-    assert lines[:2] == [
-        f"<lambda>: batch size {tried} ran out of memory on {ranks}, trying {tried // 2}" for tried in (16, 8)
-    ]
-    assert len(lines) == 3
+    for where, *results in zip(PLACES, *per_rank, strict=True):
+        for found, again, plain, gathered in results:
+            assert found == again == plain == results[0][0], where
+            assert found[0] == 4
+            assert gathered == list(range(size))
+        lines = (tmp_path / where).read_text().splitlines()
+        assert lines[:2] == [
+            f"<lambda>: batch size {tried} ran out of memory on {ranks}, trying {tried // 2}" for tried in (16, 8)
+        ]
+        assert len(lines) == 3, where
 
 
 def gives_up(world: World) -> str:

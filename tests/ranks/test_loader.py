@@ -74,19 +74,27 @@ def _read(comm, kind, batch, num_workers, epochs):
     return seen, {name: state.tolist() for name, state in rng.capture().items()}
 
 
-def _read_on_rank(world, *args):
-    return _read(TorchComm(world, DefaultGroup.adopt(world)), *args)
+BATCHES = ("global", "per-worker")
+KINDS = ("shuffled", "own generator", "batch sampler", "foreign", "stream")
+
+
+def _read_on_rank(world, num_workers):
+    comm = TorchComm(world, DefaultGroup.adopt(world))
+    return {(kind, batch): _read(comm, kind, batch, num_workers, 2) for kind in KINDS for batch in BATCHES}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("batch", ["global", "per-worker"])
-@pytest.mark.parametrize("kind", ["shuffled", "own generator", "batch sampler", "foreign", "stream"])
-def test_two_processes_see_what_one_sees(kind, batch, num_workers):
-    with rng.fork_rng():
-        plain, plain_state = _read(LocalComm(), kind, "global", num_workers, 2)
+def test_two_processes_see_what_one_sees(num_workers):
+    first, second = run_ranks(_read_on_rank, 2, num_workers)
+    for kind in KINDS:
+        with rng.fork_rng():
+            plain = _read(LocalComm(), kind, "global", num_workers, 2)
+        for batch in BATCHES:
+            _check_reads(plain, first[kind, batch], second[kind, batch])
 
-    first, second = run_ranks(_read_on_rank, 2, kind, batch, num_workers, 2)
 
+def _check_reads(one_process, first, second):
+    plain, plain_state = one_process
     steps = list(zip(first[0], second[0], strict=True))
     together = [sample for pair in steps for samples, share in pair if not share.is_filler for sample in samples]
     assert together == [sample for samples, _ in plain for sample in samples]

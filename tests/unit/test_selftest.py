@@ -52,6 +52,7 @@ def test_a_failed_check_is_reported_by_rank_and_the_others_still_run(
     assert "\x1b" not in printed
 
 
+@pytest.mark.nightly
 def test_checks_after_the_deadline_are_reported_as_not_run() -> None:
     report = run_checks([CPU], deadline_s=0.0, names=["world", "triggers"])
     assert [(row.name, row.outcome) for row in report.rows] == [
