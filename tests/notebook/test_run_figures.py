@@ -7,7 +7,6 @@ import io
 import itertools
 import re
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from IPython.core.release import version_info
 
 from accel_nb.ui.rank_progress import PAUSE_RATIO
 from tests.notebook.cells import STATE
-from tests.support.kernel import Kernel, running_kernel
+from tests.support.kernel import Kernel
 
 SETUP = """
 import time, torch
@@ -54,13 +53,10 @@ for inputs, targets in loader:
 """
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with running_kernel() as kernel:
-        for cell in ("%load_ext accel_nb", SETUP):
-            output = kernel.run(cell)
-            assert output.error is None, output.traceback
-        yield kernel
+@pytest.fixture(scope="module", autouse=True)
+def names_of_the_cells(kernel: Kernel) -> None:
+    output = kernel.run(SETUP)
+    assert output.error is None, output.traceback
 
 
 def facts(kernel: Kernel) -> dict[str, Any]:

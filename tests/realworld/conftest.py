@@ -1,4 +1,4 @@
-"""A kernel for each set of groups, and the cases of these groups."""
+"""A kernel for all cases that are fast, or for each set of groups where every case is run; and the cases."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ def setting() -> Setting:
     return read_setting()
 
 
-@pytest.fixture(scope="class")
+def _runs_all() -> bool:
+    return os.environ.get("REALWORLD") == "all"
+
+
+@pytest.fixture(scope=lambda **_: "class" if _runs_all() else "module")  # the few cases take less than a start
 def notebook(tmp_path_factory: pytest.TempPathFactory, setting: Setting) -> Iterator[Notebook]:
-    """A kernel with the extension loaded, which the cases of a class share."""
+    """A kernel with the extension loaded, which the cases of a class or all of them share."""
     with running_kernel() as kernel:
         output = kernel.run("%load_ext accel_nb")
         assert output.error is None, output.traceback
@@ -32,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     assert metafunc.cls is not None
-    runs_all = os.environ.get("REALWORLD") == "all"
+    runs_all = _runs_all()
     found = [
         pytest.param(case, workers, id=f"{case.name}-{workers}")
         for case in read_cases()
