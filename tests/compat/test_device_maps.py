@@ -16,6 +16,7 @@ LAYERS = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": 
 MAPS: dict[str, dict[str, Any]] = {
     "automatic": {"device_map": "auto"},
     "limited": {"device_map": "auto", "max_memory": {"cpu": 60_000}},
+    "limited by a text": {"device_map": "auto", "max_memory": {"cpu": "60KB"}},
     "on disk": {"device_map": LAYERS | {"model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "disk"}},
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -70,11 +70,17 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def get_max_memory(max_memory: Mapping[Any, float | str] | None = None) -> dict[Any, int]:
-    """Return the bytes that weights may take on each device: ``max_memory`` rounded down, or else the free memory."""
+    """Return the bytes that weights may take on each device: ``max_memory`` rounded down, or else the free memory.
+
+    Texts in ``max_memory`` become numbers in place, as with accelerate: transformers computes with them afterwards.
+    """
     if max_memory is None:
         return dict(sizes.get_max_memory())
     whole = {device: int(size) if isinstance(size, float) else size for device, size in max_memory.items()}
-    return dict(sizes.get_max_memory(whole))
+    limits = dict(sizes.get_max_memory(whole))
+    if isinstance(max_memory, MutableMapping):
+        max_memory.update({device: limits[device] for device, size in max_memory.items() if isinstance(size, str)})
+    return limits
 
 
 def get_balanced_memory(
