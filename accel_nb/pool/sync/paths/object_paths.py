@@ -193,8 +193,20 @@ def _collect_objects(path: str, value: Any, seen: set[int], found: dict[str, Any
 
 def _can_change_in_place(value: Any) -> bool:
     if is_tensor(value):
-        return value.is_leaf and type(value).__module__.partition(".")[0] == "torch"
+        return value.is_leaf and (type(value).__module__.partition(".")[0] == "torch" or _is_usual_tensor(value))
     return not isinstance(value, dict) or _is_known_dict(type(value))
+
+
+def _is_usual_tensor(value: Any) -> bool:
+    """Return whether a leaf that requires gradients holds its data itself, as weights of the user's own class do."""
+    usual = sys.modules["torch"].Tensor.__torch_dispatch__
+    return value.requires_grad and type(value).__torch_dispatch__ is usual
+
+
+def _data_of_leaf(value: Any) -> Any:
+    """Return the data of a leaf, without the user's own class."""
+    data, plain = value.detach(), sys.modules["torch"].Tensor
+    return data.as_subclass(plain) if type(data) is not plain and _is_usual_tensor(value) else data
 
 
 def _is_known_dict(kind: type) -> bool:
@@ -454,7 +466,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
         if not _can_change_in_place(value):
             return None
         return ("tensor", str(value.dtype), *_layout(value)), (
-            OwnData(value.detach()),
+            OwnData(_data_of_leaf(value)),
             value.requires_grad,
             value.grad,
             tensor_attributes(value),
