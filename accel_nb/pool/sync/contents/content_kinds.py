@@ -213,15 +213,23 @@ def _write_sequence(value: Any, content: Any) -> None:
 
 def is_settable_tensor(tensor: Any) -> bool:
     """Return whether the data of a tensor can be set in place: it is the result of no operation with a gradient."""
-    return tensor.is_leaf and type(tensor).__module__.partition(".")[0] == "torch"
+    return tensor.is_leaf and (type(tensor).__module__.partition(".")[0] == "torch" or _is_weight(tensor))
+
+
+def _is_weight(tensor: Any) -> bool:
+    """Return whether a leaf requires gradients and holds its data itself, as weights of the user's own class do."""
+    usual = sys.modules["torch"].Tensor.__torch_dispatch__
+    return tensor.requires_grad and type(tensor).__torch_dispatch__ is usual
 
 
 def _read_tensor(value: Any) -> tuple[Any, Any] | None:
     if not is_settable_tensor(value):
         return None
-    data = OwnData(value.detach())
+    data, plain = value.detach(), sys.modules["torch"].Tensor
+    if type(data) is not plain and _is_weight(value):  # of the user's own class
+        data = data.as_subclass(plain)
     return ("tensor", str(value.dtype), *_layout(value)), (
-        *(data, value.requires_grad, value.grad, tensor_attributes(value)),
+        *(OwnData(data), value.requires_grad, value.grad, tensor_attributes(value)),
     )
 
 

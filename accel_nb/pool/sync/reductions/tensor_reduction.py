@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from accel_nb.pool.sync.objects.shared_memory import SharedBlock
@@ -38,6 +39,25 @@ def reduce_tensor(tensor: Any, blocks: MemoryBlocks, *, omits_gradient: bool) ->
     if not hooks and gradient is None and not own:
         return _rebuild_tensor, arguments
     return _rebuild_tensor, arguments, (hooks, gradient, own), None, None, _set_tensor_state
+
+
+def reduce_leaf_of_subclass(tensor: Any) -> Any:
+    """Reduce a leaf of the user's own tensor class that requires gradients; return None for any other tensor.
+
+    torch rebuilds it as a view of the leaf, so a backward pass would leave it without a gradient.
+    """
+    import torch
+
+    if not (tensor.is_leaf and tensor.requires_grad) or isinstance(tensor, torch.nn.Parameter):
+        return None
+    reduced = tensor.__reduce_ex__(5)
+    if len(reduced) > 2:
+        return None
+    gradient = tensor.grad
+    if gradient is not None:
+        gradient = gradient.as_subclass(torch.Tensor)
+    state = gradient_hooks(tensor), gradient, {}
+    return _rebuild_leaf, reduced, state, None, None, _set_tensor_state
 
 
 def reduce_data(tensor: Any, blocks: MemoryBlocks) -> Any:
@@ -92,6 +112,15 @@ def _rebuild_tensor(
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_leaf(rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    tensor = rebuild(*arguments)
+    if tensor.is_leaf:
+        return tensor.requires_grad_()
+    leaf = tensor.detach().as_subclass(type(tensor)).requires_grad_()
+    vars(leaf).update(vars(tensor))
+    return leaf
 
 
 def _rebuild_inner_tensor(
