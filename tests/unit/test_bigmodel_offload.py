@@ -407,6 +407,26 @@ def test_modules_that_use_weights_of_their_parts(tmp_path: Path) -> None:
     assert torch.equal(attention(x, x, x)[0], again(x, x, x)[0])
 
 
+def test_lists_of_parameters_are_loaded_for_the_module_that_uses_them(tmp_path: Path) -> None:
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+            self.scales = nn.ParameterList(torch.rand(4) for _ in range(2))
+            self.shifts = nn.ModuleDict({"own": nn.ParameterDict({"first": nn.Parameter(torch.rand(4))})})
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer, scale in zip(self.layers, self.scales, strict=True):
+                x = layer(x) * scale
+            return x + self.shifts["own"]["first"]
+
+    model, x = nn.Sequential(Mixture(), nn.Linear(4, 2)), torch.randn(3, 4)
+    expected = model(x)
+    disk_offload(model, tmp_path)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert torch.equal(model(x), expected)
+
+
 def test_weights_come_back_and_the_model_is_ordinary_again(tmp_path: Path) -> None:
     resident, model = Transformer(), Transformer()
     model.load_state_dict(resident.state_dict())

@@ -142,7 +142,7 @@ def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     handle = model.__dict__.get(_HANDLE)
     away = {} if handle is None else {name: piece for piece in handle.weights for name in piece.aliases}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        yield name, (_value(away[name]) if name in away else tensor.detach().cpu())
+        yield name, (read_weight(away[name]) if name in away else tensor.detach().cpu())
 
 
 def has_offloaded_params(model: nn.Module) -> bool:
@@ -172,9 +172,19 @@ class DispatchRecord:
     model: nn.Module
     prefetcher: WeightPrefetcher | None = None
     weights: list[OffloadedWeight] = field(default_factory=list)
+    units: list[WeightUnit] = field(default_factory=list)
     compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
+
+    def units_of(self, module: nn.Module) -> list[WeightUnit]:
+        """Return the units that have weights of the module itself, not of its parts."""
+        own = (module._parameters, module._buffers)
+        return [
+            unit
+            for unit in self.units
+            if any(holder is held for piece in unit.weights for holder, _ in piece.holders for held in own)
+        ]
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
@@ -184,7 +194,7 @@ class DispatchRecord:
 
     def close(self) -> None:
         """Restore weights and forwards."""
-        values = {id(piece): _value(piece) for piece in self.weights}
+        values = {id(piece): read_weight(piece) for piece in self.weights}
         for module, before in reversed(self._wrapped):
             if before is None:
                 del module.__dict__["forward"]
@@ -203,7 +213,7 @@ class DispatchRecord:
         del self.model.__dict__[_HANDLE]
 
 
-def _value(piece: OffloadedWeight) -> Tensor:
+def read_weight(piece: OffloadedWeight) -> Tensor:
     """Return the value of an offloaded tensor, on the CPU."""
     if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.placeholder.dtype:
         return piece.source.tensor
@@ -253,6 +263,7 @@ def _dispatch(
     for tensor in tensors:
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
+    handle.units = units
     if units:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
         handle.prefetcher = WeightPrefetcher(units, transfer or build_transfer(device), budget, num_readers=readers)
@@ -397,7 +408,7 @@ def _units(
         aliases: dict[str, list[str]] = {}
         for name in tensor.names:
             holder = tree.containing_part(name)
-            owner = holder if holder in tree.modules else name.rpartition(".")[0]
+            owner = _called_part(tree, holder if holder in tree.modules else name.rpartition(".")[0])
             aliases.setdefault(owner, []).append(name)
         for owner, names in aliases.items():
             piece = OffloadedWeight(
@@ -415,6 +426,13 @@ def _units(
         WeightUnit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.children(owner)))
         for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
     ]
+
+
+def _called_part(tree: ModuleTree, name: str) -> str:
+    """Return a module, or if it only holds tensors for others, as `nn.ParameterList`, the one above that is called."""
+    while name and type(tree.modules[name]).forward is nn.Module.forward:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _is_lookup(module: nn.Module) -> bool:

@@ -142,6 +142,11 @@ class WeightPrefetcher:
         """The largest total size of the buffers so far."""
         self._set_order(units)
 
+    @property
+    def device(self) -> torch.device:
+        """The device that the weights are loaded to."""
+        return self._transfer.device
+
     def begin_forward(self) -> None:
         """Start a forward of the whole model; the order of this thread's previous forward is expected again."""
         state = self._thread_state

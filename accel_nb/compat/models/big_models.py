@@ -20,6 +20,7 @@ from accel_nb.bigmodel.planning.device_map import plan_device_map
 from accel_nb.bigmodel.planning.placement import find_place
 from accel_nb.bigmodel.planning.sizes import Device, list_ancestors, list_tensors
 from accel_nb.bigmodel.safetensors_reader import FileTensor, open_safetensors
+from accel_nb.compat.models.dispatch_hooks import attach_dispatch_hooks
 from accel_nb.compat.models.module_tensors import set_module_tensor_to_device
 from accel_nb.compat.models.offloaded_files import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_nb.errors import ConfigError, MisuseError
@@ -87,6 +88,7 @@ def dispatch_model(
         skip_keys,
         preload_module_classes,
     )
+    attach_dispatch_hooks(model)
     vars(model)["hf_device_map"] = device_map
     return model
 
@@ -152,7 +154,22 @@ def cpu_offload(
                 preload_module_classes=preload_module_classes,
             )
             return model
-    return own_dispatch.cpu_offload(model, execution_device, offload_buffers, preload_module_classes)
+    own_dispatch.cpu_offload(model, execution_device, offload_buffers, preload_module_classes)
+    attach_dispatch_hooks(model)
+    return model
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | os.PathLike[str],
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+) -> nn.Module:
+    """Write all weights to a folder and compute on a device; see `accel_nb.disk_offload`."""
+    own_dispatch.disk_offload(model, offload_dir, execution_device, offload_buffers, preload_module_classes)
+    attach_dispatch_hooks(model)
+    return model
 
 
 def load_checkpoint_in_model(

@@ -92,7 +92,8 @@ def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
     if hook is not None:
         hook.detach_hook(module)
         own = module.__dict__.pop("_accel_nb_own_forward", None)
-        for name in ("_hf_hook", "_old_forward", "forward"):
+        has_forward = "_old_forward" in module.__dict__
+        for name in ("_hf_hook", *(("_old_forward", "forward") if has_forward else ())):
             module.__dict__.pop(name, None)
         if own is not None:
             module.__dict__["forward"] = own

@@ -244,9 +244,9 @@ _OWN_BIG = "accel_nb.compat.models.big_models"
 _BIG = {
     **places_in(
         "accel_nb",
-        "attach_layerwise_casting_hooks cpu_offload_with_hook disk_offload init_empty_weights init_on_device",
+        "attach_layerwise_casting_hooks cpu_offload_with_hook init_empty_weights init_on_device",
     ),
-    **places_in(_OWN_BIG, "cpu_offload dispatch_model load_checkpoint_and_dispatch"),
+    **places_in(_OWN_BIG, "cpu_offload disk_offload dispatch_model load_checkpoint_and_dispatch"),
 }
 _DEVICE_MAPS = {
     **places_in("accel_nb.compat.models.device_maps", "infer_auto_device_map"),

@@ -1,0 +1,102 @@
+"""Hooks by which libraries load and change the offloaded weights of one module of a dispatched model.
+
+`accel_nb.dispatch_model` itself needs none. PEFT looks for accelerate's hook before it merges an adapter: without one
+it would write to the placeholder of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.meta import clone_parameter_onto
+from accel_nb.bigmodel.offload.dispatch import DispatchRecord, get_dispatch_record, read_weight
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight, WeightUnit
+from accel_nb.compat.models.align_hooks import AlignDevicesHook
+
+
+def attach_dispatch_hooks(model: nn.Module) -> None:
+    """Attach a hook to each module of a dispatched model that has offloaded weights of its own."""
+    record = get_dispatch_record(model)
+    for module in model.modules():
+        if units := record.units_of(module):
+            vars(module)["_hf_hook"] = DispatchHook(record, module, units)
+
+
+class DispatchHook(AlignDevicesHook):
+    """Loads the weights of a module, on the model's main device, between `pre_forward` and `post_forward`.
+
+    The module's forward does so by itself. Weights that are assigned to ``weights_map`` meanwhile take the place of the
+    offloaded ones, in host memory.
+    """
+
+    def __init__(self, record: DispatchRecord, module: nn.Module, units: list[WeightUnit]) -> None:
+        assert record.prefetcher is not None, "a model with offloaded weights has a prefetcher"
+        weights = _weights_of(module, units)
+        super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(weights))
+        self.original_devices = {name: weight.placeholder.device for name, weight in weights.items()}
+        self._prefetcher, self._units, self._weights = record.prefetcher, units, weights
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Change nothing: the weights are offloaded already."""
+        return module
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Load the weights."""
+        for unit in self._units:
+            self._prefetcher.acquire(unit)
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Unload the weights, and keep those that were assigned to ``weights_map``."""
+        given: Mapping[str, Tensor] = self.weights_map or {}
+        if not isinstance(given, _Weights):
+            for name, value in given.items():
+                if (weight := self._weights.get(name)) is not None:
+                    _install(weight, value)
+            self.weights_map = _Weights(self._weights)
+        for unit in reversed(self._units):
+            self._prefetcher.release(unit)
+        return output
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Change nothing: `remove_hook_from_submodules` loads the weights of the whole model."""
+        return module
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The values of offloaded weights by name, each read from its source when it is asked for."""
+
+    def __init__(self, weights: Mapping[str, OffloadedWeight]) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Tensor:
+        return read_weight(self._weights[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _weights_of(module: nn.Module, units: list[WeightUnit]) -> dict[str, OffloadedWeight]:
+    own = (module._parameters, module._buffers)
+    return {
+        leaf: weight
+        for unit in units
+        for weight in unit.weights
+        for holder, leaf in weight.holders
+        if any(holder is held for held in own)
+    }
+
+
+def _install(weight: OffloadedWeight, value: Tensor) -> None:
+    """Put another value in place of a loaded weight; the prefetcher keeps it when it unloads the weight."""
+    placeholder, held = weight.placeholder, value.detach()
+    if isinstance(placeholder, nn.Parameter):
+        held = clone_parameter_onto(placeholder, held).requires_grad_(False)
+    for holder, leaf in weight.holders:
+        holder[leaf] = held
