@@ -81,7 +81,6 @@ class ZygoteReady:
 
     kind: ClassVar[str] = "zygote_ready"
     pid: int
-    import_s: float
     num_threads: int
 
 

@@ -84,7 +84,7 @@ RECORDS = [
     messages.QueryPosition(7, from_outside=True),
     messages.StepCount(7, 1, 40),
     messages.TaskRequest(1, "run", {"source": "x", "used": ["a", "b"]}),
-    messages.ZygoteReady(1, 0.5, 1),
+    messages.ZygoteReady(1, 1),
 ]
 
 

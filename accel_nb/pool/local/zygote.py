@@ -13,7 +13,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 
 from accel_nb.pool.channel import Channel
@@ -46,7 +45,7 @@ class Zygote:
 
     def serve(self, preload: list[str]) -> None:
         """Import ``preload``, then handle requests until the kernel has ended."""
-        started, kernel = time.monotonic(), os.getppid()
+        kernel = os.getppid()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that blocks signals may have started this process
         # A signal to all processes must not end this one before the workers have saved.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,7 +63,7 @@ class Zygote:
         num_threads = (
             len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
         )
-        self._control.send(encode(ZygoteReady(os.getpid(), time.monotonic() - started, num_threads)))
+        self._control.send(encode(ZygoteReady(os.getpid(), num_threads)))
         try:
             while True:
                 readable, _, _ = select.select([self._control, self._wakeup_read], [], [], ORPHAN_CHECK_S)
