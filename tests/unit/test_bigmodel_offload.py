@@ -427,6 +427,17 @@ def test_lists_of_parameters_are_loaded_for_the_module_that_uses_them(tmp_path: 
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.usefixtures("way")
+def test_a_part_of_a_block_computes_by_itself_too(tmp_path: Path) -> None:
+    resident = Transformer()
+    model = load_checkpoint_and_dispatch(empty(), save_single(resident, tmp_path), {"": "disk"})
+    x = torch.randn(2, 3, resident.blocks[1].up.in_features)
+    expected = resident.blocks[1].down(resident.blocks[1].up(x))
+    assert torch.equal(model.blocks[1].down(model.blocks[1].up(x)), expected)
+    assert model.blocks[1].up.weight.is_meta
+    assert torch.equal(model(TOKENS), resident(TOKENS))
+
+
 def test_weights_come_back_and_the_model_is_ordinary_again(tmp_path: Path) -> None:
     resident, model = Transformer(), Transformer()
     model.load_state_dict(resident.state_dict())

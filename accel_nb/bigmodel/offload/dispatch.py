@@ -269,6 +269,8 @@ def _dispatch(
         handle.prefetcher = WeightPrefetcher(units, transfer or build_transfer(device), budget, num_readers=readers)
         for unit in units:
             handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.prefetcher, unit))
+            for part in _parts_with_weights(tree, unit):
+                handle.wrap(part, functools.partial(_with_weights_if_alone, handle.prefetcher, unit))
     _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
     model.__dict__[_HANDLE] = handle
     return model
@@ -504,6 +506,26 @@ def _with_weights(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..
                 return inner(*args, **kwargs)
         finally:
             stream.release(unit)
+
+    return forward
+
+
+def _parts_with_weights(tree: ModuleTree, unit: WeightUnit) -> Iterator[nn.Module]:
+    """Yield the modules in a block that have weights of the unit and can be called by themselves."""
+    owner = tree.modules[unit.name]
+    holders = {id(holder) for piece in unit.weights for holder, _ in piece.holders}
+    for part in owner.modules():
+        own = {id(part._parameters), id(part._buffers)}
+        if part is not owner and holders & own and type(part).forward is not nn.Module.forward:
+            yield part
+
+
+def _with_weights_if_alone(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that loads the block it belongs to if it is called outside of that block's forward."""
+    alone = _with_weights(stream, unit, inner)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs) if stream.holds(unit) else alone(*args, **kwargs)
 
     return forward
 

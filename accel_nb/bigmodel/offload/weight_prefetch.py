@@ -101,10 +101,11 @@ class _Residency:
 
 
 class _ThreadState(threading.local):
-    """The units that one computing thread has used, and its position in the order."""
+    """The units that one computing thread has used and uses now, and its position in the order."""
 
     def __init__(self) -> None:
         self.seen: list[WeightUnit] = []
+        self.held: list[WeightUnit] = []
         self.next = 0
         self.depth = 0
 
@@ -200,9 +201,15 @@ class WeightPrefetcher:
             if isinstance(error, OSError) and not isinstance(error, OffloadError):
                 raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
             raise
+        self._thread_state.held.append(unit)
+
+    def holds(self, unit: WeightUnit) -> bool:
+        """Return whether the calling thread has acquired the unit and not released it."""
+        return unit in self._thread_state.held
 
     def release(self, unit: WeightUnit) -> None:
         """Replace the weights by placeholders; weights that were changed in place are retained in memory."""
+        self._thread_state.held.remove(unit)
         with self._changed:
             residency = self._residencies[unit]
             if (
