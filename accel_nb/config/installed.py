@@ -34,6 +34,7 @@ def _all_entry_points() -> Any:
     return entry_points()
 
 
+@cache
 def installed_entry_points(group: str) -> EntryPoints:
     """Return the entry points of a group."""
     return _all_entry_points().select(group=group)

@@ -6,6 +6,7 @@ torch may rename or remove a private name in any version. On a version that was 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -595,7 +596,9 @@ _BY_FEATURE: Mapping[str, PrivateUse] = MappingProxyType({use.feature: use for u
 def torch_version() -> str | None:
     """Return major and minor version of the installed torch; None if it is not installed."""
     try:
-        return ".".join(metadata.version("torch").split(".")[:2])
+        # The metadata of a package is a file that takes 20 ms to parse.
+        version = getattr(sys.modules.get("torch"), "__version__", None) or metadata.version("torch")
+        return ".".join(version.split(".")[:2])
     except metadata.PackageNotFoundError:
         return None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
+from accel_nb.config.installed import installed_entry_points
 from accel_nb.runtime.devices.base import DeviceType
 
 if TYPE_CHECKING:
@@ -81,5 +82,5 @@ def _load(name: str) -> DeviceType:
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """Return the registered types by name. Cached: reading them opens a file of every installed package."""
-    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
+    """Return the registered types by name."""
+    return {point.name: point for point in installed_entry_points(GROUP) if point.name not in _BUILT_IN}
