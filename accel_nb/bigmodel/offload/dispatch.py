@@ -177,14 +177,15 @@ class DispatchRecord:
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
 
-    def units_of(self, module: nn.Module) -> list[WeightUnit]:
-        """Return the units that have weights of the module itself, not of its parts."""
-        own = (module._parameters, module._buffers)
-        return [
-            unit
-            for unit in self.units
-            if any(holder is held for piece in unit.weights for holder, _ in piece.holders for held in own)
-        ]
+    def units_of(self, module: nn.Module) -> dict[WeightUnit, dict[str, OffloadedWeight]]:
+        """Return the units that have weights of the module itself, not of its parts, and these weights by name."""
+        own = {id(module._parameters), id(module._buffers)}
+        found: dict[WeightUnit, dict[str, OffloadedWeight]] = {}
+        for unit in self.units:
+            weights = {leaf: piece for piece in unit.weights for holder, leaf in piece.holders if id(holder) in own}
+            if weights:
+                found[unit] = weights
+        return found
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""

@@ -22,7 +22,7 @@ def attach_dispatch_hooks(model: nn.Module) -> None:
     record = get_dispatch_record(model)
     for module in model.modules():
         if units := record.units_of(module):
-            vars(module)["_hf_hook"] = DispatchHook(record, module, units)
+            vars(module)["_hf_hook"] = DispatchHook(record, units)
 
 
 class DispatchHook(AlignDevicesHook):
@@ -32,12 +32,12 @@ class DispatchHook(AlignDevicesHook):
     offloaded ones, in host memory.
     """
 
-    def __init__(self, record: DispatchRecord, module: nn.Module, units: list[WeightUnit]) -> None:
+    def __init__(self, record: DispatchRecord, units: Mapping[WeightUnit, Mapping[str, OffloadedWeight]]) -> None:
         assert record.prefetcher is not None, "a model with offloaded weights has a prefetcher"
-        weights = _weights_of(module, units)
+        weights = {name: weight for own in units.values() for name, weight in own.items()}
         super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(weights))
         self.original_devices = {name: weight.placeholder.device for name, weight in weights.items()}
-        self._prefetcher, self._units, self._weights = record.prefetcher, units, weights
+        self._prefetcher, self._units, self._weights = record.prefetcher, list(units), weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Change nothing: the weights are offloaded already."""
@@ -80,17 +80,6 @@ class _Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._weights)
-
-
-def _weights_of(module: nn.Module, units: list[WeightUnit]) -> dict[str, OffloadedWeight]:
-    own = (module._parameters, module._buffers)
-    return {
-        leaf: weight
-        for unit in units
-        for weight in unit.weights
-        for holder, leaf in weight.holders
-        if any(holder is held for held in own)
-    }
 
 
 def _install(weight: OffloadedWeight, value: Tensor) -> None:
