@@ -11,7 +11,7 @@ from torch import nn
 
 from accel_nb.compat.models.align_hooks import AlignDevicesHook
 from accel_nb.compat.models.big_models import disk_offload, dispatch_model
-from accel_nb.compat.models.model_hooks import remove_hook_from_submodules
+from accel_nb.compat.models.model_hooks import remove_hook_from_module
 from accel_nb.compat.models.module_tensors import align_module_device, has_offloaded_params, named_module_tensors
 
 
@@ -56,7 +56,7 @@ def test_weights_that_a_library_changes_between_the_calls_are_kept(tmp_path: Pat
     assert not torch.equal(changed[0], before)
     assert torch.equal(*changed)
     assert torch.equal(hook.weights_map["weight"], original * 2)
-    remove_hook_from_submodules(model)
+    remove_hook_from_module(model, recurse=True)
     assert not hasattr(layer, "_hf_hook")
     assert torch.equal(layer.weight, original * 2)
     assert torch.equal(model(x), changed[0])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
@@ -436,6 +437,30 @@ def test_a_part_of_a_block_computes_by_itself_too(tmp_path: Path) -> None:
     assert torch.equal(model.blocks[1].down(model.blocks[1].up(x)), expected)
     assert model.blocks[1].up.weight.is_meta
     assert torch.equal(model(TOKENS), resident(TOKENS))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("is_called_outside", [False, True])
+def test_a_layer_of_several_blocks_is_loaded_with_each(tmp_path: Path, is_called_outside: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.own, self.shared = nn.Linear(4, 4), shared
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(self.shared(self.own(self.shared(x))), self.shared.weight)
+
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(Block(shared), Block(shared), *([shared] if is_called_outside else []))
+    x = torch.randn(3, 4)
+    expected, alone = model(x), shared(x)
+    disk_offload(model, tmp_path)
+    for _ in range(2):
+        assert torch.equal(model(x), expected)
+        assert torch.equal(shared(x), alone)
+    assert shared.weight.is_meta
+    remove_hook_from_submodules(model)
+    assert torch.equal(model(x), expected)
 
 
 def test_weights_come_back_and_the_model_is_ordinary_again(tmp_path: Path) -> None:

@@ -166,26 +166,27 @@ def get_prefetcher(model: nn.Module) -> WeightPrefetcher | None:
 
 
 @dataclass(eq=False)
+class ModuleWeights:
+    """The offloaded weights of one module, without those of its parts."""
+
+    units: list[WeightUnit] = field(default_factory=list)
+    """The units with these weights; several only for a module in several blocks."""
+    weights: dict[str, OffloadedWeight] = field(default_factory=dict)
+    """By name in the module."""
+
+
+@dataclass(eq=False)
 class DispatchRecord:
     """The changes of a model by `dispatch_model`, so that they can be undone."""
 
     model: nn.Module
     prefetcher: WeightPrefetcher | None = None
     weights: list[OffloadedWeight] = field(default_factory=list)
-    units: list[WeightUnit] = field(default_factory=list)
+    modules: dict[nn.Module, ModuleWeights] = field(default_factory=dict)
+    """The modules that have offloaded weights of their own."""
     compute_devices: dict[str, torch.device] = field(default_factory=dict)
     """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
-
-    def units_of(self, module: nn.Module) -> dict[WeightUnit, dict[str, OffloadedWeight]]:
-        """Return the units that have weights of the module itself, not of its parts, and these weights by name."""
-        own = {id(module._parameters), id(module._buffers)}
-        found: dict[WeightUnit, dict[str, OffloadedWeight]] = {}
-        for unit in self.units:
-            weights = {leaf: piece for piece in unit.weights for holder, leaf in piece.holders if id(holder) in own}
-            if weights:
-                found[unit] = weights
-        return found
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace a module's forward by ``make(forward)``."""
@@ -264,14 +265,16 @@ def _dispatch(
     for tensor in tensors:
         if tensor.name not in sources:
             _move(model, tensor, places.device_of(tensor))
-    handle.units = units
+    handle.modules = _weights_of_modules(model, units)
     if units:
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
         handle.prefetcher = WeightPrefetcher(units, transfer or build_transfer(device), budget, num_readers=readers)
         for unit in units:
             handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.prefetcher, unit))
-            for part in _parts_with_weights(tree, unit):
-                handle.wrap(part, functools.partial(_with_weights_if_alone, handle.prefetcher, unit))
+        called = {tree.modules[unit.name] for unit in units}
+        for part, held in handle.modules.items():
+            if part not in called and _is_callable(part):
+                handle.wrap(part, functools.partial(_with_weights_if_alone, handle.prefetcher, held.units))
     _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
     model.__dict__[_HANDLE] = handle
     return model
@@ -433,9 +436,27 @@ def _units(
 
 def _called_part(tree: ModuleTree, name: str) -> str:
     """Return a module, or if it only holds tensors for others, as `nn.ParameterList`, the one above that is called."""
-    while name and type(tree.modules[name]).forward is nn.Module.forward:
+    while name and not _is_callable(tree.modules[name]):
         name = name.rpartition(".")[0]
     return name
+
+
+def _is_callable(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _weights_of_modules(model: nn.Module, units: Sequence[WeightUnit]) -> dict[nn.Module, ModuleWeights]:
+    """Return the offloaded weights of each module that has some."""
+    owners = {id(held): module for module in model.modules() for held in (module._parameters, module._buffers)}
+    found: dict[nn.Module, ModuleWeights] = {}
+    for unit in units:
+        for piece in unit.weights:
+            for holder, leaf in piece.holders:
+                own = found.setdefault(owners[id(holder)], ModuleWeights())
+                own.weights.setdefault(leaf, piece)
+                if unit not in own.units:
+                    own.units.append(unit)
+    return found
 
 
 def _is_lookup(module: nn.Module) -> bool:
@@ -511,22 +532,14 @@ def _with_weights(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..
     return forward
 
 
-def _parts_with_weights(tree: ModuleTree, unit: WeightUnit) -> Iterator[nn.Module]:
-    """Yield the modules in a block that have weights of the unit and can be called by themselves."""
-    owner = tree.modules[unit.name]
-    holders = {id(holder) for piece in unit.weights for holder, _ in piece.holders}
-    for part in owner.modules():
-        own = {id(part._parameters), id(part._buffers)}
-        if part is not owner and holders & own and type(part).forward is not nn.Module.forward:
-            yield part
-
-
-def _with_weights_if_alone(stream: WeightPrefetcher, unit: WeightUnit, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that loads the block it belongs to if it is called outside of that block's forward."""
-    alone = _with_weights(stream, unit, inner)
+def _with_weights_if_alone(
+    stream: WeightPrefetcher, units: Sequence[WeightUnit], inner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a forward of a part of blocks that loads a block if it is called outside of the forwards of all."""
+    alone = _with_weights(stream, units[0], inner)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return inner(*args, **kwargs) if stream.holds(unit) else alone(*args, **kwargs)
+        return inner(*args, **kwargs) if stream.holds_any(units) else alone(*args, **kwargs)
 
     return forward
 

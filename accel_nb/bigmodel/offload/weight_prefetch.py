@@ -98,6 +98,8 @@ class _Residency:
     versions: list[int] = field(default_factory=list)
     """Version counters of its tensors when they were installed in the modules."""
     is_installed: bool = False
+    placed: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    """The entries of modules, by the id of the dict and the key, that have its tensors."""
 
 
 class _ThreadState(threading.local):
@@ -141,6 +143,7 @@ class WeightPrefetcher:
         """How many times a unit was read."""
         self.peak_bytes = 0
         """The largest total size of the buffers so far."""
+        self._sharing = _sharing_units(units)
         self._set_order(units)
 
     @property
@@ -203,9 +206,10 @@ class WeightPrefetcher:
             raise
         self._thread_state.held.append(unit)
 
-    def holds(self, unit: WeightUnit) -> bool:
-        """Return whether the calling thread has acquired the unit and not released it."""
-        return unit in self._thread_state.held
+    def holds_any(self, units: Sequence[WeightUnit]) -> bool:
+        """Return whether the calling thread has acquired one of the units and not released it."""
+        held = self._thread_state.held
+        return any(unit in held for unit in units)
 
     def release(self, unit: WeightUnit) -> None:
         """Replace the weights by placeholders; weights that were changed in place are retained in memory."""
@@ -460,20 +464,27 @@ class WeightPrefetcher:
         return (places[at] if at < len(places) else places[0] + len(self._order)) - self._now
 
     def _install(self, unit: WeightUnit, residency: _Residency) -> None:
-        views = residency.buffer.views[unit]
-        for piece, view in zip(unit.weights, views, strict=True):
-            for holder, leaf in piece.holders:
-                holder[leaf] = view
-        residency.versions = [view._version for view in views]
+        residency.versions = [view._version for view in residency.buffer.views[unit]]
         residency.is_installed = True
+        self._place(unit, residency)
+
+    def _place(self, unit: WeightUnit, residency: _Residency) -> None:
+        """Put the tensors into the entries of modules, except where another unit in use has put its own."""
+        for piece, view in zip(unit.weights, residency.buffer.views[unit], strict=True):
+            for holder, leaf in piece.holders:
+                if holder[leaf] is piece.placeholder:
+                    holder[leaf] = view
+                    residency.placed.add((id(holder), leaf))
 
     def _uninstall(self, unit: WeightUnit, residency: _Residency) -> None:
         residency.is_installed = False
+        placed, residency.placed = residency.placed, set()
         for piece, view, version in zip(unit.weights, residency.buffer.views[unit], residency.versions, strict=True):
-            holder, leaf = piece.holders[0]
-            now: Tensor = holder[leaf]
-            for place, name in piece.holders:
-                place[name] = piece.placeholder
+            now = view
+            for holder, leaf in piece.holders:
+                if (id(holder), leaf) in placed:
+                    now = holder[leaf] if holder[leaf] is not view else now
+                    holder[leaf] = piece.placeholder
             if now is not view or view._version != version:
                 if now.shape != view.shape or now.dtype != view.dtype:
                     raise MisuseError(
@@ -483,6 +494,23 @@ class WeightPrefetcher:
                 piece.source = HostTensor(now.detach().to("cpu", copy=True))
                 if now is not view:
                     residency.state = "stale"
+        for other in self._sharing.get(unit, ()):
+            if (found := self._residencies.get(other)) is not None and found.is_installed:
+                self._place(other, found)
+
+
+def _sharing_units(units: Sequence[WeightUnit]) -> dict[WeightUnit, list[WeightUnit]]:
+    """Return for each unit those that have weights of the same modules, as of a layer that several blocks contain."""
+    users: dict[tuple[int, str], list[WeightUnit]] = {}
+    for unit in units:
+        for piece in unit.weights:
+            for holder, leaf in piece.holders:
+                users.setdefault((id(holder), leaf), []).append(unit)
+    found: dict[WeightUnit, dict[WeightUnit, None]] = {}
+    for sharing in users.values():
+        for unit in sharing if len(sharing) > 1 else ():
+            found.setdefault(unit, {}).update(dict.fromkeys(other for other in sharing if other is not unit))
+    return {unit: list(others) for unit, others in found.items()}
 
 
 def _stop_readers(is_stopped: threading.Event, changed: threading.Condition, readers: list[threading.Thread]) -> None:

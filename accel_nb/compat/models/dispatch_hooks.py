@@ -12,17 +12,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.meta import clone_parameter_onto
-from accel_nb.bigmodel.offload.dispatch import DispatchRecord, get_dispatch_record, read_weight
-from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight, WeightUnit
+from accel_nb.bigmodel.offload.dispatch import DispatchRecord, ModuleWeights, get_dispatch_record, read_weight
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadedWeight
 from accel_nb.compat.models.align_hooks import AlignDevicesHook
 
 
 def attach_dispatch_hooks(model: nn.Module) -> None:
     """Attach a hook to each module of a dispatched model that has offloaded weights of its own."""
     record = get_dispatch_record(model)
-    for module in model.modules():
-        if units := record.units_of(module):
-            vars(module)["_hf_hook"] = DispatchHook(record, units)
+    for module, held in record.modules.items():
+        vars(module)["_hf_hook"] = DispatchHook(record, held)
 
 
 class DispatchHook(AlignDevicesHook):
@@ -32,12 +31,11 @@ class DispatchHook(AlignDevicesHook):
     offloaded ones, in host memory.
     """
 
-    def __init__(self, record: DispatchRecord, units: Mapping[WeightUnit, Mapping[str, OffloadedWeight]]) -> None:
+    def __init__(self, record: DispatchRecord, held: ModuleWeights) -> None:
         assert record.prefetcher is not None, "a model with offloaded weights has a prefetcher"
-        weights = {name: weight for own in units.values() for name, weight in own.items()}
-        super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(weights))
-        self.original_devices = {name: weight.placeholder.device for name, weight in weights.items()}
-        self._prefetcher, self._units, self._weights = record.prefetcher, list(units), weights
+        super().__init__(record.prefetcher.device, offload=True, weights_map=_Weights(held.weights))
+        self.original_devices = {name: weight.placeholder.device for name, weight in held.weights.items()}
+        self._prefetcher, self._unit, self._weights = record.prefetcher, held.units[0], held.weights
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Change nothing: the weights are offloaded already."""
@@ -45,8 +43,7 @@ class DispatchHook(AlignDevicesHook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Load the weights."""
-        for unit in self._units:
-            self._prefetcher.acquire(unit)
+        self._prefetcher.acquire(self._unit)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -57,8 +54,7 @@ class DispatchHook(AlignDevicesHook):
                 if (weight := self._weights.get(name)) is not None:
                     _install(weight, value)
             self.weights_map = _Weights(self._weights)
-        for unit in reversed(self._units):
-            self._prefetcher.release(unit)
+        self._prefetcher.release(self._unit)
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:

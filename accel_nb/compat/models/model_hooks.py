@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.offload.dispatch import remove_hook_from_submodules as undo_dispatch
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -87,7 +89,12 @@ def _forward_with_hook(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
-    """Restore the module's own forward, and with ``recurse`` that of each module in it."""
+    """Restore the module's own forward, and with ``recurse`` that of each module in it.
+
+    With ``recurse``, the offloaded weights of a dispatched model are loaded into host memory.
+    """
+    if recurse:
+        undo_dispatch(module)
     hook = module.__dict__.get("_hf_hook")
     if hook is not None:
         hook.detach_hook(module)
@@ -105,7 +112,4 @@ def remove_hook_from_module(module: Module, recurse: bool = False) -> Module:
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
     """Remove the hooks of a module and of all modules in it, and undo `dispatch_model`."""
-    from accel_nb.bigmodel.offload.dispatch import remove_hook_from_submodules as undo_dispatch
-
-    undo_dispatch(module)
     remove_hook_from_module(module, recurse=True)

@@ -228,9 +228,8 @@ def _read_tensor(value: Any) -> tuple[Any, Any] | None:
     data, plain = value.detach(), sys.modules["torch"].Tensor
     if type(data) is not plain and _is_weight(value):  # of the user's own class
         data = data.as_subclass(plain)
-    return ("tensor", str(value.dtype), *_layout(value)), (
-        *(OwnData(data), value.requires_grad, value.grad, tensor_attributes(value)),
-    )
+    content = OwnData(data), value.requires_grad, value.grad, tensor_attributes(value)
+    return ("tensor", str(value.dtype), *_layout(value)), content
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
