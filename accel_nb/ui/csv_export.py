@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from accel_nb.ui.view import MEAN_RANK, STEP_COLUMNS, PanelState
+from accel_nb.ui.panel_tables import MEAN_RANK, STEP_COLUMNS
+from accel_nb.ui.view import PanelState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +73,7 @@ def _columns(state: PanelState) -> Iterator[tuple[str, Table, int]]:
     for name in state.loss_names:
         label = name or "loss"
         yield from _by_rank(state, "step", name, label, 1)
-        mean = state.mean("step", name)
+        mean = state.tables.mean("step", name)
         assert mean is not None, "a loss has rows"
         suffix = f" of {label}" if len(state.loss_names) > 1 else ""
         for index, column in enumerate(STEP_COLUMNS[2:], 2):

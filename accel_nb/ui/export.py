@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 from accel_nb.config.export import run_command, typescript_comment
 from accel_nb.telemetry import actions
 from accel_nb.telemetry.events import MemoryMapped
-from accel_nb.ui import comm, messages, panel, queries, view
+from accel_nb.ui import comm, marks, messages, panel, panel_tables, queries
 
 COMMAND = "python -m accel_nb.ui.export"
 
@@ -31,7 +31,7 @@ RECORDS: Mapping[str, Sequence[type]] = {
         messages.ProgressFacts,
         messages.BlockHeader,
         messages.EarlierRunFacts,
-        view.Mark,
+        marks.Mark,
         MemoryMapped,
     ),
     "Panel to kernel.": (*get_args(actions.Action), *get_args(queries.Query)),
@@ -45,8 +45,8 @@ UNIONS: Mapping[str, Any] = {
 CONSTANTS: Mapping[str, Any] = {
     "PANEL_VERSION": panel.PROTOCOL_VERSION,
     "SIDEBAR_VERSION": comm.PROTOCOL_VERSION,
-    "MEAN_RANK": view.MEAN_RANK,
-    "TABLE_COLUMNS": view.TABLE_COLUMNS,
+    "MEAN_RANK": panel_tables.MEAN_RANK,
+    "TABLE_COLUMNS": panel_tables.TABLE_COLUMNS,
 }
 _PRIMITIVES = {int: "number", float: "number", str: "string", bool: "boolean", NoneType: "null"}
 

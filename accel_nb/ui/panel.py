@@ -21,12 +21,14 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
+from accel_nb.ui.message_values import to_json_number
 from accel_nb.ui.messages import PanelFacts
+from accel_nb.ui.panel_tables import Cursor, pack_blocks
 from accel_nb.ui.progress import LoopPlan
 from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
 from accel_nb.ui.terminal import TerminalDisplay
-from accel_nb.ui.view import Cursor, PanelState, pack_blocks, to_json_number
+from accel_nb.ui.view import PanelState
 
 if TYPE_CHECKING:
     from accel_nb.telemetry.events import Event
@@ -268,8 +270,8 @@ class WidgetDisplay:
         num_bytes = self._answer(state)
         max_bytes = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
         # A panel that is opened late begins with a snapshot of as many points as a chart can show.
-        needs_snapshot = self._snapshot_requested if self._seq else state.num_rows > RESYNC_POINTS
-        found = None if needs_snapshot else state.columns_since(self._cursor, int(max_bytes))
+        needs_snapshot = self._snapshot_requested if self._seq else state.tables.num_rows > RESYNC_POINTS
+        found = None if needs_snapshot else state.tables.rows_since(self._cursor, int(max_bytes))
         has_news = (
             state.action_result != self._action_result
             or state.num_mapped != self._num_mapped
@@ -282,7 +284,7 @@ class WidgetDisplay:
         started_cpu = time.thread_time()
         if found is None:
             self._snapshot_requested = False
-            message, buffer, self._cursor = self._message(state, "snapshot", state.snapshot(RESYNC_POINTS))
+            message, buffer, self._cursor = self._message(state, "snapshot", state.tables.snapshot(RESYNC_POINTS))
         else:
             message, buffer, self._cursor = self._message(state, "delta", found)
         self._widget.send(message, buffers=[buffer])
@@ -299,7 +301,7 @@ class WidgetDisplay:
     def close(self, state: PanelState) -> None:
         """Save the final state in the widget and add the picture to the output."""
         assert self._widget is not None, "open comes first"
-        message, buffer, _ = self._message(state, "snapshot", state.snapshot(SNAPSHOT_POINTS))
+        message, buffer, _ = self._message(state, "snapshot", state.tables.snapshot(SNAPSHOT_POINTS))
         message["text"] = state.text[-SAVED_TEXT:]
         self._widget.save(message, buffer)
         self._ended = weakref.ref(state)
@@ -380,7 +382,7 @@ def _save_html(state: PanelState) -> str:
     """Write the run as one HTML file in the notebook's folder and return its name."""
     from accel_nb.ui.share import SHARED_POINTS, save_html
 
-    headers, buffer = pack_blocks(state.snapshot(SHARED_POINTS)[0])
+    headers, buffer = pack_blocks(state.tables.snapshot(SHARED_POINTS)[0])
     message = {
         "kind": "snapshot",
         "version": PROTOCOL_VERSION,

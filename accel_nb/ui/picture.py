@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.ui.agg_canvas import AggCanvas, Box
+from accel_nb.ui.panel_tables import MEAN_RANK, MEMORY_COLUMNS, STEP_COLUMNS
 from accel_nb.ui.plot_axes import INK, PlotAxes, range_of
 from accel_nb.ui.series_table import Table
-from accel_nb.ui.view import MEAN_RANK, MEMORY_COLUMNS, STEP_COLUMNS, PanelState
+from accel_nb.ui.view import PanelState
 
 MAX_POINTS = 1500
 MAX_RAW_ROWS = 500
@@ -141,7 +142,7 @@ def _draw_memory(canvas: AggCanvas, state: PanelState, ranks: list[int]) -> None
         is_last = index == len(shown) - 1
         axes.frame("seconds" if is_last else "", num_y_ticks=4 if len(shown) < 3 else 2, shows_x_ticks=is_last)
         axes.stack(points[0], points[1:6] / size, MEMORY_COLORS)
-        device = state.device(rank)
+        device = state.ranks[rank].device
         axes.caption(f"rank {rank}" + (f" · {device}" if device else ""))
         if index == 0:
             more = f", {len(shown)} of {len(ranks)} ranks" if len(ranks) > len(shown) else ""

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from accel_nb.ui.csv_export import save_csv, to_csv
 from accel_nb.ui.messages import CurveKind, EarlierRunFacts
+from accel_nb.ui.panel_tables import Block
 from accel_nb.ui.run_comparison import EarlierRun
-from accel_nb.ui.view import Block, PanelState
+from accel_nb.ui.view import PanelState
 
 MAX_CSV_VALUES = 100_000
 """A CSV of more values is written to a file, because Jupyter servers limit the rate of a kernel's messages."""
@@ -52,7 +53,7 @@ class DetailQuery:
     def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
         """Return the answer's fields and the rows."""
         state = sources.state
-        blocks = [] if state is None else state.detail(self.table, self.name, self.first, self.last)
+        blocks = [] if state is None else state.tables.rows_between(self.table, self.name, self.first, self.last)
         where = {"table": self.table, "name": self.name, "first": self.first, "last": self.last}
         return {"kind": "detail", **where}, blocks
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.ui.messages import TableKind
-from accel_nb.ui.view import Block, PanelState
+from accel_nb.ui.panel_tables import Block
+from accel_nb.ui.view import PanelState
 
 MAX_RUNS = 5
 """Maximum number of runs to compare a run with."""
@@ -62,10 +63,10 @@ class EarlierRuns:
             *(("metric", name) for name in state.metrics),
         ]
         for kind, name in names:
-            if (table := state.mean(kind, name)) is not None:
+            if (table := state.tables.mean(kind, name)) is not None:
                 curves[kind, name] = table.downsampled(MAX_POINTS)
         self._states.append(state)
-        while len(self._states) > 1 and sum(state.num_bytes for state in self._states) > MAX_KEPT_BYTES:
+        while len(self._states) > 1 and sum(state.tables.num_bytes for state in self._states) > MAX_KEPT_BYTES:
             self._states.popleft()
         if curves:
             self._runs.append(EarlierRun(number, state.title, state.summary(), state.num_workers, curves))

@@ -387,7 +387,7 @@ def test_a_panel_marks_and_says_what_was_done():
     state.fold([from_message(event_message(ControlApplied(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
     state.set_action_result("learning rate 0.1 -> 0.05, after step 12\n<b>")
     assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
-    assert state.num_steps == 22, "a report stands for the steps since the last"
+    assert state.ranks.num_steps == 22, "a report stands for the steps since the last"
     assert state.facts()["action_result"] == "learning rate 0.1 -> 0.05, after step 12"
     state.accepts_actions = True
     state.finish("done")

@@ -16,7 +16,8 @@ from accel_nb.telemetry.events import (
     StepDone,
     WorkerPrepared,
 )
-from accel_nb.ui.view import MAX_BYTES, MAX_CURVES, MAX_METRICS, MEAN_RANK, PanelState, pack_blocks
+from accel_nb.ui.panel_tables import MAX_BYTES, MEAN_RANK, pack_blocks
+from accel_nb.ui.view import MAX_CURVES, MAX_METRICS, PanelState
 from tests.ui.synthetic import training_events
 
 
@@ -43,7 +44,7 @@ def column(state: PanelState, rank: int, index: int, kind: str = "step", name: s
 def test_steps_of_more_losses_than_have_curves_are_counted():
     events = [dataclasses.replace(step(n), curve=f"loss ({n})") for n in range(1, 2 * MAX_CURVES + 1)]
     state = fold(*events, workers=1)
-    assert (state.num_steps, len(state.loss_names), state.num_dropped) == (2 * MAX_CURVES, MAX_CURVES, 0)
+    assert (state.ranks.num_steps, len(state.loss_names), state.num_dropped) == (2 * MAX_CURVES, MAX_CURVES, 0)
     assert column(state, 0, 0, name=f"loss ({MAX_CURVES})") == [float(n) for n in range(MAX_CURVES, 2 * MAX_CURVES + 1)]
 
 
@@ -118,7 +119,7 @@ def test_steps_that_start_again_go_on_at_the_end_of_the_axis():
     state = fold(*(step(n) for n in (1, 2, 3, 1, 2, 3)), workers=1)
     assert column(state, 0, 0) == [1, 2, 3, 4, 5, 6]
     assert [mark.kind for mark in state.marks] == ["restart"]
-    assert state.num_steps == 6
+    assert state.ranks.num_steps == 6
 
 
 def test_a_repeated_step_is_a_step():
@@ -196,7 +197,7 @@ def test_failure_and_interrupt_are_marks_with_a_short_note():
 def test_malformed_events_are_dropped_and_counted(event):
     state = fold(step(1), event, step(2), workers=2)
     assert state.num_dropped == 1
-    assert state.num_steps == 2
+    assert state.ranks.num_steps == 2
     assert {len(part) for part in state.tables["step", 0, ""].columns} == {2}
 
 
@@ -226,61 +227,61 @@ def test_the_place_of_a_rank_in_a_mesh_is_a_fact():
 
 def test_throughput_counts_all_ranks():
     state = fold(*(step(n, rank=r, samples=10) for n in range(1, 50) for r in (0, 1)))
-    assert state.samples_per_s() == pytest.approx(2000, rel=1e-6)
+    assert state.ranks.samples_per_s == pytest.approx(2000, rel=1e-6)
     state.finish("done")
-    assert state.samples_per_s() == pytest.approx(2000, rel=0.05)
+    assert state.ranks.samples_per_s == pytest.approx(2000, rel=0.05)
 
 
-def test_columns_since_gives_each_row_once():
+def test_rows_since_gives_each_row_once():
     state = PanelState("run", 2)
     events = list(training_events(300))
     seen: dict = {}
     cursor: dict = {}
     for start in range(0, len(events), 37):
         state.fold(events[start : start + 37])
-        found = state.columns_since(cursor)
+        found = state.tables.rows_since(cursor)
         assert found is not None
         blocks, cursor = found
         for block in blocks:
             seen.setdefault((block.table, block.rank, block.name), []).extend(block.columns[0])
     assert seen == {key: list(table.columns[0]) for key, table in state.tables.items() if len(table)}
-    assert state.columns_since(cursor) == ([], cursor)
+    assert state.tables.rows_since(cursor) == ([], cursor)
 
 
-def test_columns_since_stays_within_the_bytes_and_keeps_the_spike():
+def test_rows_since_stays_within_the_bytes_and_keeps_the_spike():
     state = PanelState("run", 2)
     state.fold(step(n, 99.0 if n == 500 else 1.0, rank=rank) for n in range(1, 5001) for rank in (0, 1))
-    blocks, cursor = state.columns_since({}, 8000) or ([], {})
+    blocks, cursor = state.tables.rows_since({}, 8000) or ([], {})
     assert 0 < len(pack_blocks(blocks)[1]) <= 8000
     assert {block.rank: max(block.columns[1]) for block in blocks} == {0: 99.0, 1: 99.0, MEAN_RANK: 99.0}
-    assert state.columns_since(cursor) == ([], cursor), "what was picked stands for all"
+    assert state.tables.rows_since(cursor) == ([], cursor), "what was picked stands for all"
     state.fold([step(5001)])
-    (block,) = (state.columns_since(cursor, 8000) or ([], {}))[0]
+    (block,) = (state.tables.rows_since(cursor, 8000) or ([], {}))[0]
     assert list(block.columns[0]) == [5001]
 
 
 def test_detail_holds_every_row_of_a_part_on_every_rank():
     state = PanelState("run", 2)
     state.fold(step(n, rank=rank) for n in range(1, 5001) for rank in (0, 1))
-    blocks = state.detail("step", "", 1000, 1099)
+    blocks = state.tables.rows_between("step", "", 1000, 1099)
     assert {(block.rank, len(block.columns[0])) for block in blocks} == {(0, 100), (1, 100), (MEAN_RANK, 100)}
-    assert all(len(block.columns[0]) <= 50 for block in state.detail("step", "", 0, 9e9, 50))
-    assert state.detail("metric", "accuracy", 0, 9e9) == []
-    assert state.detail("step", "", 9000, 1) == []
+    assert all(len(block.columns[0]) <= 50 for block in state.tables.rows_between("step", "", 0, 9e9, 50))
+    assert state.tables.rows_between("metric", "accuracy", 0, 9e9) == []
+    assert state.tables.rows_between("step", "", 9000, 1) == []
 
 
-def test_columns_since_asks_for_a_snapshot_when_rows_were_thinned_away():
+def test_rows_since_asks_for_a_snapshot_when_rows_were_thinned_away():
     state = PanelState("run", 1, max_rows=6000)
     state.fold(step(n) for n in range(1, 7000))
-    assert state.columns_since({}) is None
-    _, cursor = state.snapshot(100)
-    assert state.columns_since(cursor) == ([], cursor)
+    assert state.tables.rows_since({}) is None
+    _, cursor = state.tables.snapshot(100)
+    assert state.tables.rows_since(cursor) == ([], cursor)
 
 
 def test_snapshot_is_bounded_and_packs_into_one_buffer():
     state = PanelState("run", 2)
     state.fold(training_events(20_000))
-    blocks, _ = state.snapshot(2000)
+    blocks, _ = state.tables.snapshot(2000)
     headers, buffer = pack_blocks(blocks)
     assert max(header["rows"] for header in headers) <= 2000
     numbers = np.frombuffer(buffer)
@@ -295,7 +296,7 @@ def test_snapshot_is_bounded_and_packs_into_one_buffer():
 def test_snapshot_of_many_ranks_stays_small():
     state = PanelState("run", 256)
     state.fold(step(n, rank=rank) for n in range(1, 300) for rank in range(256))
-    assert len(pack_blocks(state.snapshot()[0])[1]) < 2_000_000
+    assert len(pack_blocks(state.tables.snapshot()[0])[1]) < 2_000_000
 
 
 def test_view_imports_nothing_heavy():
@@ -311,8 +312,8 @@ def test_rates_leave_out_the_start_and_pauses():
     durations = [0.149] + [0.014] * 50 + [3.0] + [0.014] * 50
     state = fold(*(step(n, rank=0, step_s=s, samples=7) for n, s in enumerate(durations, 1)), workers=1)
     for _ in ("while it runs", "at the end"):
-        assert state.step_ms() == pytest.approx(14)
-        assert state.samples_per_s() == pytest.approx(7 / 0.014)
+        assert state.ranks.step_ms == pytest.approx(14)
+        assert state.ranks.samples_per_s == pytest.approx(7 / 0.014)
         state.finish("done")
 
 

@@ -31,7 +31,7 @@ def end_of_run(state: PanelState, duration_s: float, error: BaseException | None
         state.title,
         "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
         duration_s,
-        state.num_steps,
+        state.ranks.num_steps,
         metrics,
         None if error is None else f"{type(error).__name__}: {error}"[:2000],
     )
