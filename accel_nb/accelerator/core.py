@@ -268,7 +268,7 @@ class Accelerator(StateProperties, CheckpointMethods, CollectiveMethods, Trackin
         parts = self.components
         before = set(map(id, parts.preparer.objects))
         parts.selection.select(objects, batch, parts.stepper, parts.recomputer)
-        parts.stepper.preserves_sums = batch == "global" and self._world.size > 1
+        parts.stepper.weights.preserves_sums = batch == "global" and self._world.size > 1
         parts.preparer.prepare(objects, batch=batch, loops=loops)
         return [item for item in parts.preparer.objects if id(item) not in before]
 

@@ -236,7 +236,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "autograd.saved",
-        ("accelerator/plain_cells/loss_proof/trace.py", "accelerator/training/loss_weighting.py"),
+        ("accelerator/plain_cells/loss_proof/trace.py", "accelerator/training/loss_classification.py"),
         (
             "Node._saved_alpha",
             "Node._saved_ignore_index",
@@ -252,7 +252,7 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "ddp.loss",
-        ("accelerator/training/loss_weighting.py",),
+        ("accelerator/training/loss_classification.py",),
         ("torch.nn.parallel.distributed._DDPSink",),
     ),
     PrivateUse("autograd.raw_saved", ("telemetry/memory_attribution.py",), ("Node._raw_saved_",)),

@@ -23,7 +23,7 @@ from accel_nb.accelerator.model_division.random_reads import RandomReads
 from accel_nb.accelerator.model_division.row_random import ComparedShapes, Draw, DrawnShapes, RowRandom
 from accel_nb.accelerator.model_division.tensor_writes import TensorWrites
 from accel_nb.accelerator.model_division.value_reads import ANY_VALUE, observed_reads, values_to_compare
-from accel_nb.accelerator.training.loss_weighting import LossClassifier, WeightedLoss
+from accel_nb.accelerator.training.loss_classification import LossClassifier, WeightedLoss
 from accel_nb.errors import AccelNbError
 from accel_nb.runtime import rng
 from accel_nb.runtime.tensors.nested import find_leaves, find_tensors, map_tensors

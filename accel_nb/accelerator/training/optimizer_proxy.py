@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from accel_nb.accelerator.training.unaveraged import UnaveragedParameter
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.instance_patching import patch_instance, plain_class, unpatch_instance
 from accel_nb.strategies.base import Bundle
@@ -58,8 +59,8 @@ class OptimizerProxy:
         self.stepped_window = -1
         # The argument for calls of the strategy: the prepared models and this optimizer alone.
         self.bundle = Bundle((), (optimizer,))
-        # Parameters of no prepared model (group, index, parameter), and how many groups were searched for them.
-        self.unaveraged: Sequence[tuple[int, int, Tensor]] = ()
+        # Parameters of no prepared model, and how many groups were searched for them.
+        self.unaveraged: Sequence[UnaveragedParameter] = ()
         self.num_groups_checked = -1
         # Whether the first step is still to be checked.
         self.needs_check = True
@@ -244,13 +245,3 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
 def unwrap_scheduler(scheduler: LRScheduler) -> LRScheduler:
     """Undo `wrap_scheduler`."""
     return unpatch_instance(scheduler)
-
-
-def with_value(loss: Tensor | float, value: Tensor) -> Tensor | float:
-    """Return a loss with another value: a tensor that was computed keeps its graph, as on one device."""
-    if not isinstance(loss, Tensor):
-        return value.item()
-    if loss.is_leaf:
-        return value.to(loss.dtype)
-    loss.data.copy_(value)
-    return loss

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from accel_nb.accelerator.training.loss_weighting import LossClassifier, WeightedLoss
+from accel_nb.accelerator.training.loss_classification import LossClassifier, WeightedLoss
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -69,7 +69,7 @@ class TrainingPipeline:
                     return None
                 stepper = self._stepper
                 share = stepper.window.share
-                is_divided = stepper.preserves_sums and share is not None and not share.is_whole
+                is_divided = stepper.weights.preserves_sums and share is not None and not share.is_whole
                 if weight is None and is_divided and not stepper.is_joined:
                     self._check_weights(found.weight_per_row)
                 return found.loss

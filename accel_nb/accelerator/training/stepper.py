@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.training.accumulation import AccumulationWindow
+from accel_nb.accelerator.training.closure_loss import ClosureLoss
 from accel_nb.accelerator.training.first_step_checks import FirstStepCheck, replica_digest
 from accel_nb.accelerator.training.held_parameters import HeldParameters
-from accel_nb.accelerator.training.loss_weighting import LossClassifier, LossReduction, WeightedLoss, WindowWeights
-from accel_nb.accelerator.training.model_code import ModelCode, code_in, code_of, is_changed
-from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy, with_value
+from accel_nb.accelerator.training.loss_classification import LossReduction
+from accel_nb.accelerator.training.loss_weighting import LossWeights
+from accel_nb.accelerator.training.optimizer_proxy import OptimizerProxy
 from accel_nb.accelerator.training.parameter_names import name_in_models, name_in_namespace
+from accel_nb.accelerator.training.recorded_models import RecordedModels
 from accel_nb.accelerator.training.sharded_steps import refuse_failed_optimizer, refuse_wrong_optimizer
+from accel_nb.accelerator.training.unaveraged import find_unaveraged
 from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.order import BatchShare
 from accel_nb.errors import MisuseError, UnsyncedGradientError
@@ -73,8 +75,6 @@ class Stepper:
             accumulate, strategy.data_coords()[1], self._set_sync, on_drop=self._drop_gradients, options=window
         )
         self.optimizer_proxies: dict[int, OptimizerProxy] = {}
-        # Whether a loss that is a sum over samples stays a sum over the whole batch, as on one device.
-        self.preserves_sums = False
         # Whether an optimizer that steps no prepared model is refused; else a warning says so.
         self.refuses_foreign = True
         self.namespace: dict[str, Any] = {}
@@ -90,20 +90,13 @@ class Stepper:
         self._memory = memory
         self.time_use = time_use
         self._averaged_ids: set[int] = set()
-        self._code: dict[int, tuple[frozenset[type], ModelCode]] = {}
-        # By model id: its parameters when it was prepared, with their dtypes and whether they required gradients. Only
-        # the gradients of those that did are averaged.
-        self._parameters: dict[int, list[tuple[Tensor, torch.dtype, bool]]] = {}
-        self._names: dict[int, list[tuple[str, int]]] = {}
+        self._recorded = RecordedModels()
         self._has_sentinels = has_sentinels
         self._counts_samples = counts_samples
-        self._weights = WindowWeights(world, comm)
+        self.weights = LossWeights(world, comm)
         self._last_share: BatchShare | None = None
         self._last_proxy: OptimizerProxy | None = None
-        self._loss_classifier = LossClassifier(warns=world.is_main)
-        self._exchanges_weights: dict[str, bool] = {}
-        # While an optimizer's closure runs: the weighted sum of the losses that it passes to backward.
-        self._closure_loss: Tensor | None = None
+        self._closure_loss = ClosureLoss(world, comm)
 
     def set_strategy(self, strategy: Strategy) -> None:
         """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
@@ -125,7 +118,7 @@ class Stepper:
         """Add prepared objects; the caller leaves out those that were added before."""
         self.bundle = self.bundle + bundle
         for model in bundle.models:
-            self._record(model)
+            self._recorded.record(model)
         self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages_gradients)
@@ -135,48 +128,25 @@ class Stepper:
 
         They are compared with those at the time when the model was prepared.
         """
-        return [
-            model
-            for model in self.bundle.models
-            if self._trainable(model) != _trainable_in(model)
-            or is_changed(self._code[id(model)][1], code_in(model)[1])
-            or (self.strategy.capabilities.shards_params and self._names[id(model)] != _names_in(model))
-        ]
+        by_names = self.strategy.capabilities.shards_params
+        return [model for model in self.bundle.models if self._recorded.has_changed(model, compares_names=by_names)]
 
     def is_outdated(self) -> bool:
         """Return whether code, or the dtype or flag of a known parameter, has changed as `changed_models` looks for."""
-        # Called before each statement that could train: it visits classes and parameters, not the modules.
-        if any(
-            is_changed(code, code_of(classes))
-            for classes, code in (self._code[id(model)] for model in self.bundle.models)
-        ):
-            return True
-        if self.strategy.capabilities.shards_params:
-            return False
-        known = chain.from_iterable(self._parameters[id(model)] for model in self.bundle.models)
-        return any(value.dtype != dtype or value.requires_grad != flag for value, dtype, flag in known)
+        has_own_parameters = not self.strategy.capabilities.shards_params
+        return self._recorded.is_outdated(self.bundle.models, compares_parameters=has_own_parameters)
 
     def refresh_trainable(self, models: Iterable[nn.Module]) -> None:
         """Average the gradients of the parameters that currently require gradients."""
         for model in models:
-            self._record(model)
+            self._recorded.record(model)
             self.strategy.grad_sync(model, self.window.averages_gradients)
         self._update_averaged()
-
-    def _trainable(self, model: nn.Module) -> dict[int, torch.dtype]:
-        return {id(value): dtype for value, dtype, requires_grad in self._parameters[id(model)] if requires_grad}
-
-    def _record(self, model: nn.Module) -> None:
-        self._code[id(model)] = code_in(model)
-        self._names[id(model)] = _names_in(model)
-        self._parameters[id(model)] = [(value, value.dtype, value.requires_grad) for value in model.parameters()]
 
     def remove(self, objects: Iterable[Any]) -> None:
         """Remove prepared objects."""
         gone = {id(item) for item in objects}
-        for key in gone:
-            self._parameters.pop(key, None)
-            self._names.pop(key, None)
+        self._recorded.remove(gone)
         self.bundle = Bundle(
             tuple(model for model in self.bundle.models if id(model) not in gone),
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in gone),
@@ -197,10 +167,7 @@ class Stepper:
 
     def classify_loss(self, loss: Tensor) -> LossReduction:
         """Return how a loss over the current share is reduced."""
-        share = self.window.share
-        if share is None:
-            return "mean"
-        return self._loss_classifier.classify(loss, share.total_samples if share.is_whole else share.num_samples)
+        return self.weights.classify(loss, self.window.share)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: Any) -> None:
         """Compute the gradients of one micro-batch, or of a part of it.
@@ -220,27 +187,8 @@ class Stepper:
             ) from None
         if not self.optimizer_proxies and not self._has_warned_unprepared:
             self._warn_unprepared()
-        share, factor, shown = window.share, window.mean_factor, loss
-        if self._weights.is_weighted and weight is None:
-            self._weights.set_weighted(False, is_new=not window.has_gradients)
-        if weight is not None:
-            if self.is_joined:
-                raise MisuseError(_NO_WEIGHTS_IN_JOIN)
-            shown = loss.detach() / weight
-            loss, factor = self._weights.add(loss, weight, share, is_new=not window.has_gradients), 1.0
-        elif self.preserves_sums and share is not None and not share.is_whole and not self.is_joined:
-            reduction = self._loss_classifier.classify(loss, share.num_samples)
-            if reduction == "sum":
-                factor = window.sum_factor
-            elif reduction != "mean" and self._needs_exchange(reduction):
-                factor_of_share = self._weigh_share(reduction.total, share).to(loss.dtype)
-                # If all targets of a share are ignored, its loss is 0 / 0, and so is its gradient.
-                has_weight = factor_of_share != 0
-                reduction.drop_gradient_unless(has_weight)
-                loss, shown = loss * factor_of_share, shown.detach().where(has_weight, 0.0)
-                factor = 1.0
-        elif share is not None and window.weighs_share and self._loss_classifier.is_normalised(loss, share.num_samples):
-            factor = window.even_factor
+        share = window.share
+        loss, factor, shown = self.weights.weigh(loss, weight, window, is_joined=self.is_joined)
         try:
             if share is None:
                 self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
@@ -254,8 +202,7 @@ class Stepper:
             raise MisuseError(_NOT_ONE_VALUE.format(shape=tuple(loss.shape))) from None
         if factor != 1.0:
             loss = loss * factor
-        if self._closure_loss is not None:
-            self._closure_loss = self._closure_loss + loss.detach()
+        self._closure_loss.add(loss)
         window.record_backward()
         self.is_inside_backward = True
         try:
@@ -275,19 +222,12 @@ class Stepper:
         called it, if it has computed nothing. With ``weight`` the loss is a sum, as in `backward`.
         """
         window, share = self.window, self.window.share
-        if weight is not None and self.is_joined:
-            raise MisuseError(_NO_WEIGHTS_IN_JOIN)
-        is_first, is_new = not window.has_backward, not window.has_gradients
+        self.weights.refuse_weight(weight, is_joined=self.is_joined)
+        is_first, is_new, mean_factor = not window.has_backward, not window.has_gradients, window.mean_factor
 
         def factor() -> float | Tensor:
-            if weight is not None:
-                one = torch.ones((), dtype=torch.float64, device=self.world.device)
-                return self._weights.add(one, weight, share, is_new=is_new)
-            if self._weights.is_weighted:
-                self._weights.set_weighted(False, is_new=is_new)
-            return mean_factor
+            return self.weights.factor_of_pass(weight, share, is_new=is_new, mean_factor=mean_factor)
 
-        mean_factor = window.mean_factor
         self.is_inside_backward = True
         try:
             loss = compute(factor)
@@ -490,23 +430,10 @@ class Stepper:
         return result
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call an optimizer's closure and return its loss as that of the whole batch.
-
-        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value. An optimizer that steps
-        another one passes its closure on: the loss is then that of the inner call.
-        """
-        if self.world.size == 1 or self.is_joined or self._closure_loss is not None:
+        """Call an optimizer's closure and return its loss as that of the whole batch."""
+        if self.world.size == 1 or self.is_joined:
             return closure()
-        self._closure_loss = start = torch.zeros((), device=self.world.device)
-        try:
-            loss = closure()
-            total = self._closure_loss
-        finally:
-            self._closure_loss = None
-        if total is start or not isinstance(loss, Tensor | float):
-            return loss
-        total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
-        return with_value(loss, total)
+        return self._closure_loss.evaluate(closure)
 
     def _build_first_step_check(self, proxy: OptimizerProxy) -> FirstStepCheck | None:
         """Return the check of an optimizer's first step, with the state before the step recorded."""
@@ -536,7 +463,7 @@ class Stepper:
             self._check_groups(proxy)
         if proxy.unaveraged:
             self._refuse_unaveraged(proxy)
-        self.finish_gradients(proxy.bundle, self._weights.factor(number, factor))
+        self.finish_gradients(proxy.bundle, self.weights.rescaling(number, factor))
 
     def _end_step(self, proxy: OptimizerProxy, number: int, ran: bool) -> None:
         if ran:
@@ -564,25 +491,12 @@ class Stepper:
             if any(id(parameter) in wanted for parameter in stepped_parameters(proxy.optimizer))
         ]
 
-    def _needs_exchange(self, reduction: WeightedLoss) -> bool:
-        """Return whether ranks exchange the weights of such losses, found once for each kind; every rank calls."""
-        is_needed = self._exchanges_weights.get(reduction.key)
-        if is_needed is None:
-            own = torch.tensor([reduction.needs_exchange], dtype=torch.int32, device=reduction.total.device)
-            is_needed = self._exchanges_weights[reduction.key] = bool(self._comm.all_reduce(own, "max"))
-        return is_needed
-
-    def _weigh_share(self, weight: Tensor, share: BatchShare) -> Tensor:
-        """Return the factor for a loss of this total weight, so that the mean over ranks is that of the whole batch."""
-        own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
-        return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
-
     def _update_averaged(self) -> None:
         includes_frozen = self.is_plain_cell and self.strategy.capabilities.replicates
         self._averaged_ids = {
             key
             for model in self.bundle.models
-            for key in (map(id, model.parameters()) if includes_frozen else self._trainable(model))
+            for key in (map(id, model.parameters()) if includes_frozen else self._recorded.trainable(model))
         }
         for proxy in self.optimizer_proxies.values():
             proxy.num_groups_checked = -1
@@ -624,32 +538,16 @@ class Stepper:
         """Raise `UnsyncedGradientError` if a parameter has a gradient that is not averaged over ranks."""
         is_equal_on_ranks = self.is_plain_cell and not self.window.is_divided and not self.has_rank_rng
         for unaveraged in proxy.unaveraged:
-            if is_equal_on_ranks and not self._has_parameter(unaveraged[2]):
+            if is_equal_on_ranks and not self._has_parameter(unaveraged.parameter):
                 continue  # a tensor in no module; its gradient is the same on every rank
-            if unaveraged[2].requires_grad and unaveraged[2].grad is not None:
-                raise UnsyncedGradientError(self._describe_unaveraged(*unaveraged))
+            if unaveraged.has_gradient:
+                raise UnsyncedGradientError(unaveraged.describe(self.namespace, self.world.size))
 
     def _check_groups(self, proxy: OptimizerProxy) -> None:
         """Record the optimizer's parameters that are in no prepared model, so that their gradients are not averaged."""
         proxy.num_groups_checked = len(proxy.optimizer.param_groups)
         proxy.bundle = Bundle(self.bundle.models, (proxy.optimizer,))
-        proxy.unaveraged = [
-            (number, index, parameter)
-            for number, group in enumerate(proxy.optimizer.param_groups)
-            for index, parameter in enumerate(group["params"])
-            if id(parameter) not in self._averaged_ids and self.world.size > 1
-        ]
-
-    def _describe_unaveraged(self, group: int, index: int, parameter: Tensor) -> str:
-        name = name_in_namespace(parameter, self.namespace)
-        return (
-            f"parameter {index} of group {group} of the optimizer"
-            + (f" ({name})" if name else "")
-            + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, or was frozen when its model was "
-            f"prepared, so its gradient is not averaged over the {self.world.size} workers and its values would "
-            "diverge. Put it into a module that is prepared (assign it to an attribute of one before preparing), "
-            "prepare the model anew after unfreezing (free_memory(model) first), or set requires_grad=False on it"
-        )
+        proxy.unaveraged = () if self.world.size == 1 else find_unaveraged(proxy.optimizer, self._averaged_ids)
 
 
 _NO_GRADIENT = (
@@ -661,12 +559,6 @@ _NO_GRADIENT = (
 _STEP_IN_BACKWARD = (
     "an optimizer steps inside of the backward pass, in a hook on gradients, before these are averaged over the "
     "workers: step after backward() instead, shard the model with `--strategy fsdp`, or use one worker"
-)
-
-
-_NO_WEIGHTS_IN_JOIN = (
-    "backward got a weight inside of join_uneven_inputs, where ranks that have run out of data cannot add theirs: "
-    "leave the weight out, or divide the data evenly instead of joining"
 )
 
 
@@ -689,12 +581,3 @@ _NO_MODEL = (
     "backward was called on an accelerator that holds no model, so each worker would train alone. Call "
     "prepare(model, optimizer, loader) first; after an interrupt run the cell that builds the Accelerator again"
 )
-
-
-def _names_in(model: nn.Module) -> list[tuple[str, int]]:
-    """Return the parameters by their names, under which a strategy that shards them puts them into the model."""
-    return [(name, id(value)) for name, value in model.named_parameters(remove_duplicate=False)]
-
-
-def _trainable_in(model: nn.Module) -> dict[int, torch.dtype]:
-    return {id(value): value.dtype for value in model.parameters() if value.requires_grad}

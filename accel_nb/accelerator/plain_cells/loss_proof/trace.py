@@ -30,7 +30,7 @@ from accel_nb.accelerator.plain_cells.loss_proof.sample_rules import (
     find_sample_rows,
     propagate,
 )
-from accel_nb.accelerator.training.loss_weighting import LossReduction, WeightedLoss
+from accel_nb.accelerator.training.loss_classification import LossReduction, WeightedLoss
 from accel_nb.runtime.distributed.sharded import local_part
 from accel_nb.runtime.process.user_code import user_frame
 from accel_nb.runtime.tensors.nested import find_tensors
