@@ -575,7 +575,11 @@ PRIVATE_USES = (
     ),
     PrivateUse(
         "process_group",
-        ("runtime/distributed/process_group.py", "runtime/distributed/shared_group.py"),
+        (
+            "runtime/distributed/last_collective.py",
+            "runtime/distributed/process_group.py",
+            "runtime/distributed/shared_group.py",
+        ),
         (
             "torch._C._distributed_c10d._dump_fr_trace_json",
             "torch.distributed.distributed_c10d._abort_process_group",

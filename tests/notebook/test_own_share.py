@@ -22,7 +22,7 @@ RECORDED = """
 from accel_nb.runtime.distributed.process_group import DefaultGroup
 torch.distributed.all_reduce(torch.ones(7))
 last = DefaultGroup.adopt(DefaultGroup.world_of_open_group()).last_collective()
-is_recorded = last is not None and last["sizes"] == [[7]]
+is_recorded = last is not None and last.sizes == [[7]]
 """
 ONE_OF_THEM = "int(os.environ['RANK']) == 0"
 

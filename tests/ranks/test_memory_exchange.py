@@ -222,15 +222,15 @@ def position(world: World, folder: str) -> list[object]:
     dist.all_reduce(torch.ones(1))
     first = comm.group.last_collective()
     assert first is not None
-    has_records = first["operation"] != "none"  # older versions of torch record no collectives of gloo
+    has_records = first.operation != "none"  # older versions of torch record no collectives of gloo
     comm.all_gather(torch.ones(2, 3))
     last = comm.group.last_collective()
     dist.all_reduce(torch.ones(1))
     after = comm.group.last_collective()
     assert last is not None
     assert after is not None
-    assert after["sequence"] == last["sequence"] + has_records
-    return [last["operation"], last["sizes"], last["is_open"], last["is_of_all"], last["group"] == after["group"]]
+    assert after.sequence == last.sequence + has_records
+    return [last.operation, last.sizes, last.is_open, last.is_of_all, last.group == after.group]
 
 
 def test_the_last_collective_may_be_an_exchange(tmp_path):

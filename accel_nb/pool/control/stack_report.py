@@ -27,20 +27,20 @@ def position_of(thread: int, group: DefaultGroup, *, has_ended: bool = False) ->
     user_frames = [entry for entry in stack if not _is_of_library(entry.filename)]
     current = (user_frames or stack or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
-    is_open = last is not None and last["is_open"]
+    is_open = last is not None and last.is_open
     return RankPosition(
         file="the cell" if current.filename.startswith("<ipython") else current.filename,
         line=current.lineno,
         text=(current.line or current.name)[:200],
         is_waiting=is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITING_PATHS),
-        group=None if last is None else last["group"],
-        channel=None if last is None else last["channel"],
-        sequence=None if last is None else last["sequence"],
-        operation=None if last is None else last["operation"],
-        sizes=None if last is None else last["sizes"],
+        group=None if last is None else last.group,
+        channel=None if last is None else last.channel,
+        sequence=None if last is None else last.sequence,
+        operation=None if last is None else last.operation,
+        sizes=None if last is None else last.sizes,
         is_open=is_open,
-        is_of_all=last is not None and last["is_of_all"],
-        entered={} if last is None else last["entered"],
+        is_of_all=last is not None and last.is_of_all,
+        entered={} if last is None else last.entered,
         has_ended=has_ended,
     )
 

@@ -8,12 +8,10 @@ created, and `DefaultGroup.cut_connections` shuts down exactly these. NCCL commu
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.devices.registry import device_type, type_of_backend
+from accel_nb.runtime.distributed.last_collective import EnteredCollective, find_last_collective, next_record_id
 from accel_nb.runtime.distributed.memory_exchange import MemoryExchange, create_memory, is_supported
 from accel_nb.runtime.distributed.shared_group import original_function
 from accel_nb.runtime.process.environment import launch_store
@@ -42,8 +41,6 @@ GLOO_RELEASE_TIMEOUT_S = 2.0
 _DESCRIPTORS = "/proc/self/fd"
 _KEYS = "accel_nb"
 """The start of our keys in the store."""
-_OF_ALL = "default_pg"
-"""torch's description of the default group."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _GROUP_FACTORY = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
@@ -181,52 +178,12 @@ class DefaultGroup:
         """Return whether any rank has set this flag, without waiting."""
         return c10d._get_default_store().check([f"{_KEYS}/{key}"])
 
-    def last_collective(self) -> dict[str, Any] | None:
-        """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
-
-        ``is_open`` states whether the collective has not finished and belongs to the current group, ``is_of_all``
-        whether all ranks are in its group. ``entered`` has the number of the collectives entered by group, in which the
-        exchange through memory counts as the group ``channel``; ``sequence`` is the sum of both. The source is torch's
-        flight recorder, and the exchange; None if neither has a record. Any thread may call.
-        """
+    def last_collective(self) -> EnteredCollective | None:
+        """Return the last collective that this rank has entered; None without a record of one. Any thread may call."""
         if not self.is_open():
             return None
-        records = [record for record in _flight_records() if record["record_id"] >= self._first_record]
-        last = max(records, key=_record_id, default=None)
-        exchange = self.exchange()
-        entered: dict[str, int] = {}
-        for record in records:
-            name = record["process_group"][0]
-            entered[name] = max(entered.get(name, 0), record["collective_seq_id"])
         default: Any = dist.group.WORLD
-        memory = f"{default.group_name} in memory"
-        if exchange is not None:
-            entered[memory] = exchange.num_exchanges
-            if exchange.last.is_open or last is None or last["time_created_ns"] < exchange.last.began_ns:
-                return {
-                    "group": default.group_name,
-                    "channel": memory,
-                    "sequence": entered.get(default.group_name, 0) + exchange.num_exchanges,
-                    "operation": exchange.last.operation,
-                    "sizes": exchange.last.sizes,
-                    "is_open": exchange.last.is_open,
-                    "is_of_all": True,
-                    "entered": entered,
-                }
-        if last is None:
-            return None
-        name, description = last["process_group"]
-        is_of_all = description == _OF_ALL
-        return {
-            "group": name,
-            "channel": name,
-            "sequence": last["collective_seq_id"] + (entered.get(memory, 0) if is_of_all else 0),
-            "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
-            "sizes": last["input_sizes"],
-            "is_open": last.get("retired") is False,
-            "is_of_all": is_of_all,
-            "entered": entered,
-        }
+        return find_last_collective(self._first_record, default.group_name, self.exchange())
 
     def replace_default_group(self) -> None:
         """Replace the default group, opened here or by other code, by a new one; every rank must call.
@@ -235,7 +192,7 @@ class DefaultGroup:
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
         has_exchange = self._close_exchange()
-        self._first_record = _next_record_id()
+        self._first_record = next_record_id()
         if backend == "nccl":
             c10d._abort_process_group()
         else:
@@ -278,7 +235,7 @@ class DefaultGroup:
 
     def _open(self, store: str | os.PathLike[str] | Store | None) -> None:
         self._record_sockets_of_new_groups()
-        self._first_record = _next_record_id()
+        self._first_record = next_record_id()
         try:
             if store is None:
                 init_options: dict[str, Any] = {"init_method": "env://"}
@@ -368,20 +325,6 @@ def wait_for_gloo_threads() -> None:
             return
         before = now
         time.sleep(0.001)  # sleep releases the GIL, which these threads need
-
-
-def _flight_records() -> list[dict[str, Any]]:
-    """Return the entries of torch's flight recorder."""
-    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
-    return [] if dump is None else json.loads(dump(True, False)).get("entries") or []
-
-
-def _next_record_id() -> int:
-    return max(map(_record_id, _flight_records()), default=-1) + 1
-
-
-def _record_id(record: dict[str, Any]) -> int:
-    return int(record["record_id"])
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:
