@@ -21,7 +21,9 @@ def is_of_library(file: str) -> bool:
 @functools.cache
 def is_of_stdlib(file: str) -> bool:
     """Return whether a file is of Python's standard library."""
-    return file.startswith("<frozen ") or (_is_in(file, _folders("stdlib", "platstdlib")) and not is_of_package(file))
+    return file.startswith("<frozen ") or (
+        _real_path(file).startswith(_folders("stdlib", "platstdlib")) and not is_of_package(file)
+    )
 
 
 @functools.cache
@@ -31,21 +33,23 @@ def is_of_package(file: str) -> bool:
     Such a file is in a folder for packages, or pip has recorded it in a folder of the import path that it was told to
     install into. The files of a package that is installed for editing are the user's.
     """
-    path = os.path.realpath(file)
+    path = _real_path(file)
     return (
         any(name in path.split(os.sep) for name in _PACKAGE_FOLDERS)
-        or _is_in(path, _folders("purelib", "platlib"))
-        or any(_is_recorded(path, os.path.realpath(folder)) for folder in sys.path if folder)
+        or path.startswith(_folders("purelib", "platlib"))
+        or any(_is_recorded(path, _real_path(os.path.abspath(folder))) for folder in sys.path if folder)
     )
 
 
-def _is_in(file: str, folders: tuple[str, ...]) -> bool:
-    return os.path.realpath(file).startswith(folders)
+@functools.cache
+def _real_path(path: str) -> str:
+    """Return a path without symbolic links: each part is looked up in the file system, and there are many modules."""
+    return os.path.realpath(path)
 
 
 @functools.cache
 def _folders(*names: str) -> tuple[str, ...]:
-    return tuple(os.path.join(os.path.realpath(_PATHS[name]), "") for name in names)
+    return tuple(os.path.join(_real_path(_PATHS[name]), "") for name in names)
 
 
 def _is_recorded(file: str, folder: str) -> bool:

@@ -96,11 +96,17 @@ def processes_can_be_found() -> None:
     assert Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 
+def pytest_configure() -> None:
+    """Collect no garbage while test modules are imported: collections would look through all of it for nothing."""
+    gc.disable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def imports_are_no_garbage() -> None:
     """Spare every collection what the tests have imported, where it would look a third of a second for nothing."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

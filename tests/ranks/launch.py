@@ -92,6 +92,7 @@ class Launcher:
 
 def _serve(connection: Connection) -> None:
     # Imported once, before any rank is forked; the compiler since every optimizer's first step imports it.
+    gc.disable()  # until a module of tests is imported too: collections would look through all of this for nothing
     import torch
     import torch._dynamo
 
@@ -116,6 +117,7 @@ def _serve(connection: Connection) -> None:
             importlib.import_module(module)  # here and not in each of its ranks, which are very many
             gc.collect()
             gc.freeze()  # else a collection in a rank copies all that the ranks share
+            gc.enable()
             assert len(os.listdir("/proc/self/task")) == 1, f"{module} starts threads: no rank can be forked after that"
         with tempfile.TemporaryDirectory(prefix="accel_nb_ranks_") as folder:
             connection.send(_run(connection, module, name, size, args, timeout_s, Path(folder)))

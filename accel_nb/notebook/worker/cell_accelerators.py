@@ -13,7 +13,7 @@ from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.accelerator.plain_cells.detection.object_graph import find_sharded_tensors
 from accel_nb.config import Resolved
 from accel_nb.notebook.messages import RunRequest
-from accel_nb.pool.local.worker import Worker
+from accel_nb.notebook.worker.cell_worker import CellWorker
 from accel_nb.pool.sync.result_transfer import PackedReturn
 from accel_nb.runtime import rng
 from accel_nb.runtime.distributed import sharded
@@ -26,7 +26,7 @@ ACCELERATOR_NAME = "accelerator"
 class CellAccelerators:
     """Creates, binds and closes the accelerators that cells use."""
 
-    def __init__(self, worker: Worker, namespace: dict[str, Any]) -> None:
+    def __init__(self, worker: CellWorker, namespace: dict[str, Any]) -> None:
         self._worker = worker
         self._namespace = namespace
         self._own: dict[str, tuple[Resolved, Accelerator]] = {}
@@ -67,7 +67,7 @@ class CellAccelerators:
             return current[1]
         self._close(kind)
         world, group = self._worker.world, self._worker.group
-        comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
+        comm = LocalComm(world) if group is None or world.size == 1 else TorchComm(world, group)
         accelerator = Accelerator(world=world, comm=comm)
         self._own[kind] = (resolved, accelerator)
         if kind == "explicit" and self._objects_to_prepare and not is_partial:

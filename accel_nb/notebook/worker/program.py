@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from accel_nb.notebook.session.log_handlers import send_records
 from accel_nb.notebook.session.module_sync import WorkerModules
 from accel_nb.notebook.session.process_settings import ChangedSettings, apply_settings, limit_error_filters
 from accel_nb.notebook.worker.cell_accelerators import ACCELERATOR_NAME, CellAccelerators
+from accel_nb.notebook.worker.cell_worker import CellWorker, ZygoteWorker
 from accel_nb.notebook.worker.error_reports import describe_exit, format_traceback, make_error_report
 from accel_nb.notebook.worker.imported_returns import ImportedReturns
 from accel_nb.notebook.worker.prepare_calls import PrepareInserter, bound_prepare_function
@@ -42,9 +43,8 @@ from accel_nb.notebook.worker.sent_modules import SentModules
 from accel_nb.notebook.worker.shell import (
     get_worker_shell,
 )
-from accel_nb.pool.local.worker import Worker
 from accel_nb.pool.messages import Outcome
-from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
+from accel_nb.pool.payload import BufferPayload, Payload, Payloads, find_payload
 from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync.namespace_snapshot import NamespaceSnapshot
 from accel_nb.pool.sync.namespace_sync import NamespaceDelta, describe_failures
@@ -56,7 +56,6 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.environment import patch_environment, set_variables
 from accel_nb.runtime.process.typed_records import build_record
-from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
 from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
@@ -65,7 +64,7 @@ from accel_nb.telemetry.out_of_memory import OutOfMemoryReport
 class CellProgram:
     """Runs cells on one rank and collects the values to return."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: CellWorker) -> None:
         self._worker = worker
         self._shell = get_worker_shell(self._send_display)
         self._namespace: dict[str, Any] = self._shell.user_ns
@@ -464,39 +463,24 @@ def _describe_failed_values(errors: dict[str, Exception]) -> list[str]:
     ]
 
 
-class _WarmUpWorker:
-    """A stand-in for the worker while the program runs in the zygote."""
+def warm() -> TaskResult:
+    """Create the shell and run a cell with a call in the zygote, so that forked workers share this memory.
 
-    world = World()
-    group = None
-    payloads = MemoryPayloads()
-    was_interrupted = False
-    interruptible = staticmethod(nullcontext)
-
-    def emit(self, event: Any) -> None:
-        """Drop the event."""
-
-    def note(self, topic: str, body: dict[str, Any]) -> None:
-        """Drop the note."""
-
-    def report_action_done(self, action_id: int, step: int, text: str) -> None:
-        """Drop the outcome."""
-
-
-def warm() -> None:
-    """Create the shell and run a cell with a call in the zygote, so that forked workers share this memory."""
-    program = CellProgram(_WarmUpWorker())  # type: ignore[arg-type]
+    Returns the result of the cell.
+    """
+    program = CellProgram(ZygoteWorker())
     request = RunRequest("int()", config=resolve([]).to_json(), cwd=os.getcwd(), sys_path=tuple(sys.path))
-    program.handle("run", to_body(request), {})
+    result = program.handle("run", to_body(request), {})
     program.on_group_reopened()
     for name in (ACCELERATOR_NAME, OUTPUT_NAME):
         program._namespace.pop(name, None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
         rules.clear_lru_cache()  # init_process_group clears it too; an empty cache is not copied in each worker
+    return result
 
 
 @contextmanager
-def _receiving_events(worker: Worker, receiver: ControlReceiver) -> Iterator[None]:
+def _receiving_events(worker: CellWorker, receiver: ControlReceiver) -> Iterator[None]:
     token, receiver_token = current_sink.set(worker), current_control_receiver.set(receiver)
     try:
         yield

@@ -52,6 +52,7 @@ class Zygote:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        gc.disable()  # all that is imported stays: each collection would look through it for nothing
         for name in preload:
             module, _, function = name.partition(":")
             loaded = importlib.import_module(module)
@@ -60,6 +61,7 @@ class Zygote:
         read_types()
         gc.collect()
         gc.freeze()
+        gc.enable()
         num_threads = (
             len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
         )

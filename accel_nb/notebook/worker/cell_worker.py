@@ -1,0 +1,63 @@
+"""The part of a worker that runs cells: what `CellProgram` uses of it, in each worker and in the zygote."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from accel_nb.pool.payload import MemoryPayloads
+from accel_nb.pool.program import WorkerLink
+from accel_nb.runtime.distributed.process_group import DefaultGroup
+from accel_nb.runtime.world import World
+from accel_nb.telemetry.events import Event, EventSink
+
+
+class CellWorker(WorkerLink, EventSink, Protocol):
+    """A worker of the local engine, as far as cells need it."""
+
+    world: World
+
+    @property
+    def group(self) -> DefaultGroup | None:
+        """The open process group of all ranks; None in the zygote, which is no rank."""
+        ...
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the running request was interrupted, by the user or because another rank failed."""
+        ...
+
+    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Send a note that arrives between what this process has printed before and what it prints after."""
+        ...
+
+    def report_action_done(self, action_id: int, step: int, text: str) -> None:
+        """Report that a requested action was performed after a step."""
+        ...
+
+
+class ZygoteWorker:
+    """Stands in for a worker while the program runs in the zygote: it is one process alone, and sends nothing."""
+
+    group = None
+    was_interrupted = False
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.payloads = MemoryPayloads()
+
+    def emit(self, event: Event) -> None:
+        """Drop the event."""
+
+    def note(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the note."""
+
+    def note_in_order(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the note."""
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Return a context manager that does nothing."""
+        return nullcontext()
+
+    def report_action_done(self, action_id: int, step: int, text: str) -> None:
+        """Drop the report."""
