@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -45,26 +44,6 @@ def _divided(parameter: Any, value: Any) -> Any:
     if sharded.gathered_from(value) is parameter:
         return parameter.detach()
     return sharded.shard_like(parameter, sharded.own_part(parameter, value))
-
-
-def describe_state(value: Any) -> list[Any]:
-    """Return an item of an optimizer's state as JSON, without the values of parts."""
-    if sharded.is_sharded(value):
-        return ["part", str(value.dtype)]
-    if isinstance(value, Tensor):
-        return ["tensor", str(value.dtype), value.tolist()]
-    return ["plain", value]
-
-
-def absent_state(described: Sequence[Any], parameter: Tensor) -> Any:
-    """Return an item of the state of a parameter of which this rank holds nothing."""
-    kind, value, *numbers = described
-    if kind == "plain":
-        return value
-    dtype = getattr(torch, value.removeprefix("torch."))
-    if kind == "tensor":
-        return torch.tensor(numbers[0], dtype=dtype, device="cpu")
-    return sharded.shard_like(parameter, sharded.local_part(parameter).detach().to(dtype))
 
 
 def own_part_of(parameter: nn.Parameter, value: Tensor) -> Tensor:

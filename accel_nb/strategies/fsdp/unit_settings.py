@@ -1,0 +1,54 @@
+"""The arguments of `fully_shard` for the units of a model: the mesh, the precision, and when parameters are freed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+from accel_nb.config.sections import FsdpOptions
+from accel_nb.precision.policy import PrecisionPolicy
+from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.mesh import DATA_DIMENSIONS, Mesh
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def unit_settings(
+    model: nn.Module, options: FsdpOptions, policy: PrecisionPolicy, *, holding: Mesh, mesh: Any, device: torch.device
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `fully_shard` for a model's units, and those for the model itself.
+
+    ``holding`` is the arrangement of the ranks that hold parameters, ``mesh`` the device mesh of its copies and parts.
+    """
+    compute = None if options.autocast else policy.compute
+    is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
+    reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
+    gathers_again = options.reshard_after_forward and holding.dp_shard > 1 and holding.pp == 1
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        # With a single part there is nothing to gather again; a stage gathers once for all micro-batches.
+        "reshard_after_forward": None if gathers_again else False,
+        "mp_policy": MixedPrecisionPolicy(compute, reduce),
+    }
+    if options.cpu_offload:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type(device).pins_memory)
+    output = policy.output if compute is not None else None
+    return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
+
+
+def expert_settings(settings: dict[str, Any], holding: Mesh, expert_mesh: Any) -> dict[str, Any]:
+    """Return the arguments of `fully_shard` for experts: their ranks are other ones, and inputs are not cast.
+
+    ``settings`` are those of the model's units, and ``expert_mesh`` is that of `MeshGroups`.
+    """
+    copies, shard, _ = holding.expert_shape
+    return {
+        **settings,
+        "mesh": expert_mesh[DATA_DIMENSIONS if copies > 1 else DATA_DIMENSIONS[1:]],
+        "reshard_after_forward": settings["reshard_after_forward"] if shard > 1 else False,
+        "mp_policy": replace(settings["mp_policy"], cast_forward_inputs=False),
+    }
