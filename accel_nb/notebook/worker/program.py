@@ -13,8 +13,8 @@ from typing import Any
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
-from accel_nb.accelerator.plain_cells.autoprepare import release_unreachable
 from accel_nb.accelerator.plain_cells.cell_warnings import explain_divided_batch, warn_if_unprepared
+from accel_nb.accelerator.plain_cells.unreachable_objects import release_unreachable
 from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
     NO_MEMORY_MAP,
